@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,10 +10,11 @@ if TYPE_CHECKING:
     from bridle.llamacpp.executor import LlamaExecutor
     from bridle.model.executor import LocalExecutor
     from bridle.model.pooled.executor import PooledExecutor
+    from bridle.progress import Report
 
 
 def load_executor(
-    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
+    config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | PooledExecutor | LlamaExecutor:
     """Load a model with its backend and make it ready to compute. Raises the backend's errors."""
     if config.backend == "llamacpp":

@@ -31,10 +31,10 @@ def check(
     text
         File to read for that. Default: a short sample.
     """
-    from bridle.cli.loading import progress_bar
     from bridle.model.resolve import resolve_model
+    from bridle.progress import shown
 
-    with progress_bar(f"Checking {name}") as progress:
+    with shown(f"Checking {name}") as progress:
         path = resolve_model(name, revision)
         progress("comparing with transformers", 0.3)
         from bridle.model.check import check_model, check_quality

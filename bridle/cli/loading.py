@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bridle.cli.interrupts import ending_at_once
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
+from bridle.progress import shown
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
@@ -28,7 +29,7 @@ def loaded_model(
     """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
     whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added. Raises the
     errors of loading."""
-    with progress_bar(f"Loading {config.model}") as progress, ending_at_once():
+    with shown(f"Loading {config.model}") as progress, ending_at_once():
         from bridle.service.loading import load_model
 
         if adapters or more_adapters:
@@ -61,21 +62,3 @@ def _add_adapters(model: LoadedModel, adapters: Sequence[AdapterSpec]) -> None:
                 f"adapter {spec.name} is for {spec.model!r}, but the model is {model.name!r}", "adapter"
             )
     add_adapters(model, adapters)
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A callback that moves a bar; it takes the present stage and its share that is done. The bar disappears at the
-    end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=1.0)
-
-        def report(stage: str, share: float) -> None:
-            bar.update(task, description=f"{title}: {stage}" if stage else title, completed=share)
-
-        yield report

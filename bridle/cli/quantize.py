@@ -32,9 +32,9 @@ def quantize(
     revision
         Branch, tag or commit of a hub model.
     """
-    from bridle.cli.loading import progress_bar
+    from bridle.progress import shown
 
-    with progress_bar(f"Quantizing {name}") as progress:
+    with shown(f"Quantizing {name}") as progress:
         from bridle.service.export import quantize_model
 
         written = quantize_model(name, out, type, revision, progress)

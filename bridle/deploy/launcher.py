@@ -22,6 +22,7 @@ from bridle.deploy.child import Child, describe
 from bridle.deploy.sockets import make_socket_folder
 from bridle.engine.interfaces import Sampler
 from bridle.errors import InvalidRequest, ShardUnavailable, UnsupportedFeature
+from bridle.progress import Report, silent
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class LaunchedShard(ShardExecutor):
 
 def launch_shard(
     config: ModelConfig,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Report | None = None,
     sampler: Sampler | None = None,
     *,
     shards: int = 1,
@@ -102,7 +103,7 @@ def launch_shard(
     memory. Raises `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
     _refuse_draft_model(config)
-    report = progress or (lambda what, share: None)
+    report = progress or silent
     report("starting a shard", 0.0)
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
     if shards > 1:
@@ -121,12 +122,10 @@ def launch_shard(
 
 def connect_shard(
     address: str, tls: Tls | None = None
-) -> Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], ShardExecutor]:
+) -> Callable[[ModelConfig, Report | None, Sampler | None], ShardExecutor]:
     """A function that connects to a shard which somebody else runs, in place of loading a model."""
 
-    def reach(
-        config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
-    ) -> ShardExecutor:
+    def reach(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> ShardExecutor:
         _refuse_sampler(sampler)
         _refuse_draft_model(config)
         executor = ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from bridle.cluster.watchdog import WatchedExecutor
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Sampler
 from bridle.errors import BridleError
+from bridle.progress import Report
 from bridle.service.control import ControlSettings
 from bridle.service.loading import ExecutorLoader
 
@@ -82,9 +82,7 @@ def main() -> int:
     return 0
 
 
-def load_watched(
-    config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
-) -> WatchedExecutor:
+def load_watched(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> WatchedExecutor:
     """Load a model into this process. The process ends if a step hangs, and its router starts it again."""
     from bridle.backends import load_executor
 

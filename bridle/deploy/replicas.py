@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
 from bridle.media import open_reader
+from bridle.progress import Report, silent, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -102,7 +102,7 @@ def load_replicated(
     *,
     shards: int = 0,
     name: str | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Report | None = None,
     control: ControlSettings | None = None,
 ) -> LoadedModel:
     """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
@@ -115,13 +115,15 @@ def load_replicated(
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
-    path = resolve_model(config.model, config.revision)
+    report = progress or silent
+    with watched(report):
+        path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)
     if pooling is not None:
         control = None  # there is nothing to steer
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
     told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"))
-    client, store = _start(told, count, path, progress or (lambda what, share: None))
+    client, store = _start(told, count, path, report)
     info, name = client.info, name or model_name(config.model)
     constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
     return LoadedModel(
@@ -140,7 +142,7 @@ def load_replicated(
 
 
 def _start(
-    config: ReplicaConfig, count: int, path: Path, report: Callable[[str, float], None]
+    config: ReplicaConfig, count: int, path: Path, report: Report
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
     """Start the replicas, and the store of their controllers. If one of them does not start, or the start is cancelled,
     all are closed."""
@@ -222,7 +224,7 @@ class ReplicaLoader:
         config, self._engine = settle_adapters(config, self._engine, self._count)
         return config
 
-    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         return load_replicated(
             config,
             self._engine,

@@ -36,6 +36,7 @@ from bridle.http.transport.frames import bounded_frames
 from bridle.http.transport.logs import configure_logs
 from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.http.transport.wire import bounded_protocol
+from bridle.progress import bar
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 from bridle.service.policies import PolicyBook
@@ -275,7 +276,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         undo.callback(registry.close)
         for alias in settings.aliases:
             registry.add_alias(alias, registry.slot_of(None).name)
-        load_named()
+        load_named() if settings.log_level == "error" else load_named(bar)
         undo.pop_all()
     return registry
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 
@@ -24,6 +23,7 @@ from bridle.model.loader import STEP_TOKENS
 from bridle.model.memory import free_memory, show_bytes
 from bridle.model.resolve import resolve_model
 from bridle.model.sampler import StandardSampler
+from bridle.progress import Report, silent
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +31,13 @@ _BLOCK_SIZE = 16
 _LEAST_TOKENS = 256
 
 
-def load_executor(
-    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
-) -> LlamaExecutor:
+def load_executor(config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None) -> LlamaExecutor:
     """Load a GGUF model into llama.cpp. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`."""
-    report = progress or (lambda what, share: None)
+    report = progress or silent
     lib = library()
     _check(config, bool(lib.llama_supports_gpu_offload()))
     report("finding the model", 0.0)
-    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     checkpoint = inspect_checkpoint(folder)
     source = checkpoint.gguf
     if source is None:

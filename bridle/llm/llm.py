@@ -38,6 +38,7 @@ from bridle.llm.streams import Reader, TextStream
 from bridle.llm.traces import keep_traces
 from bridle.llm.typed import Kind, are_conversations, content_of, is_conversation, is_single
 from bridle.outputs import RequestOutput
+from bridle.progress import Report, shown
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.service import (
     LOCAL_ADMIN,
@@ -87,6 +88,7 @@ class LLM:
         tools: Mapping[str, Callable[..., Any]] | None = None,
         tool_limits: ToolLimits = DEFAULT_LIMITS,
         policies: PolicySet | Mapping[str, Any] | str | Path | None = None,
+        use_tqdm_on_load: bool = True,
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
@@ -96,11 +98,13 @@ class LLM:
         will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
         that some will come). `tools` are functions that controllers may call (`view.tool`), by name, within
         `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`: a TOML file, or what one holds.
+        `use_tqdm_on_load` shows a bar while the model loads, if stderr is a terminal, or writes lines to the log.
         Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolDesk(function_tools(tools, tool_limits), tool_limits)
-        self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools)
+        with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
+            self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools, report)
         if demanded is not None:
             self._model = copy.copy(self._model)
             self._model.policies = demanded
@@ -539,6 +543,7 @@ def _load(
     settings: dict[str, Any],
     has_adapters: bool,
     tools: ToolDesk | None,
+    report: Report,
 ) -> LoadedModel:
     of_model, of_engine = inputs.split_settings(settings)
     if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
@@ -557,7 +562,7 @@ def _load(
         from bridle.model.footprint import settle_adapters
 
         config, engine = settle_adapters(config, engine)
-    return load_model(config, engine, control=as_control(control), tools=tools)
+    return load_model(config, engine, progress=report, control=as_control(control), tools=tools)
 
 
 def _read_chats(chats: list[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -7,7 +7,7 @@ sentence instead of a crash minutes later. Pickles and code in a checkpoint are 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ INDEX_NAME = "model.safetensors.index.json"
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk. `gguf` is the file
-    with the weights, if they are in one."""
+    with the weights, if they are in one; else `tensor_bytes` are the sizes of tensors."""
 
     folder: Path
     config: dict[str, Any]
@@ -40,6 +40,7 @@ class Checkpoint:
     num_values: int
     num_bytes: int
     gguf: GgufModel | None = None
+    tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool) -> int:
         """What the weights take in memory with numbers of `item_size` bytes; `keeps_blocks` if packed ones stay so."""
@@ -61,15 +62,17 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         ends = _eos_token_ids(folder, config)
         return Checkpoint(folder, config, ends, model.num_values, model.num_bytes, model)
     tensors: dict[str, Path] = {}
-    num_values = num_bytes = 0
+    sizes: dict[str, int] = {}
+    num_values = 0
     for path in weight_files(folder):
         for name, (values, size) in _read_header(path).items():
-            tensors[name] = path
-            num_values, num_bytes = num_values + values, num_bytes + size
+            tensors[name], sizes[name] = path, size
+            num_values += values
     _check_index(folder, tensors)
     if not tensors:
         raise UnsupportedModel(f"{folder}: the weight files hold no tensors")
-    return Checkpoint(folder, config, _eos_token_ids(folder, config), num_values, num_bytes)
+    ends, num_bytes = _eos_token_ids(folder, config), sum(sizes.values())
+    return Checkpoint(folder, config, ends, num_values, num_bytes, tensor_bytes=sizes)
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:

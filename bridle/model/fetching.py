@@ -1,13 +1,16 @@
-"""Files of a hub repository, fetched into the hub's own cache or found there, with a callback for how far that is."""
+"""Files of a hub repository, fetched into the hub's own cache or found there, with a callback for how far that is; who
+gives none has the download told to those that watch this thread (`bridle.progress`)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from bridle.errors import BridleError, UnsupportedModel
+from bridle.progress import on_download
 
 Progress = Callable[[float], None]
 
@@ -15,10 +18,12 @@ Progress = Callable[[float], None]
 def fetch(
     model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress | None
 ) -> Path:
-    """The snapshot of a repository's files that fit `allowed` and not `ignored`. `progress` gets the share of bytes,
-    from threads of the hub's client; an error that it raises ends the download. Raises `UnsupportedModel`."""
+    """The snapshot of a repository's files that fit `allowed` and not `ignored`. `progress` gets the share of bytes
+    that have come, from threads of the hub's client; an error that it raises ends the download. Raises
+    `UnsupportedModel`."""
     from huggingface_hub import snapshot_download
 
+    arriving = _Arriving(model, revision, allowed, ignored, progress or on_download())
     try:
         folder = snapshot_download(
             model,
@@ -26,17 +31,63 @@ def fetch(
             allow_patterns=list(allowed),
             ignore_patterns=list(ignored) or None,
             token=os.environ.get("HF_TOKEN") or None,
-            tqdm_class=_silent_bar(progress or (lambda share: None)),
+            tqdm_class=_silent_bar(arriving.tell),
         )
     except BridleError:
         raise
     except Exception as error:
         raise _translate(error, model, revision) from error
+    arriving.finish()
     return Path(folder)
 
 
-def _silent_bar(progress: Progress) -> Any:
-    """A bar of the client's kind that shows nothing and tells `progress`: ours is on the screen."""
+class _Arriving:
+    """How much of a repository's files has arrived. The client begins files one after the other, and knows the sizes of
+    those that it has begun; so the hub is asked for all sizes, once the first bytes come."""
+
+    def __init__(
+        self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress
+    ) -> None:
+        self._wanted = model, revision, allowed, ignored
+        self._progress = progress
+        self._lock = Lock()
+        self._total = 0
+        self._share = -1.0
+
+    def tell(self, num_bytes: float, begun: float) -> None:
+        """Note that `num_bytes` have come, of files with `begun` bytes."""
+        with self._lock:
+            self._total = max(self._total or _num_bytes(*self._wanted), int(begun), 1)
+            share = min(num_bytes / self._total, 1.0)
+            is_more, self._share = share > self._share, max(share, self._share)
+        if is_more:
+            self._progress(share)
+
+    def finish(self) -> None:
+        """Note that all is there."""
+        if 0 <= self._share < 1:  # some files were there before
+            self._progress(1.0)
+
+
+def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]) -> int:
+    """The bytes of all files that are wanted; 0 if the hub does not say."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    try:
+        entries = HfApi().list_repo_tree(
+            model, revision=revision, recursive=True, token=os.environ.get("HF_TOKEN") or None
+        )
+        sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
+    except Exception:  # a size less to show; if the hub is gone, the download itself says so
+        return 0
+    names = filter_repo_objects(sizes, allow_patterns=list(allowed), ignore_patterns=list(ignored) or None)
+    return sum(sizes[name] for name in names)
+
+
+def _silent_bar(tell: Callable[[float, float], None]) -> Any:
+    """A bar of the client's kind that shows nothing and tells the bytes that have come, and those of files that have
+    begun: our own bar is on the screen."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):
@@ -47,7 +98,7 @@ def _silent_bar(progress: Progress) -> Any:
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
             if self._counts_bytes and self.total:
-                progress(min(self.n / self.total, 1.0))
+                tell(self.n, self.total)
 
     return Bar
 

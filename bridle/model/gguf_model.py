@@ -67,15 +67,19 @@ class _Filling:
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
 
     def run(self, progress: Callable[[float], None]) -> None:
-        modules = list(self.model.named_modules())
-        for at, (name, module) in enumerate(modules):
+        total = max(self._num_unused(), 1)
+        for name, module in list(self.model.named_modules()):
             self._fill(name, module)
-            progress((at + 1) / len(modules))
+            progress(1 - self._num_unused() / total)
         if self.unused:
             raise UnsupportedModel(
                 f"{self.source.path} holds tensors that {type(self.model).__name__} has no place for, among them "
                 f"{sorted(self.unused)[0]!r}"
             )
+
+    def _num_unused(self) -> int:
+        """The bytes of tensors that have no place yet."""
+        return sum(self.source.tensors[name].num_bytes for name in self.unused)
 
     def _fill(self, name: str, module: nn.Module) -> None:
         if type(module) is nn.Linear and self._fill_linear(name, module):

@@ -121,18 +121,20 @@ def replace_linears(
     make: Callable[[nn.Linear], nn.Module],
     progress: Callable[[float], None] | None = None,
 ) -> int:
-    """Put `make(linear)` in the place of each `nn.Linear` (not of subclasses) that is `wanted`."""
+    """Put `make(linear)` in the place of each `nn.Linear` (not of subclasses) that is `wanted`. `progress` gets the
+    share of their weights."""
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear and not child._forward_hooks and wanted(child)
     ]
-    total = len(places)
-    for number in range(total):
+    done, total = 0, sum(child.weight.numel() for _, _, child in places)
+    for number in range(len(places)):
         parent, name, child = places[number]
         places[number] = None  # type: ignore[call-overload]  # free each original as soon as it is replaced
+        done += child.weight.numel()
         setattr(parent, name, make(child))
         if progress is not None:
-            progress((number + 1) / total)
-    return total
+            progress(done / total)
+    return len(places)

@@ -37,8 +37,7 @@ from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.text_part import PARTS, TextPart
-
-Progress = Callable[[str, float], None]
+from bridle.progress import Report
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -62,7 +61,7 @@ class LoadedWeights:
     max_model_len: int
 
 
-def load_weights(config: ModelConfig, report: Progress) -> LoadedWeights:
+def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the present stage and its
     share that is done, from 0 to 1."""
     device = choose_device(config.device)
@@ -74,7 +73,7 @@ def load_weights(config: ModelConfig, report: Progress) -> LoadedWeights:
     if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
-    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     checkpoint = inspect_checkpoint(folder)
     settings = guards.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
@@ -84,7 +83,9 @@ def load_weights(config: ModelConfig, report: Progress) -> LoadedWeights:
     needed = checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
     memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
-    model = read_model(checkpoint, settings, dtype, device)
+    model = read_model(
+        checkpoint, settings, dtype, device, lambda share: report("reading weights", 0.05 + 0.65 * share)
+    )
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
         tensor_parallel.split_model(model, plan)
@@ -148,20 +149,33 @@ def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.devic
 
 
 def read_model(
-    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
-    """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
+    """Read the weights into the library's own class, with bridle's attention. Every weight must be there. `progress`
+    gets the share of their bytes that were read."""
     if checkpoint.gguf is not None:
-        return _read_gguf(checkpoint.gguf, settings, dtype, device)
+        return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
-        return _read_packed(checkpoint, settings, dtype, device)
+        return _read_packed(checkpoint, settings, dtype, device, progress)
     if guards.takes_images(settings):
-        whole = read_weights(AutoModelForImageTextToText, checkpoint, settings, dtype, device, attention_names=PARTS)
-        return TextPart(whole)
-    return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device)
+        kind, names = AutoModelForImageTextToText, PARTS
+        return TextPart(
+            read_weights(kind, checkpoint, settings, dtype, device, attention_names=names, progress=progress)
+        )
+    return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, progress=progress)
 
 
-def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _read_gguf(
+    source: GgufModel,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> nn.Module:
     from bridle.model.gguf_model import read_gguf_model
 
     if tensor_parallel.num_ranks() > 1:
@@ -169,17 +183,21 @@ def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype
             "a GGUF file is served by one process: rows of packed blocks cannot be split over shards; use replicas",
             "model",
         )
-    return read_gguf_model(source, settings, dtype, device)
+    return read_gguf_model(source, settings, dtype, device, progress)
 
 
 def _read_packed(
-    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
 ) -> nn.Module:
     from bridle.model.packed.reading import read_packed_model
 
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a quantized checkpoint needs the whole model in one shard", "model")
-    return read_packed_model(checkpoint, settings, dtype, device)
+    return read_packed_model(checkpoint, settings, dtype, device, progress)
 
 
 def lower_model(model: nn.Module, geometry: Geometry) -> None:
@@ -213,8 +231,9 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
     if config.quantization not in ("none", "auto") and is_worthwhile(config.quantization):
         quantize_linears(model, config.quantization, progress)
     else:
-        use_kernels(model, are_lean(model), progress)
-        pack_linears(model, progress)
+        told = progress or (lambda share: None)
+        use_kernels(model, are_lean(model), lambda share: told(0.5 * share))
+        pack_linears(model, lambda share: told(0.5 + 0.5 * share))
 
 
 def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0) -> LocalExecutor:

@@ -15,16 +15,17 @@ from bridle.errors import InvalidRequest
 from bridle.model import sizing, tensor_parallel
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import token_bytes
-from bridle.model.loader import LoadedWeights, Progress, build_executor, choose_kv_dtype, load_weights
+from bridle.model.loader import LoadedWeights, build_executor, choose_kv_dtype, load_weights
 from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.loading import load_pooled
 from bridle.model.pooled.settings import read_pooling
 from bridle.model.resolve import resolve_model
+from bridle.progress import Report
 from bridle.threads import run_apart
 
 
 def load_executor(
-    config: ModelConfig, progress: Progress | None = None, sampler: Sampler | None = None
+    config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | PooledExecutor:
     """Load a model and make it ready to compute.
 
@@ -36,9 +37,9 @@ def load_executor(
     return run_apart(lambda: _load(config, report, sampler), "bridle-load")
 
 
-def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor | PooledExecutor:
+def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor | PooledExecutor:
     report("finding the model", 0.0)
-    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     pooling = read_pooling(folder)
     if pooling is not None:
         return load_pooled(config, folder, pooling, report)
@@ -46,7 +47,7 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     return load(config, report, sampler)
 
 
-def _load_single(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
     loaded = load_weights(config, report)
     report("running the largest step", 0.95)
     executor = build_executor(loaded, sampler)
@@ -54,7 +55,7 @@ def _load_single(config: ModelConfig, report: Progress, sampler: Sampler | None)
     return executor
 
 
-def _load_pair(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
     """The executor of a model, which holds that of its draft model."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(

@@ -3,8 +3,10 @@ pickle of a checkpoint is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 import torch
@@ -25,13 +27,14 @@ def read_weights(
     device: torch.device,
     *,
     attention_names: str | dict[str, str] = attention.ATTENTION_NAME,
+    progress: Callable[[float], None] = lambda share: None,
     **options: Any,
 ) -> nn.Module:
     """Read the weights into the class that `kind`, one of the library's automatic ones, chooses; `options` are for that
-    class."""
+    class. `progress` gets the share of bytes that were read."""
     attention.register()
     try:
-        with _quiet_library():
+        with _quiet_library(), _counted(checkpoint.tensor_bytes, progress):
             model, loading = kind.from_pretrained(
                 checkpoint.folder,
                 config=settings,
@@ -56,6 +59,7 @@ def read_weights(
     if loading["mismatched_keys"]:
         name, found, wanted = sorted(loading["mismatched_keys"])[0]
         raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
+    progress(1.0)  # a checkpoint may hold more than was read
     return model.requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
 
 
@@ -79,3 +83,52 @@ def _quiet_library() -> Iterator[None]:
         library_logging.set_verbosity(verbosity)
         if bars:
             library_logging.enable_progress_bar()
+
+
+# -- how far it is -------------------------------------------------------------------------------------------
+
+#: What counts the parameters that the library places in this thread.
+_counting: ContextVar[Callable[[Iterable[Any]], Iterator[Any]] | None] = ContextVar("counting", default=None)
+_hook_lock, _num_hooked = Lock(), 0
+_hook_before: Any = None
+
+
+@contextmanager
+def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
+    """Tell `progress` how much of the tensors with these `sizes` the library has placed, through the hook that it has
+    for bars. The hook is the process's, so it is there as long as some thread reads, and each counts its own."""
+    token = _counting.set(lambda items: _count(items, sizes, progress))
+    _hook(1)
+    try:
+        yield
+    finally:
+        _hook(-1)
+        _counting.reset(token)
+
+
+def _hook(change: int) -> None:
+    global _num_hooked, _hook_before
+    with _hook_lock:
+        if _num_hooked == 0:
+            _hook_before = library_logging.set_tqdm_hook(_make_bar)
+        _num_hooked += change
+        if _num_hooked == 0:
+            library_logging.set_tqdm_hook(_hook_before)
+
+
+def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
+    """What the library uses as a bar: our count for the parameters of this thread's model."""
+    count = _counting.get()
+    if count is not None and args and settings.get("desc") == "Loading weights":
+        return count(args[0])
+    return factory(*args, **settings) if _hook_before is None else _hook_before(factory, args, settings)
+
+
+def _count(items: Iterable[Any], sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[Any]:
+    """The items, each a parameter's name and how it is made of tensors; those it was made of are counted after it."""
+    total, done = max(sum(sizes.values()), 1), 0
+    for name, made in items:
+        sources = [source for names in made.layer_targets.values() for source in names]
+        done += sum(sizes.get(source, 0) for source in sources)
+        yield name, made
+        progress(min(done / total, 1.0))

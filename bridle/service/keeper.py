@@ -11,10 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bridle.errors import BridleError, EngineClosed, ModelUnavailable
+from bridle.progress import LoggedSteps, Report, silent, watched
 from bridle.service.model_memory import ModelMemory, Needs, least_bytes, with_kv
 from bridle.service.slot import Slot
 from bridle.service.threads import in_thread
@@ -27,6 +29,13 @@ _log = logging.getLogger(__name__)
 
 #: How long a failed load is remembered, in seconds.
 FAILURE_SECONDS = 30.0
+#: Shows, under a title, what the `Report` that it gives is told.
+Show = Callable[[str], AbstractContextManager[Report]]
+
+
+def unseen(title: str) -> AbstractContextManager[Report]:
+    """A `Show` that shows nothing."""
+    return nullcontext(silent)
 
 
 class ModelLoader(Protocol):
@@ -41,7 +50,7 @@ class ModelLoader(Protocol):
         """`config` with memory set aside for adapters; the amount does not depend on the model's state."""
         raise NotImplementedError
 
-    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         """Load and start a model. An error that `progress` raises ends the loading."""
         raise NotImplementedError
 
@@ -59,13 +68,16 @@ class ModelKeeper:
         self._change: asyncio.Future[None] | None = None  # what the load under way waits for while there is no room
         self._is_closed = False
 
-    def fill(self, slots: Iterable[Slot], keeps_share: bool) -> None:
+    def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
         """Load these models now, one after the other. Blocks, and needs no event loop.
 
         The memory that is left beside all their weights and adapters is split evenly among their KV caches; with
-        `keeps_share` one more share stays free. Raises the errors of loading.
+        `keeps_share` one more share stays free. `show` shows how far each is. Raises the errors of loading.
         """
-        waiting = [(slot, self._loader.measure(_config(slot), slot.name)) for slot in slots]
+        waiting = []
+        for slot in slots:
+            with show(f"Loading {slot.name}") as report:
+                waiting.append((slot, self._measure(slot, report)))
         needed = sum(least_bytes(_config(slot), needs) for slot, needs in waiting)
         adapters = sum(needs.adapters for _, needs in waiting)
         self.memory.check_possible(" and ".join(slot.name for slot, _ in waiting), needed, adapters)
@@ -73,7 +85,8 @@ class ModelKeeper:
             num_shares = len(waiting) + keeps_share
             share = (self.memory.left - sum(needs.total for _, needs in waiting)) // num_shares
             slot, needs = waiting.pop(0)
-            self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share)))
+            with show(f"Loading {slot.name}") as report:
+                self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share), report))
 
     def keep(self, slot: Slot) -> None:
         """Count a model that was loaded by other means."""
@@ -148,7 +161,7 @@ class ModelKeeper:
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
-            needs = await in_thread(lambda: self._loader.measure(_config(slot), slot.name), "bridle-find")
+            needs = await in_thread(lambda: self._measure(slot), "bridle-find")
             slot.stage = "waiting for its turn"
             async with self._queue:
                 await self._fill_in_turn(slot, needs)
@@ -192,14 +205,26 @@ class ModelKeeper:
         self.memory.take(slot, needs.total + (config.kv_memory or config.max_kv_memory or 0))
         return config
 
-    def _load_now(self, slot: Slot, config: ModelConfig) -> LoadedModel:
+    def _measure(self, slot: Slot, report: Report = silent) -> Needs:
+        """What the model needs; its files are fetched first, if need be."""
+        with watched(self._told(slot, report)):
+            return self._loader.measure(_config(slot), slot.name)
+
+    def _told(self, slot: Slot, report: Report) -> Report:
+        """Puts how far a load is into its slot and into the log, and tells `report`. It ends the load of a keeper that
+        is closed."""
+        steps = LoggedSteps(f"loading {slot.name}", _log)
+
         def progress(what: str, share: float) -> None:
             self._check_open()
-            if what != slot.stage:
-                _log.info("loading %s: %s", slot.name, what)
+            steps(what, share)
             slot.stage, slot.share = what, share
+            report(what, share)
 
-        model = self._loader.load(config, slot.name, progress)
+        return progress
+
+    def _load_now(self, slot: Slot, config: ModelConfig, report: Report = silent) -> LoadedModel:
+        model = self._loader.load(config, slot.name, self._told(slot, report))
         if self._is_closed:
             model.close()
             self._check_open()

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from bridle.engine.interfaces import Executor, Sampler
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.lora import AdapterPool, find_device
 from bridle.media import MediaReader, open_reader
+from bridle.progress import Report, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.answers import AnswerBook
@@ -57,7 +58,7 @@ class LoadedExecutor(Executor, Protocol):
 
 
 #: A function that makes one, from a configuration, a callback for progress, and a sampler of the caller's own.
-ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], LoadedExecutor]
+ExecutorLoader = Callable[[ModelConfig, Report | None, Sampler | None], LoadedExecutor]
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ def load_model(
     engine_config: EngineConfig | None = None,
     *,
     name: str | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Report | None = None,
     pools: Sequence[ControllerPool] = (),
     sampler: Sampler | None = None,
     control: ControlSettings | None = None,
@@ -193,7 +194,7 @@ class _Parts:
 def _load_parts(
     config: ModelConfig,
     control: ControlSettings,
-    progress: Callable[[str, float], None] | None,
+    progress: Report | None,
     sampler: Sampler | None,
     executors: ExecutorLoader | None,
 ) -> _Parts:
@@ -203,7 +204,8 @@ def _load_parts(
     from bridle.model.pooled.settings import read_pooling
     from bridle.text import Tokenizer
 
-    path = resolve_model(config.model, config.revision)
+    with watched(progress) if progress else nullcontext():
+        path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)
     if pooling is not None:
         control = ControlSettings("off")  # there is nothing to steer

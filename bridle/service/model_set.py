@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import BridleError, InvalidRequest
+from bridle.progress import Report
 from bridle.service.adapter_set import AdapterCatalog, AdapterSet, AdapterSpec
 from bridle.service.adapters import PLACEHOLDERS
 from bridle.service.catalog import ModelCatalog
@@ -107,7 +109,7 @@ class EngineLoader:
         config, self._engine = settle_adapters(config, self._engine or EngineConfig())
         return config
 
-    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         return load_model(
             config,
             self._engine,
@@ -133,7 +135,7 @@ class AdapterLoader:
     def make_room(self, config: ModelConfig) -> ModelConfig:
         return self._loader.make_room(config)
 
-    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         model = self._loader.load(self._roomy(config, name), name, progress)
         try:
             add_adapters(model, self._catalog.named_for(name))
@@ -164,9 +166,9 @@ def build_registry(
     loader: ModelLoader,
     name: str | None = None,
     adapters: AdapterSet | None = None,
-) -> tuple[ModelRegistry, Callable[[], None]]:
+) -> tuple[ModelRegistry, Callable[..., None]]:
     """Make the registry of a set, with nothing loaded yet, and a function that loads the named models into it; that
-    function blocks.
+    function blocks, and takes a `Show` if somebody is to see how far it is.
 
     `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is the name of a
     single model. Raises `InvalidRequest` for settings that contradict each other.
@@ -189,7 +191,7 @@ def build_registry(
     _add_aliases(registry, catalog, models, base)
     known_adapters.assign(slots[0].name if slots else None, lambda model: registry.slot_of(model).name)
     _check_adapters(registry)
-    return registry, lambda: keeper.fill(slots, keeps_share=models.is_open)
+    return registry, partial(keeper.fill, slots, models.is_open)
 
 
 def _check_adapters(registry: ModelRegistry) -> None:

@@ -26,8 +26,17 @@ for name in sys.argv[1:]:
     except BridleError as error:
         print("refused:", error)
         continue
-    told = min(shares) >= 0 and max(shares) == 1 if shares else None
+    told = (shares == sorted(shares) and shares[-1] == 1, len(shares) > 1) if shares else None
     print(file.name, len(open_model(file).files), told)
+"""
+
+_WATCH = """
+import logging, sys
+from bridle.model.resolve import resolve_model
+from bridle.progress import shown
+logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+with shown("Loading it"):
+    resolve_model(sys.argv[1])
 """
 
 
@@ -43,20 +52,37 @@ def address(tmp_path: Path) -> Path:
     return tmp_path / "repositories"
 
 
+def _run(program: str, names: list[str], url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since the client reads where the hub is when it is imported."""
+    environment = os.environ | {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    child = [sys.executable, "-c", program, *names]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
 def test_types_of_a_repository_are_fetched_once(address: Path, tmp_path: Path) -> None:
     with hub(address) as (url, sent):
-        environment = os.environ | {
-            "HF_ENDPOINT": url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-        }
         names = ["owner/tiny:Q8_0", "owner/tiny:BF16", "owner/tiny:Q8_0", "owner/tiny:Q4_0", "owner/none:Q8_0"]
-        child = [sys.executable, "-c", _FETCH, *names]
-        done = subprocess.run(child, capture_output=True, text=True, timeout=600, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+        done = _run(_FETCH, names, url, tmp_path)
     lines = done.stdout.splitlines()
-    assert lines[:3] == ["tiny-q8_0.gguf 1 True", "tiny-BF16-00001-of-00002.gguf 2 True", "tiny-q8_0.gguf 1 None"]
+    assert lines[:3] == [
+        "tiny-q8_0.gguf 1 (True, False)",
+        "tiny-BF16-00001-of-00002.gguf 2 (True, True)",  # the first file is not all, though it is all that has begun
+        "tiny-q8_0.gguf 1 None",
+    ]
     assert "has no GGUF file of type 'Q4_0'" in lines[3] and lines[4].startswith("refused:")
     assert sorted(sent) == ["tiny-BF16-00001-of-00002.gguf", "tiny-BF16-00002-of-00002.gguf", "tiny-q8_0.gguf"]
     assert "Fetching" not in done.stderr  # the client's own bars are off
+
+
+def test_a_download_is_told_to_those_who_watch(address: Path, tmp_path: Path) -> None:
+    with hub(address) as (url, _):
+        done = _run(_WATCH, ["owner/tiny:Q8_0"], url, tmp_path)
+    told = [line for line in done.stderr.splitlines() if line.startswith("bridle.progress")]
+    assert told == ["bridle.progress Loading it: downloading"]  # it is no terminal

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -32,7 +32,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         if is_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStandardError()
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop, *render]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -51,6 +51,21 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+class _ToStandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: while a bar moves, that is what prints lines above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        raise AttributeError("the stream is standard error")
 
 
 def _is_failure(record: logging.LogRecord) -> bool:

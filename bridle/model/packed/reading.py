@@ -4,7 +4,7 @@ are, so that no weight is ever in memory as floating point beside its packed for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +27,11 @@ _IGNORED = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", 
 
 
 def read_packed_model(
-    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
     """The model of a packed checkpoint. On a CPU its matrices stay in few bits; elsewhere they become numbers of type
     `dtype`. Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
@@ -47,6 +51,7 @@ def read_packed_model(
                 _put(model, name, made)
             else:
                 _fill(model, name, module, stored, files, dtype)
+            progress(1 - files.num_bytes / max(checkpoint.num_bytes, 1))
         files.check_empty(type(model).__name__)
     model.requires_grad_(False)
     return model.eval().to(device)  # type: ignore[no-any-return]
@@ -57,6 +62,7 @@ class _Files:
 
     def __init__(self, stack: ExitStack, checkpoint: Checkpoint) -> None:
         self._folder = checkpoint.folder
+        self._sizes, self.num_bytes = checkpoint.tensor_bytes, checkpoint.num_bytes  # of what is not taken yet
         self._homes: dict[str, Any] = {}
         for path in weight_files(checkpoint.folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
@@ -66,11 +72,14 @@ class _Files:
         """All tensors of a module, by the rest of their names."""
         prefix = f"{module}."
         names = [name for name in self._homes if name.startswith(prefix) and "." not in name[len(prefix) :]]
-        return {name[len(prefix) :]: self._homes.pop(name).get_tensor(name) for name in names}
+        return {name[len(prefix) :]: self._pop(name).get_tensor(name) for name in names}
 
     def take_one(self, name: str) -> Tensor | None:
-        file = self._homes.pop(name, None)
-        return None if file is None else file.get_tensor(name)
+        return self._pop(name).get_tensor(name) if name in self._homes else None
+
+    def _pop(self, name: str) -> Any:
+        self.num_bytes -= self._sizes[name]
+        return self._homes.pop(name)
 
     def check_empty(self, model: str) -> None:
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))

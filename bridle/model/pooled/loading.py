@@ -29,6 +29,7 @@ from bridle.model.pooled.settings import Pooling
 from bridle.model.pooled.trial import check_packing
 from bridle.model.reading import read_weights
 from bridle.model.rope import fix_rotary_scaling
+from bridle.progress import Report
 
 #: Tokens per step: enough to fill the matrix units, little enough that a new text does not wait for long.
 STEP_TOKENS = {"cpu": 1024, "cuda": 16_384}
@@ -37,9 +38,7 @@ STEP_SEQS = 256
 _BLOCK_SIZE = 16
 
 
-def load_pooled(
-    config: ModelConfig, folder: Path, pooling: Pooling, report: Callable[[str, float], None]
-) -> PooledExecutor:
+def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Report) -> PooledExecutor:
     """The executor of a model that gives vectors or labels of texts. Raises `UnsupportedModel` or `InvalidRequest`."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
@@ -49,7 +48,9 @@ def load_pooled(
     check_supported(pooling, settings, config)
     memory.check_weights_fit(checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=False), dtype.itemsize, device)
     report("reading weights", 0.05)
-    model = read_encoder(checkpoint, settings, pooling, dtype, device)
+    model = read_encoder(
+        checkpoint, settings, pooling, dtype, device, lambda share: report("reading weights", 0.05 + 0.85 * share)
+    )
     fix_rotary_scaling(model.base, guards.max_positions(settings))
     report("running the largest step", 0.9)
     executor = build_pooled(config, checkpoint, settings, pooling, model, dtype, device)
@@ -76,17 +77,25 @@ def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelC
 
 
 def read_encoder(
-    checkpoint: Checkpoint, settings: PreTrainedConfig, pooling: Pooling, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    pooling: Pooling,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> PooledModel:
     """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
     if pooling.task == "classify":
-        classifier: Any = read_weights(AutoModelForSequenceClassification, checkpoint, settings, dtype, device)
+        classifier: Any = read_weights(
+            AutoModelForSequenceClassification, checkpoint, settings, dtype, device, progress=progress
+        )
         size = int(settings.num_labels)
         if size != len(pooling.labels):
             raise UnsupportedModel(f"config.json names {len(pooling.labels)} labels for a head of {size}")
         head = classifier_head(classifier)
         return PooledModel(classifier.base_model, head, size, pooling.num_types, device)
-    base: Any = read_weights(AutoModel, checkpoint, settings, dtype, device, **_without_pooler(settings))
+    options = _without_pooler(settings)
+    base: Any = read_weights(AutoModel, checkpoint, settings, dtype, device, progress=progress, **options)
     hidden = int(settings.get_text_config().hidden_size)
     vectors, size = embedding_head(pooling.modules, checkpoint.folder, hidden, device)
     return PooledModel(base, vectors, size, pooling.num_types, device)
