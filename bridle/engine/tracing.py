@@ -22,7 +22,6 @@ from bridle.traced import (
     MAX_LIVE_RECORDS,
     Chunk,
     Cost,
-    Draw,
     End,
     Fork,
     Odds,
@@ -86,23 +85,24 @@ class Tracer:
         trace = seq.trace
         assert trace is not None
         trace.row, trace.is_draft = row, is_draft
-        trace.draw = self._spelled(seq, result.draws[number]) if result.draws else None
+        trace.draw = result.draws[number] if result.draws else None
+        if trace.draw is not None and self._decoder is not None and seq.request.detokenize:
+            _spell_odds(trace.draw.before, self._decoder)
+            if trace.draw.after is not None:
+                _spell_odds(trace.draw.after, self._decoder)
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
         """Record a token that was just appended."""
         trace = seq.trace
         assert trace is not None
-        row, spelled = trace.row, self._spell(seq, token)
-        place = seq.num_generated - 1
-        record = Token(seq.index, self._step, place, token, text, spelled, forced, trace.by if forced else None)
-        record.answer, trace.answered = trace.answered, 0.0
-        if not forced:
-            record.cost, record.draw, record.drafted = self._cost, trace.draw, trace.is_draft
-            if row is not None and row.bias:
-                told = row.bias[:MAX_BIASES]
-                record.biases = tuple([(each, None if math.isinf(addend) else addend) for each, addend in told])
-                record.num_biases = len(row.bias)
+        row, spelled, at = trace.row, self._spell(seq, token), seq.num_generated - 1
+        if forced:
+            record = Token(seq.index, self._step, at, token, text, spelled, True, trace.by)
+        else:
+            drawn = trace.is_draft, trace.draw, *_biases_of(row)
+            record = Token(seq.index, self._step, at, token, text, spelled, False, None, *drawn, 0.0, self._cost)
             trace.row = trace.draw = None
+        record.answer, trace.answered = trace.answered, 0.0
         self._add(seq, record)
 
     def replaced(self, seq: Output, token: int) -> None:
@@ -207,15 +207,20 @@ class Tracer:
     def _spell(self, seq: Output, token: int) -> str:
         return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""
 
-    def _spelled(self, seq: Output, draw: Draw | None) -> Draw | None:
-        if draw is None or self._decoder is None or not seq.request.detokenize:
-            return draw
-        after = None if draw.after is None else self._odds(draw.after, self._decoder)
-        return Draw(self._odds(draw.before, self._decoder), after, draw.num_allowed, draw.taken)
 
-    @staticmethod
-    def _odds(odds: Odds, decoder: TextDecoder) -> Odds:
-        return Odds(odds.logprob, odds.rank, odds.top, tuple([decoder.token_text(token) for token, _ in odds.top]))
+_NO_BIASES: tuple[tuple[tuple[int, float | None], ...], int] = ((), 0)
+
+
+def _biases_of(row: SampleRow | None) -> tuple[tuple[tuple[int, float | None], ...], int]:
+    """The biases of a draw that are told, and how many there were."""
+    if row is None or not row.bias:
+        return _NO_BIASES
+    told = row.bias[:MAX_BIASES]
+    return tuple([(each, None if math.isinf(addend) else addend) for each, addend in told]), len(row.bias)
+
+
+def _spell_odds(odds: Odds, decoder: TextDecoder) -> None:
+    odds.texts = tuple([decoder.token_text(token) for token, _ in odds.top])
 
 
 def _size(record: Said | Wrote) -> int:

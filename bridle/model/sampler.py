@@ -13,6 +13,7 @@ the batch and however wide the vocabulary is padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,6 +29,7 @@ from bridle.model.sampling.mirostat import cut_surprising, next_mus
 from bridle.model.sampling.origins import traced_draws
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
+from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
@@ -62,50 +64,74 @@ class StandardSampler:
         mus: dict[int, float] = {}
         draws: list[Draw | None] = []
         for rows in parts(batch.rows, logits.shape[-1], limit):
-            tokens, processed, moved = self._tokens(logits, rows, history)
-            mus |= {len(result.tokens) + i: mu for i, mu in moved.items()}
-            result.tokens += tokens
-            result.logprobs += _logprobs(logits, rows, tokens, processed)
-            draws += traced_draws(logits, rows, tokens, processed)
+            drawn = self._tokens(logits, rows, history)
+            mus |= {len(result.tokens) + i: mu for i, mu in drawn.mus.items()}
+            result.tokens += drawn.tokens
+            result.logprobs += _logprobs(logits, rows, drawn.tokens, drawn.processed)
+            draws += traced_draws(logits, rows, drawn.tokens, drawn.processed, drawn.seen)
         result.scores = score(logits, batch.scores, limit)
         result.draws = draws if any(row.num_traced for row in batch.rows) else []
         result.mus = [mus.get(i, 0.0) for i in range(len(batch.rows))] if mus else []
         return result
 
-    def _tokens(
-        self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup
-    ) -> tuple[list[int], _Processed, dict[int, float]]:
-        """Tokens of `rows`, copies of the rows that mask or bias changed if that is to be told, and the states of
-        Mirostat after the draw."""
+    def _tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup) -> _Drawn:
         indices = [row.logits_index for row in rows]
-        if all(_is_plain_greedy(row) for row in rows):
+        is_traced = any(row.num_traced for row in rows)
+        if not is_traced and all(_is_plain_greedy(row) for row in rows):
             best, token = largest(pick(logits, indices))
-            return torch.where(best.isfinite(), token, NOTHING).tolist(), {}, {}
+            return _Drawn(torch.where(best.isfinite(), token, NOTHING).tolist())
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
         apply_masks(work, rows)
-        processed = {i: work[i].clone() for i, row in enumerate(rows) if _is_changed(row) and _tells_processed(row)}
-        self._histories.apply(work, rows, history, logits.shape[-1])
-        self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
-        apply_watermarks(work, rows, history, logits.shape[-1])
-        best, token = largest(work)
+        is_kept = not any(_looks_back(row.sampling) for row in rows)  # then it stays what bias and mask have made
+        told = [i for i, row in enumerate(rows) if _is_changed(row) and _tells_processed(row)]
+        made = _Drawn([], {i: work[i] if is_kept else work[i].clone() for i in told})
+        if not is_kept:
+            self._histories.apply(work, rows, history, logits.shape[-1])
+            self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
+            apply_watermarks(work, rows, history, logits.shape[-1])
+        made.seen = Seen.of(work) if is_traced and is_kept else None
+        best, token = largest(work, None if made.seen is None else made.seen.maxima)
         drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
-        mus: dict[int, float] = {}
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)
-            token[index], moved = _draw(work[index], best[index], [rows[i] for i in drawn])
-            mus = {drawn[slot]: mu for slot, mu in moved.items()}
-        return torch.where(best.isfinite(), token, NOTHING).tolist(), processed, mus
+            token[index], moved, totals = _draw(work[index], best[index], [rows[i] for i in drawn])
+            made.mus = {drawn[slot]: mu for slot, mu in moved.items()}
+            if made.seen is not None:
+                made.seen.totals[index] = totals
+                made.seen.is_counted = [_is_drawn_as_is(row.sampling) for row in rows]
+        made.tokens = torch.where(best.isfinite(), token, NOTHING).tolist()
+        return made
 
 
 _Processed = dict[int, torch.Tensor]
 
 
+@dataclass(slots=True)
+class _Drawn:
+    """Tokens, the rows [W] that mask or bias changed if that is to be told, the states of Mirostat after the draw, and
+    for traced rows what is known of all rows after mask and bias: None if they were changed further."""
+
+    tokens: list[int]
+    processed: _Processed = field(default_factory=dict)
+    mus: dict[int, float] = field(default_factory=dict)
+    seen: Seen | None = None
+
+
 def _is_plain_greedy(row: SampleRow) -> bool:
-    sampling = row.sampling
-    return sampling.is_greedy and not (
-        _is_changed(row) or sampling.has_penalties or sampling.has_dry or sampling.watermark is not None
-    )
+    return row.sampling.is_greedy and not (_is_changed(row) or _looks_back(row.sampling))
+
+
+def _looks_back(sampling: SamplingParams) -> bool:
+    """Whether the row is changed by what came before."""
+    return sampling.has_penalties or sampling.has_dry or sampling.watermark is not None
+
+
+def _is_drawn_as_is(sampling: SamplingParams) -> bool:
+    """Whether a token is drawn with the probabilities of the row itself, so that their total is that of the row."""
+    is_cut = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.typical_p < 1.0
+    is_bent = sampling.temperature != 1.0 or sampling.dynatemp_range or sampling.has_mirostat
+    return not (is_cut or is_bent or sampling.top_n_sigma > 0.0 or sampling.xtc_probability)
 
 
 def _is_changed(row: SampleRow) -> bool:
@@ -122,9 +148,11 @@ def _tells_processed(row: SampleRow) -> bool:
     return row.num_traced > 0 or _wants_processed(row)
 
 
-def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tensor, dict[int, float]]:
-    """Tokens [R] drawn from logits `work` [R, W], which is used up, and the next states of Mirostat by row; `best` [R]
-    are the largest logits."""
+def _draw(
+    work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]
+) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
+    """Tokens [R] drawn from logits `work` [R, W], which is used up, the next states of Mirostat by row, and the totals
+    of the weights [R, 1] that were drawn from; `best` [R] are the largest logits."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]
@@ -136,12 +164,12 @@ def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> 
     _exclude_top(work, rows)
     on_rows(work, surprised, lambda x, some: cut_surprising(x, [rows[i] for i in some]))
     uniform = uniforms([row.key for row in rows], [row.draw for row in rows])
-    token = draw(work, upload(uniform, work.device))
+    token, totals = draw(work, upload(uniform, work.device))
     if not surprised:
-        return token, {}
+        return token, {}, totals
     index = upload_list(surprised, torch.int64, work.device)
     moved = next_mus(work[index], token[index], [rows[i] for i in surprised])
-    return token, dict(zip(surprised, moved, strict=True))
+    return token, dict(zip(surprised, moved, strict=True)), totals
 
 
 #: The filters of a row that has Mirostat: none.

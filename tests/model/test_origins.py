@@ -86,3 +86,13 @@ def test_a_mask_that_leaves_one_token_takes_the_rest() -> None:
 def test_a_row_with_nothing_to_draw_tells_nothing() -> None:
     made = replace(row(mask=bytes(4)), num_traced=5)
     assert run(torch.zeros(1, 4), [made]).draws == [None]
+
+
+@given(st.integers(0, 1 << 40))
+def test_what_the_draw_has_counted_is_told_to_the_same_bits(seed: int) -> None:
+    random = Random(seed)
+    logits = random_logits(5, VOCAB, seed=seed % 1000)
+    rows = [random_row(random, index) for index in range(4)]
+    shared = run(logits, rows).draws or [None] * 4
+    beside = replace(row(4, key=1, repetition_penalty=1.5), num_traced=1)  # nothing is shared in its company
+    assert run(logits, [*rows, beside]).draws[:4] == shared

@@ -9,9 +9,10 @@ from bridle.model.sampling.rows import CHUNK
 from bridle.model.sampling.weights import chunk_sums, chunks, weights_of
 
 
-def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [R] drawn from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
-    in [0, 1), float64. A forbidden token is never drawn; rows of NaN give some index."""
+    in [0, 1), float64, and the totals of the rows' weights [R, 1]. A forbidden token is never drawn; rows of NaN give
+    some index."""
     weights = weights_of(shifted)
     sums = chunk_sums(weights)  # [R, W / CHUNK]
     running = sums.cumsum(1)
@@ -22,4 +23,4 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     index = chunk.unsqueeze(2).expand(-1, 1, CHUNK)
     inside = chunks(weights).gather(1, index).squeeze(1).double().cumsum_(1)  # [R, CHUNK]
     offset = (inside <= target - before).sum(1).clamp_(max=CHUNK - 1)
-    return chunk.squeeze(1) * CHUNK + offset
+    return chunk.squeeze(1) * CHUNK + offset, total

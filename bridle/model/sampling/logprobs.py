@@ -13,8 +13,9 @@ from typing import TypeVar
 import torch
 
 from bridle.engine.plan import ScoreRun
-from bridle.model.sampling.extremes import chunk_maxima, num_above, top
+from bridle.model.sampling.extremes import num_above, top
 from bridle.model.sampling.rows import gather
+from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import log_normalizers
 from bridle.model.uploads import upload_list
 from bridle.outputs import Logprob
@@ -26,27 +27,44 @@ FLOOR = -9999.0
 
 
 def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], vocab: int) -> list[Logprob]:
-    """The log-probability of `tokens[i]` in row i of logits `work` [R, W], its rank, and the `num_top[i]`
-    best tokens (fewer if fewer are possible)."""
+    """The log-probability of `tokens[i]` in row i of logits `work` [R, W], which is used up, its rank, and the
+    `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
-    index = upload_list([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], torch.int64, work.device)
-    chosen = work.gather(1, index.unsqueeze(1))  # [R, 1]
-    maxima = chunk_maxima(work)
-    norms = log_normalizers(work, maxima.amax(1, keepdim=True))
-    ranks = num_above(work, maxima, chosen) + 1
-    most = min(max(num_top), vocab)
-    best, ids = top(work, maxima, most)  # [R, most]
-    # All of it in one transfer; numbers and ids of tokens are exact in float64.
-    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1).tolist()
+    given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
+    found, _ = survey(Seen.of(work), given, num_top, vocab)
     return [
-        Logprob(token, _finite(value), _best(top[:most], top[most:], size), int(rank))
-        if is_known
-        else Logprob(token, FLOOR)
-        for token, is_known, size, (value, rank, *top) in zip(tokens, known, num_top, found, strict=True)
+        Logprob(token, *place) if is_known else Logprob(token, FLOOR)
+        for token, is_known, place in zip(tokens, known, found, strict=True)
     ]
 
 
+#: Of a token in a row: its log-probability, the best tokens with theirs, and its rank.
+Place = tuple[float, tuple[tuple[int, float], ...], int]
+
+
+def survey(seen: Seen, tokens: Sequence[int], num_top: Sequence[int], vocab: int) -> tuple[list[Place], torch.Tensor]:
+    """Where the `tokens` stand in their rows, each with the `num_top[i]` best ones, and the totals of the rows [R, 1].
+    Rows that are not counted are used up."""
+    work, maxima, largest = seen.work, seen.maxima, seen.largest
+    chosen = work.gather(1, upload_list(tokens, torch.int64, work.device).unsqueeze(1))  # [R, 1]
+    ranks = num_above(work, maxima, chosen) + 1
+    most = min(max(num_top), vocab)
+    best, ids = top(work, maxima, most)  # [R, most]
+    totals = seen.take_totals()
+    norms = log_normalizers(totals, largest)
+    # All of it in one transfer; numbers and ids of tokens are exact in float64.
+    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1).tolist()
+    places = [
+        (_finite(value), _best(top[:most], top[most:], size), int(rank))
+        for size, (value, rank, *top) in zip(num_top, found, strict=True)
+    ]
+    return places, totals
+
+
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
+    """Best first, as they come but for ties."""
+    if values and values[-1] > -math.inf and len(set(values)) == len(values):
+        return tuple(zip(map(int, ids[:size]), values[:size], strict=True))
     return tuple(_sorted_pairs([int(token) for token in ids], values)[:size])
 
 

@@ -20,7 +20,11 @@ _FLOOR = -24.0
 def weights_of(shifted: torch.Tensor) -> torch.Tensor:
     """Weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
     `UNIT`."""
-    return shifted.clamp(min=_FLOOR).exp_().mul_(UNIT).floor_()
+    return _weigh(shifted.clamp(min=_FLOOR))
+
+
+def _weigh(clamped: torch.Tensor) -> torch.Tensor:
+    return clamped.exp_().mul_(UNIT).floor_()
 
 
 def chunks(weights: torch.Tensor) -> torch.Tensor:
@@ -38,8 +42,13 @@ def totals(weights: torch.Tensor) -> torch.Tensor:
     return chunk_sums(weights).sum(-1)
 
 
-def log_normalizers(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """log(sum(exp(row))) of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. NaN where
-    these are not finite."""
-    total = totals(weights_of(work - largest)).unsqueeze(-1)
+def take_totals(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The `totals` of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. `work` is used up,
+    because memory for another matrix costs more than the arithmetic."""
+    return totals(_weigh(work.sub_(largest).clamp_(min=_FLOOR))).unsqueeze(-1)
+
+
+def log_normalizers(total: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(row))) of rows with these `totals` and largest values: float64 [R, 1]. NaN where they are not
+    finite."""
     return largest.double() + (total / UNIT).log()
