@@ -6,15 +6,18 @@ python -m lab.coming_from --write    writes them
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
-from bridle.elsewhere.calls import ROUTES, WORDS, Word
-from bridle.elsewhere.fields import FIELDS
+from bridle.elsewhere.calls import ROUTES, WORDS, Route, Word
+from bridle.elsewhere.fields import BY_NAME, FIELDS
+from bridle.elsewhere.flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, Flag
 from bridle.elsewhere.rows import Field, System
+from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.fields import Fields
 from bridle.http.openai.embeddings import EmbeddingsBody
@@ -23,24 +26,39 @@ from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.sglang.schemas import SglangBody
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 
+#: What each system calls things, by version: facts to compare the tables with.
+NAMES = sorted((Path(__file__).resolve().parent / "names").glob("*.toml"))
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
 BEGIN, END = "<!-- lab.coming_from begins -->", "<!-- lab.coming_from ends -->"
-_USUAL: tuple[type[Fields], ...] = (CompletionBody, ChatBody)
+_USUAL: tuple[type[Fields], ...] = (CompletionBody, ChatBody, ResponsesBody, EmbeddingsBody)
 #: Where a system's requests go.
 BODIES: dict[System, tuple[type[Fields], ...]] = {
-    "OpenAI": (*_USUAL, ResponsesBody, EmbeddingsBody),
     "Anthropic": (MessagesBody,),
-    "SGLang": (*_USUAL, EmbeddingsBody, SglangBody),
-    "TGI": (GenerateBody, Parameters),
+    "SGLang": (*_USUAL, SglangBody),
+    "TGI": (*_USUAL, GenerateBody, Parameters),
 }
+_FLAGS_HEAD = """\
+## Flags
+
+Each flag of the servers' current versions. One that has another name here is read as that one by `bridle serve`; one
+that is absent is refused, with what the table says. `--name-*` stands for all flags that begin so."""
+_FIELDS_HEAD = """\
+## Fields of requests
+
+A field that would change a text is never ignored: it is taken, or the request is refused with the name of what to use
+instead. What cannot change a text passes, unless [`--strict-fields`](http.md#what-requests-may-say) is set."""
+_SAMPLERS_HEAD = """\
+## Samplers
+
+What is drawn from, and what is kept out of it; [sampling.md](sampling.md) says what each does."""
 #: What libraries have in place of fields.
-_CALLED: tuple[System, ...] = ("guidance", "outlines", "LMQL", "Ray")
+_CALLED: tuple[System, ...] = ("guidance", "outlines", "LMQL", "Ray", "Pie")
 
 
 def meaning(row: Field, system: System) -> str:
     """What the page says of a field."""
-    bodies = BODIES.get(system, (*_USUAL, EmbeddingsBody))
-    if any(row.name in body.model_fields for body in bodies):
+    bodies = BODIES.get(system, _USUAL)
+    if row.here == row.name or any(row.name in body.model_fields for body in bodies):
         return "the same"
     if row.here:
         return f"`{row.here}`; its own name is taken, too"
@@ -71,10 +89,66 @@ def said(word: Word) -> str:
 
 def tables() -> str:
     """The tables, one for each system."""
-    return "\n".join([BEGIN, "", *_fields(), *_words(), *_routes(), END])
+    return "\n".join([BEGIN, "", *_flags(), *_fields(), *_samplers(), *_words(), *_routes(), END])
+
+
+def flag_meaning(row: Flag) -> str:
+    """What the page says of a flag."""
+    but = f"; {row.why}" if row.why else ""
+    if row.is_same:
+        return f"the same{but}"
+    if row.here == MODEL:
+        return f"`bridle serve MODEL`; its own name is taken, too{but}"
+    if row.is_shown or row.name in TAKEN:
+        return f"`{row.here}`; its own name is taken, too{but}"
+    return f"absent, and refused: {row.why or row.here}"
+
+
+def _flags() -> Iterator[str]:
+    yield from _FLAGS_HEAD.splitlines()
+    yield ""
+    for system in get_args(System):
+        rows = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems]
+        if not rows:
+            continue
+        yield f"### Flags of {system}"
+        yield ""
+        alike = sorted(row.name for row in rows if flag_meaning(row) == "the same")
+        if alike:
+            yield from _listed(alike)
+        told: dict[str, list[str]] = {}
+        for row in rows:
+            if row.name not in alike:
+                told.setdefault(flag_meaning(row), []).append(f"`{row.name}`")
+        yield from _table((", ".join(names), text) for text, names in told.items())
+
+
+def _samplers() -> Iterator[str]:
+    yield from _SAMPLERS_HEAD.splitlines()
+    yield ""
+    yield from _table(
+        (f"{sampler.name} ({', '.join(sampler.systems)})", sampler_meaning(sampler)) for sampler in SAMPLERS
+    )
+
+
+def sampler_meaning(sampler: Sampler) -> str:
+    """What the page says of a sampler: its fields here, or why it is not."""
+    rows = [BY_NAME[name] for name in sampler.fields]
+    here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
+    if here:
+        return ", ".join(here)
+    return "absent, and refused: " + "; ".join(dict.fromkeys(row.why for row in rows if not row.is_neutral))
+
+
+def _listed(names: Iterable[str]) -> Iterator[str]:
+    text = "The same here: " + ", ".join(f"`{name}`" for name in names) + "."
+    yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+    yield ""
 
 
 def _fields() -> Iterator[str]:
+    yield from _FIELDS_HEAD.splitlines()
+    yield ""
     for system in get_args(System):
         rows = [row for row in FIELDS if system in row.systems]
         if not rows:
@@ -82,29 +156,53 @@ def _fields() -> Iterator[str]:
         alike = sorted({row.name for row in rows if meaning(row, system) == "the same"})
         yield f"### Fields of {system}"
         yield ""
-        text = "The same here: " + ", ".join(f"`{name}`" for name in alike) + "."
-        yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
-        yield ""
-        yield from _table((f"`{row.name}`", meaning(row, system)) for row in rows if row.name not in alike)
+        if alike:
+            yield from _listed(alike)
+        told: dict[str, list[str]] = {}
+        for row in rows:
+            if row.name not in alike:
+                told.setdefault(meaning(row, system), []).append(f"`{row.name}`")
+        yield from _table((", ".join(names), text) for text, names in told.items())
 
 
 def _words() -> Iterator[str]:
+    yield from ("## Libraries and programs", "")
     for system in _CALLED:
         yield f"### Words of {system}"
         yield ""
         yield from _table((f"`{word.name}`", said(word)) for word in WORDS if word.system == system)
 
 
+def route_meaning(route: Route) -> str:
+    """What the page says of a route."""
+    return f"absent: {route.why}" if route.why else "the same"
+
+
 def _routes() -> Iterator[str]:
-    known = paths()
-    yield "### Routes"
+    yield "## Routes"
     yield ""
-    rows = ((route, "the same" if route.path in known else f"absent: {route.why}") for route in ROUTES)
-    yield from _table((f"`{route.path}` ({', '.join(route.systems)})", told) for route, told in rows)
+    systems: dict[str, list[str]] = {}
+    for route in ROUTES:
+        systems.setdefault(route.path, []).extend(route.systems)
+    told: dict[str, list[str]] = {}
+    for route in ROUTES:
+        path = f"`{route.path}` ({', '.join(systems[route.path])})"
+        if path not in told.setdefault(route_meaning(route), []):
+            told[route_meaning(route)].append(path)
+    yield from _table((", ".join(paths), text) for text, paths in told.items())
+
+
+def _linked(text: str) -> str:
+    """A reason with its flags as code and its pages as links; what is code already stays."""
+    parts = text.split("`")
+    for place in range(0, len(parts), 2):
+        parts[place] = re.sub(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", r"`\1`", parts[place])
+        parts[place] = re.sub(r"docs/([a-z-]+\.md)", r"[\1](\1)", parts[place])
+    return "`".join(parts)
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    lines = [f"| {there} | {here} |" for there, here in rows]
+    lines = [f"| {there} | {_linked(here)} |" for there, here in rows]
     if lines:
         yield from ("| There | Here |", "| --- | --- |", *lines, "")
 

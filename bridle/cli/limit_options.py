@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count
+from bridle.elsewhere.flags import spellings
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
@@ -23,13 +24,11 @@ class LimitOptions:
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
     "Most prompt tokens in flight, queued or running; further requests get a 429."
-    max_body_bytes: Annotated[int, Parameter(name=["--max-body-bytes", "--payload-limit"], converter=byte_size)] = (
-        4 << 20
-    )
+    max_body_bytes: Annotated[int, Parameter(name=spellings("--max-body-bytes"), converter=byte_size)] = 4 << 20
     "Largest body of a request (`16MiB` works)."
     max_header_bytes: Annotated[int, Parameter(converter=byte_size)] = 64 << 10
     "Largest head of a request: its first line and headers."
-    max_prompts: Annotated[int, Parameter(name=["--max-prompts", "--max-client-batch-size"], converter=count)] = 128
+    max_prompts: Annotated[int, Parameter(name=spellings("--max-prompts"), converter=count)] = 128
     "Most prompts in one call."
     max_choices: Annotated[int, Parameter(converter=count)] = 256
     "Most choices of one call, over all its prompts."
@@ -39,7 +38,7 @@ class LimitOptions:
     "Seconds that a request's head may take to arrive, and its body."
     send_timeout: float = 30.0
     "Seconds that a client may leave its connection full before it is cut."
-    ping_interval: Annotated[float, Parameter(name=["--ping-interval", "--sse-ping-interval"])] = 15.0
+    ping_interval: Annotated[float, Parameter(name=spellings("--ping-interval"))] = 15.0
     "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
     "Refuse bodies with any unknown field, even one that could not change a text."

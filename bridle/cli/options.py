@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count, drafts
 from bridle.config import PARK_SECONDS, DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
+from bridle.elsewhere.flags import spellings
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
 
@@ -35,7 +36,7 @@ Bytes = Annotated[int | None, Parameter(converter=byte_size)]
 class ModelOptions:
     """The checkpoint, and how it is loaded."""
 
-    draft_model: Annotated[str | None, Parameter(name=["--draft-model", "--model-draft", "--speculative-model"])] = None
+    draft_model: Annotated[str | None, Parameter(name=spellings("--draft-model"))] = None
     (
         "A smaller model of the same vocabulary, which drafts tokens: folder, hub id or GGUF file. It changes the time "
         "and no token."
@@ -82,7 +83,7 @@ class ModelOptions:
 class EngineOptions:
     """What a step may hold, which requests wait, and how long they may be."""
 
-    max_num_seqs: Annotated[Count, Parameter(name=["--max-num-seqs", "--max-batch-size"])] = None
+    max_num_seqs: Annotated[Count, Parameter(name=spellings("--max-num-seqs"))] = None
     "Most sequences that run at once. Default: 256."
     max_batch_prefill_tokens: Count = None
     "Most prompt tokens computed in one step. Default: 256 on a CPU, 4096 on a GPU."
@@ -107,9 +108,7 @@ class EngineOptions:
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
     "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
-    speculate: Annotated[
-        int | None, Parameter(name=["--speculate", "--draft-max", "--num-speculative-tokens"], converter=drafts)
-    ] = None
+    speculate: Annotated[int | None, Parameter(name=spellings("--speculate"), converter=drafts)] = None
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
         "changes the time and no token. Default: `auto` with a draft model, else `off`."

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _warn_of_variables(words)
         with _settings_file(words):
-            result = app(words, exit_on_error=False, print_error=False)
+            result = app(_in_our_words(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _complain(f"{_told(error, words)} (see: {_help_hint(words)})", MISUSE)
     except (InvalidRequest, UnsupportedModel) as error:
@@ -79,6 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             interrupts.leave()
         return interrupts.INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _in_our_words(words: list[str]) -> list[str]:
+    if words[:1] != ["serve"]:
+        return words
+    from bridle.cli.other_words import in_our_words
+
+    return in_our_words(words)
 
 
 def _warn_of_variables(words: Sequence[str]) -> None:
@@ -134,10 +142,16 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
             return "--config stands before the command: bridle --config FILE COMMAND"
         from bridle.cli.other_words import advice
 
-        known = advice(flag) if words and words[0] in _SERVING else None
+        known = advice(flag, _flags_of(words[0])) if words and words[0] in _SERVING else None
         if known is not None:
             return f"Unknown option: {flag}; {known}"
     return str(error)
+
+
+def _flags_of(command: str) -> set[str]:
+    from bridle.cli.help_search import flag_names
+
+    return {f"--{name}" for name in flag_names()[command]}
 
 
 def _help_hint(words: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
 from bridle.cli.speculation_options import SpeculationOptions
+from bridle.elsewhere.flags import spellings
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class AccessOptions:
     "Without keys: a further host name that requests may use; `.example.com` allows all below it; may be repeated."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A web origin whose pages may call the server, `*` for any; may be given several times."
-    ssl_certfile: Annotated[Path | None, Parameter(name=["--ssl-certfile", "--ssl-cert-file"])] = None
+    ssl_certfile: Annotated[Path | None, Parameter(name=spellings("--ssl-certfile"))] = None
     "Certificate for HTTPS with its chain, PEM. The server reads it again when it is renewed."
-    ssl_keyfile: Annotated[Path | None, Parameter(name=["--ssl-keyfile", "--ssl-key-file"])] = None
+    ssl_keyfile: Annotated[Path | None, Parameter(name=spellings("--ssl-keyfile"))] = None
     "Private key of the certificate, PEM. Default: in the same file."
     ssl_keyfile_password: str | None = None
     "Password of the private key; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
@@ -238,7 +239,7 @@ class ServerOptions:
     "Name by which requests call a single model. Default: that of the folder or hub id."
     alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A further name for the first model; may be given several times."
-    max_requests: Annotated[int, Parameter(name=["--max-requests", "--max-concurrent-requests"], converter=count)] = 512
+    max_requests: Annotated[int, Parameter(name=spellings("--max-requests"), converter=count)] = 512
     "Most requests in flight, queued or running; further ones get a 429."
     request_timeout: float | None = None
     "Seconds that a generation may take. Default: no limit."

@@ -5,9 +5,11 @@ A name that a route has as a field of its own means that field there, whatever s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same
+from bridle.elsewhere.newer_fields import NEWER, SHARED
+from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same, systems_of
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
@@ -25,7 +27,7 @@ def _banned_tokens(ids: Any) -> Any:
     return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]
 
 
-FIELDS: tuple[Field, ...] = (
+_FIELDS: tuple[Field, ...] = (
     # What all of them have.
     *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens temperature top_p presence_penalty", n=2),
     *same("OpenAI vLLM SGLang", "frequency_penalty seed stop logit_bias response_format", seed=7, stop=["x"]),
@@ -233,6 +235,15 @@ FIELDS: tuple[Field, ...] = (
     neutral("llama.cpp", "reasoning_format", "thoughts are told apart in a field of their own", "deepseek"),
     neutral("llama.cpp", "parse_tool_calls", "calls are always told apart"),
 )
+
+
+def _shared() -> list[Field]:
+    """Rows for systems that have a name of another system's, with the same meaning."""
+    first = {row.name: row for row in (*NEWER[::-1], *_FIELDS[::-1])}
+    return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
+
+
+FIELDS: tuple[Field, ...] = (*_FIELDS, *NEWER, *_shared())
 
 
 def _by_name() -> dict[str, Field]:

@@ -18,7 +18,9 @@ System = Literal[
     "llama.cpp",
     "TGI",
     "text-generation-webui",
+    "AICI",
     "LMQL",
+    "Pie",
     "guidance",
     "outlines",
     "Ray",
@@ -54,13 +56,13 @@ class Field:
 
 def same(systems: str, names: str, **examples: Any) -> list[Field]:
     """Fields that have the same name here; the names are words of one text."""
-    return [Field(_systems(systems), name, name, example=examples.get(name)) for name in names.split()]
+    return [Field(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
 def optional(systems: str, name: str, example: Any, off: tuple[Any, ...]) -> Field:
     """A field that has the same name on some routes here, and may be sent to others with the values that switch it
     off."""
-    return Field(_systems(systems), name, name, example=example, off=off)
+    return Field(systems_of(systems), name, name, example=example, off=off)
 
 
 def named(
@@ -72,18 +74,19 @@ def named(
     off: tuple[Any, ...] = (),
 ) -> Field:
     """A field that has another name here; routes without it take the values that switch it off."""
-    return Field(_systems(systems), name, here, example=example, off=off, convert=convert)
+    return Field(systems_of(systems), name, here, example=example, off=off, convert=convert)
 
 
 def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> Field:
     """A field that would change the text, and is not there."""
-    return Field(_systems(systems), name, why=why, example=example, off=off)
+    return Field(systems_of(systems), name, why=why, example=example, off=off)
 
 
 def neutral(systems: str, name: str, why: str, example: Any = True) -> Field:
     """A field that is not there, and cannot change the text."""
-    return Field(_systems(systems), name, why=why, example=example, is_neutral=True)
+    return Field(systems_of(systems), name, why=why, example=example, is_neutral=True)
 
 
-def _systems(words: str) -> tuple[System, ...]:
+def systems_of(words: str) -> tuple[System, ...]:
+    """The systems that a text names, as words."""
     return tuple(cast(System, word) for word in words.split())

@@ -100,7 +100,10 @@ def test_what_would_change_the_text_is_refused_by_name(server: httpx.Client, rou
 def test_what_cannot_change_the_text_passes_unless_all_is_to_be_known(server: httpx.Client, route: str) -> None:
     kind = ROUTES[route][1]
     free = {row.name: row.example for row in NEUTRAL if row.name not in kind.model_fields}
-    assert post(server, route, free | {"from_the_future": [1, {}]}).status_code == 200
+    items = [*free.items(), ("from_the_future", [1, {}])]
+    for start in range(0, len(items), MAX_UNKNOWN):
+        part = dict(items[start : start + MAX_UNKNOWN])
+        assert post(server, route, part).status_code == 200, part
     for name, value in [*list(free.items())[::7], ("from_the_future", 1)]:
         strictly = post(server, route, {name: value}, **{"x-strict-fields": "true"})
         assert f"there is no field {name!r}" in told(strictly) and "strict_fields" in told(strictly)
@@ -262,12 +265,14 @@ def test_words_of_libraries_lead_to_what_is_here() -> None:
         assert word.keywords or word.members or word.settings or word.why, word
 
 
-def test_routes_are_here_or_have_a_reason(server: httpx.Client) -> None:
+def test_routes_answer_as_the_page_says(server: httpx.Client) -> None:
     known = paths()
-    for route in ROUTES_THERE:
-        is_here = server.get(route.path).status_code != 404 or server.post(route.path, json={}).status_code != 404
-        assert is_here == (route.path in known), route
-        assert is_here or route.why, route
+    paths_there = {route.path: route for route in ROUTES_THERE if not {"{", ":"} & set(route.path)}
+    for path in paths_there:
+        if path.startswith("/v1/responses/"):  # what follows is an id here
+            continue
+        is_here = server.get(path).status_code != 404 or server.post(path, json={}).status_code != 404
+        assert is_here == (path in known), path
 
 
 @pytest.mark.parametrize("truncate", [1, 3])
