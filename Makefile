@@ -25,7 +25,7 @@ PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-all check bench bench-all controllers kernels web install clean
+.PHONY: help serve chat test test-all check bench bench-all controllers kernels web docs install clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -64,6 +64,12 @@ kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--wri
 web: ## build the playground from web/ (needs Node; ARGS=--check compares)
 	@cd web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node build.mjs $(ARGS)
 
+# A word of the theme's makers about their next program is left out. The site needs no network, but a server of files:
+# its search runs in a worker, which browsers do not start from a disk.
+docs: $(STAMP)-docs ## build the documentation as a site, in build/docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "Built. To read it: $(PY) -m http.server --bind 127.0.0.1 --directory build/docs"
+
 install: $(STAMP)-core ## install bridle into .venv
 
 clean: ## remove caches and the virtual environment
@@ -94,6 +100,12 @@ $(STAMP)-controllers: | $(PY)
 	@$(INSTALL) -e '.[aici,controllers]'
 	@touch $@ $(STAMP)-core
 
+$(STAMP)-docs: | $(PY)
+	@echo "Installing bridle and what its documentation is built with into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[docs]'
+	@touch $@
+
 $(STAMP)-test: | $(PY)
 	@echo "Installing bridle and what its tests need into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
@@ -104,7 +116,7 @@ $(STAMP)-test: | $(PY)
 $(STAMP)-all: | $(PY)
 	@echo "Installing bridle and what all of its tests need into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
-	@$(INSTALL) -e '.[test,fused,browser]'
+	@$(INSTALL) -e '.[test,fused,browser,docs,notebook]'
 	@touch $@ $(STAMP)-test $(STAMP)-core
 
 $(STAMP)-dev: | $(PY)
