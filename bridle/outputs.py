@@ -220,6 +220,10 @@ class CompletionOutput:
     message: ChatMessage | None = None
     score: float | None = None
 
+    def _repr_html_(self) -> str:
+        """The text for a notebook; where its tokens came from, the whole `RequestOutput` shows."""
+        return page_of(None, "", [self.text], [self.index])
+
 
 @dataclass(slots=True)
 class RequestOutput:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bridle.cli.terminal import harmless
 from bridle.traced.colours import ORIGINS, origin_of, spans
 from bridle.traced.rebuild import rebuild
-from bridle.traced.records import Record, Replaced, Rewind, Token
+from bridle.traced.records import End, Record, Replaced, Rewind, Token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,10 +49,13 @@ def show_traces(traces: Iterable[Trace]) -> None:
 
 
 class TokenPrinter:
-    """Prints the tokens of output 0 as they come. What is taken back is told, since a terminal keeps what it has."""
+    """Prints the tokens of output 0 as they come, from the beginning of a row. What is taken back is struck through
+    where it stands, as far as that is the end of the row; otherwise a sign tells how much it was."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._row = ""  # what can be written over: the end of this row
+        self._column = 0
 
     def print(self, record: Record) -> None:
         """Print what a record adds."""
@@ -61,10 +64,39 @@ class TokenPrinter:
                 return
             case Token():
                 self._write(record.text, ORIGINS[origin_of(record)][0])
+            case End():
+                self._write(record.text, ORIGINS["sampled"][0])
             case Rewind() if record.num_tokens:
-                self._write(f"«-{record.num_tokens}»", ORIGINS["rewound"][0])
+                self._strike(record)
             case Replaced():
                 self._write(record.spelled, ORIGINS["rewound"][0])
+                self._row = ""
+
+    def _strike(self, rewind: Rewind) -> None:
+        from rich.cells import cell_len
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        text, style = self._row[len(self._row) - rewind.num_chars :], ORIGINS["rewound"][0]
+        if self._console.is_terminal and 0 < rewind.num_chars <= len(self._row):
+            width = cell_len(text)
+            self._console.control(Control((ControlType.CURSOR_BACKWARD, width)))
+            self._column -= width
+            self._write(text, style)
+        else:
+            self._write(f"«-{rewind.num_tokens}»", style)
+        self._row = ""
 
     def _write(self, text: str, style: str) -> None:
-        self._console.print(harmless(text), style=style, end="", markup=False, soft_wrap=True)
+        from rich.cells import cell_len
+
+        text = harmless(text)
+        self._console.print(text, style=style, end="", markup=False, soft_wrap=True)
+        before, _, last = text.rpartition("\n")
+        if before or text.startswith("\n"):
+            self._row, self._column = "", 0
+        self._row += last
+        self._column += cell_len(last)
+        if self._column >= self._console.width or "\t" in last:  # where the cursor is now, the terminal knows alone
+            self._row = ""
+            self._column %= self._console.width

@@ -10,12 +10,16 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bridle.engine.client import EngineClient, EventStream
 from bridle.errors import Overloaded
+from bridle.llm import notebook
 from bridle.outputs import RequestOutput
 from bridle.service import OutputCollector
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 T = TypeVar("T")
 
@@ -135,27 +139,50 @@ async def _submit(client: EngineClient, collector: OutputCollector) -> EventStre
             await asyncio.sleep(_RETRY_SECONDS)
 
 
+class _Count:
+    """What a bar shows of a batch: how many requests are done, and how many tokens they made."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self._show = show
+        self._done = self._tokens = 0
+
+    def report(self, output: RequestOutput) -> None:
+        self._done += 1
+        self._tokens += sum(len(each.token_ids) for each in output.outputs)
+        self._show(self._done, self._tokens)
+
+
 @contextmanager
 def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
-    """A bar on stderr, if that is a terminal: requests done, and tokens per second."""
+    """A bar on stderr, if that is a terminal, or in a notebook: requests done, and tokens per second. It goes in the
+    end."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not (is_wanted and num_requests and console.is_terminal):
+    if is_wanted and num_requests and notebook.in_notebook():
+        bar = notebook.Bar(num_requests)
+        try:
+            yield _Count(bar.update).report
+        finally:
+            bar.close()
+    elif is_wanted and num_requests and console.is_terminal:
+        with _terminal_bar(console, num_requests) as show:
+            yield _Count(show).report
+    else:
         yield lambda output: None
-        return
+
+
+@contextmanager
+def _terminal_bar(console: Console, num_requests: int) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
     columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=num_requests, speed=0.0)
-        num_tokens = 0
 
-        def report(output: RequestOutput) -> None:
-            nonlocal num_tokens
-            num_tokens += sum(len(each.token_ids) for each in output.outputs)
+        def show(num_done: int, num_tokens: int) -> None:
             elapsed = bar.tasks[task].elapsed
-            bar.update(task, advance=1, speed=num_tokens / elapsed if elapsed else 0.0)
+            bar.update(task, completed=num_done, speed=num_tokens / elapsed if elapsed else 0.0)
 
-        yield report
+        yield show

@@ -22,12 +22,14 @@ from bridle.errors import InvalidRequest
 from bridle.llm import batch
 from bridle.llm.chats import Chat, plan_chats
 from bridle.llm.keywords import settle
+from bridle.llm.notebook import page_of_talk
 from bridle.llm.options import ChatOptions, Message
 from bridle.llm.streams import TextStream
 from bridle.outputs import ChatMessage, FinishReason, RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, raise_first_error
 from bridle.text.chat_template import prepare
+from bridle.traced import Trace
 
 if TYPE_CHECKING:
     from bridle.llm.llm import LLM
@@ -67,6 +69,8 @@ class ChatSession:
         self.turns: list[Turn] = []
         #: The last output in full: counts, reason for its end, log-probabilities.
         self.last_output: RequestOutput | None = None
+        #: How answers came to be that were traced, by their place among the turns: for notebooks.
+        self._traces: dict[int, Trace] = {}
 
     @property
     def messages(self) -> list[Turn]:
@@ -124,6 +128,8 @@ class ChatSession:
         if output.outputs[0].finish_reason in _OWN_ENDS:
             self.turns += [*said, _answer(_message_of(output))]
             self.last_output = output
+            if output.trace is not None:
+                self._traces[len(self.turns) - 1] = output.trace
 
     # -- the history -----------------------------------------------------------------------------------------
 
@@ -132,16 +138,25 @@ class ChatSession:
         twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
         twin.turns = copy.deepcopy(self.turns)
         twin.last_output = self.last_output
+        twin._traces = dict(self._traces)
         return twin
 
     def undo(self) -> None:
         """Remove the last message and its answer, if there is one."""
         while self.turns and self.turns.pop()["role"] != "user":
             pass
+        self._traces = {at: trace for at, trace in self._traces.items() if at < len(self.turns)}
 
     def reset(self) -> None:
         """Remove all turns; the system prompt stays."""
         self.turns.clear()
+        self._traces.clear()
+
+    def _repr_html_(self) -> str:
+        """The conversation for a notebook; tokens of answers that were traced have the colours of where they came
+        from."""
+        begin = len(self.messages) - len(self.turns)
+        return page_of_talk(self.messages, {begin + at: trace for at, trace in self._traces.items()})
 
     # -- files -----------------------------------------------------------------------------------------------
 

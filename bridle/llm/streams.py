@@ -15,6 +15,7 @@ from bridle.chat.tools.pieces import Content, Piece
 from bridle.chat.turn import Turn
 from bridle.engine.client import EngineClient, EventStream
 from bridle.engine.request import Request
+from bridle.llm.notebook import LiveOutput
 from bridle.llm.typed import Kind, content_of, partials
 from bridle.outputs import RequestOutput
 from bridle.service import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
@@ -131,6 +132,27 @@ class TextStream(Reader[str]):
     def pieces(self) -> Reader[Piece]:
         """Instead of text: thoughts, content and calls of a conversation's answer, as they come."""
         return Reader(self._base, self._take_pieces)
+
+    def show(self) -> RequestOutput:
+        """Read to the end, and show the first output as it grows: in a notebook in place, and in the colours of where
+        its tokens came from if the request is traced (`trace=True`); elsewhere as text on the standard output."""
+        shown = LiveOutput()
+        for output in self.outputs():
+            shown.update(output)
+        shown.update(self.output, is_last=True)
+        return self.output
+
+    async def show_async(self) -> RequestOutput:
+        """`show` for an event loop."""
+        shown = LiveOutput()
+        async for output in self.outputs():
+            shown.update(output)
+        shown.update(self.output, is_last=True)
+        return self.output
+
+    def _ipython_display_(self) -> None:
+        """A stream that is the last line of a cell shows itself."""
+        self.show()
 
     def read(self) -> str:
         """Wait for the end; returns the whole text."""

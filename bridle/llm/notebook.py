@@ -1,0 +1,127 @@
+"""What notebooks show: conversations in colours, streams as they grow, how far a batch is.
+
+Outside of a notebook nothing here does anything, and IPython is imported only where it runs already. Texts are escaped;
+the colours are see-through, so that they suit light pages and dark ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from typing import Any
+
+from bridle.outputs import RequestOutput
+from bridle.traced import Trace
+from bridle.traced.colours import Span, html_of, spans
+
+_BLOCK = "white-space:pre-wrap;font-family:monospace"
+_WHO = "font-weight:600;opacity:.7"
+#: The least time between two changes of what is shown, and what share of the time showing may take.
+_PAUSE = 0.1
+_SHARE = 0.1
+
+
+def in_notebook() -> bool:
+    """Whether a kernel runs this, and so there is somebody to show pages to."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class Live:
+    """A place in a notebook whose content changes. Changes that come too fast are left out, but for the last one."""
+
+    def __init__(self, page: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        from IPython.display import HTML, display
+
+        self._html: Callable[[str], Any] = HTML
+        self._handle: Any = display(HTML(page), display_id=True)
+        self._clock = clock
+        self._next = clock()
+
+    def update(self, page: Callable[[], str], *, is_last: bool = False) -> None:
+        """Show a page in place of the one before. It is made only if there is time to show it."""
+        began = self._clock()
+        if began < self._next and not is_last:
+            return
+        self._handle.update(self._html(page()))
+        took = self._clock() - began
+        self._next = began + max(_PAUSE, took / _SHARE)
+
+
+class LiveOutput:
+    """The first output of a request as it grows: in a notebook in colours, if it is traced; elsewhere as text on the
+    standard output, where what is taken back is left standing."""
+
+    def __init__(self) -> None:
+        self._live = Live() if in_notebook() else None
+        self._written = ""
+
+    def update(self, output: RequestOutput, *, is_last: bool = False) -> None:
+        """Show how far it is."""
+        if self._live is not None:
+            self._live.update(lambda: page_of_output(output), is_last=is_last)
+            return
+        text = output.text
+        if not text.startswith(self._written):
+            sys.stdout.write("\n")
+            self._written = ""
+        sys.stdout.write(text[len(self._written) :] + ("\n" if is_last else ""))
+        sys.stdout.flush()
+        self._written = text
+
+
+class Bar:
+    """How many requests of a batch are done, and how fast."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._total = num_requests
+        self._began = time.monotonic()
+        self._live = Live(self._page(0, 0))
+
+    def update(self, num_done: int, num_tokens: int) -> None:
+        """Show how far it is."""
+        self._live.update(lambda: self._page(num_done, num_tokens))
+
+    def close(self) -> None:
+        """Take it away."""
+        self._live.update(str, is_last=True)
+
+    def _page(self, num_done: int, num_tokens: int) -> str:
+        seconds = time.monotonic() - self._began
+        speed = f" · {num_tokens / seconds:.0f} tokens/s" if num_tokens and seconds else ""
+        return f'<progress value="{num_done}" max="{self._total}"></progress> {num_done}/{self._total}{speed}'
+
+
+def page_of_output(output: RequestOutput) -> str:
+    """The text of the first output without its prompt."""
+    return f'<div style="{_BLOCK}">{_coloured(output.trace, output.text)}</div>'
+
+
+def page_of_talk(messages: Iterable[Mapping[str, Any]], traces: Mapping[int, Trace]) -> str:
+    """A conversation; `traces` has those of answers, by their place among the messages."""
+    blocks = []
+    for number, message in enumerate(messages):
+        who = f'<span style="{_WHO}">{escape(str(message.get("role", "")))}</span>'
+        blocks.append(f"<div>{who}\n{_coloured(traces.get(number), _said(message))}</div>")
+    return f'<div style="{_BLOCK}">{"".join(blocks)}</div>'
+
+
+def _coloured(trace: Trace | None, text: str) -> str:
+    return html_of([Span(text, "prompt")] if trace is None else spans(trace, prompt=False))
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """What a message says, as text: of pictures that they are there, of calls what they call."""
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else [_part(part) for part in content]
+    calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+    return "\n".join([*parts, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]).strip("\n")
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, Mapping):
+        return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"
+    return str(part)
