@@ -68,7 +68,7 @@ DISTRIBUTIONS = {
 }
 
 # Dependencies that no module of ours names: uvicorn takes the first two when they are there, two are parts of
-# OpenTelemetry, whose packages share one name, and `mkdocs.yml` names the others.
+# OpenTelemetry, whose packages share one name, `mkdocs.yml` names two, and tests start kernels with the last ones.
 LOADED_BY_OTHERS = {
     "uvloop",
     "httptools",
@@ -76,6 +76,8 @@ LOADED_BY_OTHERS = {
     "opentelemetry_exporter_otlp_proto_http",
     "mkdocs_material",
     "mkdocstrings",
+    "ipykernel",
+    "jupyter_client",
 }
 
 STANDARD_ONLY = (
@@ -160,7 +162,7 @@ def test_standard_library_only(name: str) -> None:
 def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    used_by_us = ("aici", "cluster", "bench", "docs", "ray", "otel", "fused", "gguf", "llamacpp", "tools")
+    used_by_us = ("aici", "cluster", "bench", "docs", "ray", "otel", "fused", "gguf", "llamacpp", "notebook", "tools")
     wanted = [*project["dependencies"], *(text for name in used_by_us for text in extras[name])]
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
