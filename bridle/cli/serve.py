@@ -91,6 +91,11 @@ class ControlOptions:
     "A further argument for the control runtime; may be repeated."
     aici_dialect: Literal[1, 2] = 2
     "Dialect that the control runtime speaks."
+    policy_rtarg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
+    (
+        "An argument for the control runtime of Wasm policies, which is one of its own, such as "
+        "`--policy-rtarg=--limit=max_memory=134217728`; may be repeated."
+    )
     aici_trace: Path | None = None
     "File to record the messages between engine and control runtime in; see `bridle replay`."
 
@@ -105,6 +110,7 @@ class ControlOptions:
             trace=self.aici_trace,
             store=self.control_store,
             prepare=self.control_prepare,
+            policy_args=self.policy_rtarg,
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from bridle.controllers.composition import Composed
 from bridle.controllers.shared_pool import SharedPool
 from bridle.engine.request import Request
-from bridle.errors import ControllerError, InternalError
+from bridle.errors import ControllerError, InternalError, Overloaded
 
 Prompt = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ class Opening:
                 self._fail(error)
                 return
             _log.error("%s could not be made: %r", self.names[number], error)
+            if isinstance(error, Overloaded):  # no failure of the policy: users could bring about that it is left out
+                self._fail(Overloaded(f"{self.names[number]} has no room now; try again", error.retry_after))
+                return
             if self.demands[number].on_failure != "skip" or self.future.cancelled():
                 self._fail(ControllerError(f"{self.names[number]} failed"))
                 return

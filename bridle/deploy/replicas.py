@@ -189,7 +189,7 @@ def _own_control(control: ControlSettings, store: ControlStart | None) -> Contro
     """The control settings of each replica. If some replicas had a runtime and others not, the others would refuse
     requests that the first accept."""
     if store is None:
-        return ControlSettings("off")
+        return replace(control, mode="off")
     return replace(control, mode="on", prepare=False)
 
 

@@ -22,7 +22,7 @@ from bridle.aici.protocol import Auth
 from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
-    from bridle.aici.client import RuntimeConfig, RuntimePool
+    from bridle.aici.client import DemandedPool, RuntimeConfig, RuntimePool
     from bridle.aici.protocol import ModuleData, TagsData
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,15 @@ LOCAL_ADMIN = Auth("localhost", True)
 #: Arguments for a runtime under a Python program. No client could be told to try again, so the first script waits until
 #: the interpreter is compiled.
 _PATIENT = ("--limit", "max_prepare_wait=600000")
+#: Arguments for the runtime of policies. Their number is bounded by that of requests and outputs that the engine takes;
+#: a limit that users could reach would be a way around a policy that may be left out when it fails.
+_DEMANDED = (
+    "--restricted",
+    "--wasm-max-forks=65536",
+    *(f"--limit={name}=65536" for name in ("max_instances", "max_instances_per_user")),
+    "--limit=max_total_forks=1000000000",
+    *_PATIENT,
+)
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
@@ -46,6 +55,7 @@ class ControlSettings:
     the path of another runtime than bridle's own, `args` are further arguments for it, and `dialect` is the protocol
     that it speaks. `trace` is a file that records both channels. `store` is the folder of uploaded modules (None: in
     the user's data folder). `prepare` lets the runtime compile bridle's own controllers before a request asks for one.
+    `policy_args` are further arguments for the runtime of Wasm policies, which is another one.
     """
 
     mode: ControlMode = "auto"
@@ -55,6 +65,7 @@ class ControlSettings:
     trace: Path | None = None
     store: Path | None = None
     prepare: bool = False
+    policy_args: tuple[str, ...] = ()
     start_timeout: float = 60.0
 
     def __post_init__(self) -> None:
@@ -92,6 +103,12 @@ class ControlSettings:
             start_timeout=self.start_timeout,
         )
 
+    def for_policies(self) -> ControlSettings:
+        """Those of the runtime that hosts what policies demand: one of bridle's own, with limits of its own, on the
+        same store of modules."""
+        args = (*_DEMANDED, *self.policy_args)
+        return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
+
 
 def as_control(value: ControlSettings | bool | None) -> ControlSettings:
     """Settings from what callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
@@ -106,6 +123,16 @@ def data_folder() -> Path:
     """The folder of this user where bridle keeps files that outlive a process."""
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(base) / "bridle"
+
+
+def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -> DemandedPool | None:
+    """The pool of Wasm policies, whose runtime starts when it is needed; None where none can be started."""
+    own = settings.for_policies()
+    if own.obstacle() is not None:
+        return None
+    from bridle.aici.client import DemandedPool, RuntimePool
+
+    return DemandedPool(lambda: RuntimePool(own.runtime_config(tokenizer, num_logits), num_logits))
 
 
 class ControlStart:

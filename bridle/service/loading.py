@@ -27,11 +27,18 @@ from bridle.progress import Report, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.answers import AnswerBook
-from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
+from bridle.service.control import (
+    ControlSettings,
+    ControlStart,
+    begin_control,
+    demanded_pool,
+    finish_control,
+    guess_num_logits,
+)
 from bridle.service.defaults import read_defaults
 
 if TYPE_CHECKING:
-    from bridle.aici.client import RuntimePool
+    from bridle.aici.client import DemandedPool, RuntimePool
     from bridle.constraints import Constraint, ConstraintPool
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
@@ -186,6 +193,7 @@ class _Parts:
     tokenizer: Tokenizer
     executor: LoadedExecutor
     runtime: RuntimePool | None
+    demanded: DemandedPool | None
     defaults: Mapping[str, Any]
     pictures: MediaReader | None
     pooling: Pooling | None
@@ -219,9 +227,12 @@ def _load_parts(
         executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
         undo.callback(executor.close)
         runtime = finish_control(control, starting, executor.info.vocab_size)
+        vocabulary, num_logits = _vocabulary(config, path), executor.info.vocab_size
+        demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
         undo.pop_all()
     pictures = None if getattr(executor, "media", None) is None else open_reader(path)
-    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config), pictures, pooling)
+    defaults = read_defaults(path, config.generation_config)
+    return _Parts(tokenizer, executor, runtime, demanded, defaults, pictures, pooling)
 
 
 def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
@@ -275,6 +286,7 @@ def _start_engine(
         constraints,
         *pools,
         *((runtime,) if runtime else ()),
+        *((parts.demanded,) if parts.demanded else ()),
     )
     decoder = Detokenizer(parts.tokenizer)
     draft: Executor | None = getattr(parts.executor, "draft", None)
@@ -289,6 +301,8 @@ def _start_engine(
         adapters.on_change = client.wake
     if runtime is not None:
         runtime.wake = client.wake
+    if parts.demanded is not None:
+        parts.demanded.wake = client.wake
     if tools is not None:
         tools.watch(client.wake)
         if runtime is not None:
@@ -300,10 +314,14 @@ def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) ->
     """Start the runtime for this model's vocabulary in the background."""
     if control.mode == "off":
         return None
+    return begin_control(control, _vocabulary(config, path), guess_num_logits(path))
+
+
+def _vocabulary(config: ModelConfig, path: Path) -> Path:
+    """The folder of the model's tokenizer."""
     from bridle.model import resolve_model
 
-    folder = path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
-    return begin_control(control, folder, guess_num_logits(path))
+    return path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
 
 
 def model_name(model: str) -> str:

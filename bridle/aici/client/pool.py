@@ -127,8 +127,8 @@ class RuntimePool:
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self._strays))
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `WasmController`."""
-        return isinstance(controller, WasmController)
+        """Whether it is a `WasmController` of a request's own; `demanded.py` has those of policies."""
+        return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ForModel(Protocol):
-    """What policies must know of a model. `control` is the runtime of its Wasm controllers, None if it has none."""
+    """What policies must know of a model."""
 
     @property
     def name(self) -> str: ...
@@ -33,9 +33,6 @@ class ForModel(Protocol):
 
     @property
     def info(self) -> ExecutorInfo: ...
-
-    @property
-    def control(self) -> object | None: ...
 
 
 #: A controller for one model; None if the policy has nothing to do there.
@@ -209,12 +206,14 @@ def _wasm(fields: Fields, own: Settings) -> Made:
         raise fields.wrong("module", module, "the SHA-256 of a module in 64 hexadecimal digits")
 
     def make(model: ForModel) -> object:
-        if model.control is None:
-            raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "policies")
-        from bridle.aici.client import WasmController
-        from bridle.service.control import LOCAL_ADMIN
+        from bridle.service.control import LOCAL_ADMIN, ControlSettings
 
-        return WasmController(module, argument, LOCAL_ADMIN)
+        obstacle = ControlSettings().obstacle()
+        if obstacle is not None:
+            raise UnsupportedFeature(f"there can be no control runtime: {obstacle}", "policies")
+        from bridle.aici.client.reference import WasmController
+
+        return WasmController(module, argument, LOCAL_ADMIN, is_demanded=True)
 
     return Made(controller=make)
 
