@@ -9,6 +9,7 @@ text, so that a prompt cannot say the first half of what is forbidden.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Literal
 import regex
 
 from bridle.engine.folding import FoldedText, GrowingText
+from bridle.errors import BridleError, ControllerError
 
 #: What happens with a match: another way is taken, the output ends, or another text takes its place.
 Action = Literal["retry", "end", "replace", "fail"]
@@ -81,12 +83,34 @@ class Guard:
     allowed: bytes | None = None
 
     def clean(self, text: str, before: str = "") -> str:
-        """A text that follows `before`, with all that may not be in it replaced or left out."""
+        """A text that follows `before`, with all that may not be in it replaced or left out; empty if a rule cannot say
+        what that is, and may not be left out."""
+        rules = list(self.texts)
         for rule in self.texts:
-            text = _cleaned(rule, before, text)
+            try:
+                text = _cleaned(rule, before, text)
+            except RuleFailed:
+                if rule.on_failure == "end":
+                    return ""
+                rules.remove(rule)
         whole = before + text
-        is_clean = not any(_find(rule, _whole(rule, whole), 0, len(before))[0] for rule in self.texts)
+        try:
+            is_clean = not any(_find(rule, _whole(rule, whole), 0, len(before))[0] for rule in rules)
+        except RuleFailed:
+            is_clean = False
         return text if is_clean else ""
+
+    def clean_error(self, error: BridleError) -> BridleError:
+        """An error whose words, which may be a controller's own, say no more than a text may."""
+        said = error.logs if isinstance(error, ControllerError) else ""
+        message, logs = self.clean(str(error)), self.clean(said)
+        if (message, logs) == (str(error), said):
+            return error
+        cleaned = copy.copy(error)
+        cleaned.args = (message,)
+        if isinstance(cleaned, ControllerError):
+            cleaned.logs = logs
+        return cleaned
 
     @property
     def reach(self) -> int:

@@ -401,6 +401,11 @@ class Progress:
         """End the output: now, or once the scores that the client asked for are known."""
         if seq.is_finished:
             return
+        guard = seq.request.guard
+        if guard is not None and error is not None:
+            error = guard.clean_error(error)
+        if guard is not None and reason is FinishReason.CONTROLLER and isinstance(stop, str):
+            stop = guard.clean(stop)
         if reason not in _ABRUPT and seq.wants_scores:
             seq.output.ending = reason, stop
             seq.control.let_go()

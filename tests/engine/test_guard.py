@@ -180,6 +180,22 @@ def test_logs_and_variables_say_no_more_than_texts() -> None:
     assert {value for _, value in replay.first.stored} == {b"is [card] ok"}
 
 
+def test_reasons_and_errors_of_controllers_say_no_more_than_texts() -> None:
+    said = "pay 4111111111111111 now"
+
+    def stops(view: View) -> Reply:
+        return Reply(Decision.stop(said))
+
+    def fails(view: View) -> Reply:
+        raise RuntimeError(said)
+
+    lab = Lab(vocab_size=len(LETTERS), decoder=PieceDecoder(LETTERS))
+    stopped, failed = (make_request(guard=Guard((CARD,)), controller=FakeController(each)) for each in (stops, fails))
+    first, second = lab.run(stopped, failed)
+    assert first.first.finished is not None and first.first.finished.stop == "pay [card] now"
+    assert second.first.finished is not None and "pay [card] now" in str(second.first.finished.error)
+
+
 def test_random_programs_do_say_it_where_nothing_holds_them() -> None:
     """The attack is one: most rules are broken by some program without a guard."""
     broken = set()
@@ -217,3 +233,5 @@ def test_what_a_rule_cannot_decide_ends_the_output_or_is_left_out(monkeypatch: p
     output = said("abc", rule)
     assert output.finished is not None and str(output.finished.error) == "policy slow failed" and output.text == "a"
     assert said("abc", replace(rule, on_failure="skip")).text == "abc"
+    assert Guard((rule,)).clean("abc") == ""
+    assert Guard((replace(rule, on_failure="skip"), PHRASE)).clean("abca") == "abca"

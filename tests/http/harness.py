@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from starlette.testclient import TestClient
 
+from bridle.aici.client import RuntimePool
 from bridle.config import EngineConfig
 from bridle.constraints import ConstraintPool, vocabulary_of
 from bridle.controllers import PythonControllerPool
@@ -59,10 +60,11 @@ def scripted_model(
     config: EngineConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
     tools: ToolDesk | None = None,
+    runtime: RuntimePool | None = None,
     **options: Any,
 ) -> LoadedModel:
     """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does. `clock` is
-    the engine's."""
+    the engine's. `runtime` has the Wasm controllers, and ends with the model."""
     text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -75,15 +77,18 @@ def scripted_model(
     )
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
     python = PythonControllerPool(text.vocab_size, tools, partial(text.encode, add_special_tokens=False))
-    pools = with_composed([python, BeamPool(), constraints], text.vocab_size)
+    own = [] if runtime is None else [runtime]
+    pools = with_composed([python, BeamPool(), constraints, *own], text.vocab_size)
     config = config or EngineConfig()
     engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text), clock=clock)
     client = AsyncEngine(engine)
     if tools is not None:
         tools.watch(client.wake)
+    if runtime is not None:
+        runtime.wake = client.wake
     client.start()
-    shutdown = client.close
-    return LoadedModel(name, client, text, constraints=constraints, engine=config, tools=tools, shutdown=shutdown)
+    beside: dict[str, Any] = {"constraints": constraints, "control": runtime, "tools": tools}
+    return LoadedModel(name, client, text, engine=config, shutdown=client.close, **beside)
 
 
 def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
