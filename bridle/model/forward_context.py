@@ -60,6 +60,11 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
         _slot.handler = previous
 
 
+def handler_or_none() -> AttentionHandler | None:
+    """The handler of the forward pass under way in this thread; None if there is none."""
+    return _slot.handler
+
+
 def current_handler() -> AttentionHandler:
     """The handler of the forward pass under way. Raises `InternalError` if there is none."""
     handler = _slot.handler

@@ -192,6 +192,20 @@ def test_a_cross_encoders_own_activation_is_taken(tmp_path: Path) -> None:
         assert llm.score("Bears", TEXTS, use_tqdm=False) == near([logits_of(folder, "Bears", t)[0] for t in TEXTS])
 
 
+@pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
+def test_relative_positions_rank_on_every_route(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(family, tmp_path / "model", labels=["relevant"], bos_token_id=0, pad_token_id=1)
+    with local_client(loaded(folder)) as client:
+        rows = post(client, "/v1/score", text_1="Bears", text_2=TEXTS)["data"]
+        want = [row["score"] for row in rows]
+        ranked = post(client, "/v1/rerank", query="Bears", documents=TEXTS)["results"]
+        found = post(client, "/v1/classify", input=["Honey"])["data"]
+    assert [row["relevance_score"] for row in ranked] == near(sorted(want, reverse=True))
+    assert len({round(score, 6) for score in want}) > 1 and found[0]["num_classes"] == 1
+    with LLM(str(folder), warm_up=False) as llm:
+        assert llm.score("Bears", TEXTS, use_tqdm=False) == near(want)
+
+
 def test_labels_in_the_shape_of_vllm(sorts: TestClient) -> None:
     answer = post(sorts, "/v1/classify", input=TEXTS)
     for row, text in zip(answer["data"], TEXTS, strict=True):

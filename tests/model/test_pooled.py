@@ -36,8 +36,13 @@ _SLOW = [
     pytest.param(family, marks=pytest.mark.slow)
     for family in ("camembert", "distilbert", "electra", "ernie", "gemma2", "gte", "mistral", "nomic_bert", "qwen2")
 ]
-FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "llama", "qwen3", *_SLOW]
+FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "mpnet", "deberta", "deberta-v2", "llama", "qwen3", *_SLOW]
 DECODERS = ("gemma2", "llama", "mistral", "qwen2", "qwen3")
+
+
+def texts_of(family: str) -> list[list[int]]:
+    """For MPNet the library takes 1 for padding, whatever the configuration says."""
+    return [[3 if token == 1 else token for token in text] for text in TEXTS] if family == "mpnet" else TEXTS
 
 
 def load(folder: Path, **options: Any) -> PooledExecutor:
@@ -62,9 +67,9 @@ def states(folder: Path, texts: list[list[int]]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_are_those_of_the_library(family: str, tmp_path: Path) -> None:
     folder = make_encoder(family, tmp_path / "model")
-    executor = load(folder)
-    found = model_of(executor).run(TEXTS)
-    rows = states(folder, TEXTS)
+    executor, texts = load(folder), texts_of(family)
+    found = model_of(executor).run(texts)
+    rows = states(folder, texts)
     pooled = [row[-1] if family in DECODERS else row.mean(0) for row in rows]
     want = functional.normalize(torch.stack(pooled), dim=-1)
     torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
@@ -74,13 +79,54 @@ def test_vectors_are_those_of_the_library(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_library(family: str, tmp_path: Path) -> None:
     folder = make_encoder(family, tmp_path / "model", labels=["bad", "fair", "good"])
-    executor = load(folder)
-    found = model_of(executor).run(TEXTS)
+    executor, texts = load(folder), texts_of(family)
+    found = model_of(executor).run(texts)
     classifier = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.inference_mode():
-        want = torch.cat([classifier(torch.tensor([text])).logits for text in TEXTS])
+        want = torch.cat([classifier(torch.tensor([text])).logits for text in texts])
     torch.testing.assert_close(found, want, rtol=0, atol=2e-5)
     assert executor.info.task == "classify" and executor.info.embedding_size == 3
+
+
+#: DeBERTa's configurations, beside that of its version 3: the second one's largest with its convolution and types, one
+#: without buckets, one term alone, none.
+DEBERTAS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "deberta-v2",
+        {"share_att_key": False, "conv_kernel_size": 3, "type_vocab_size": 2, "position_biased_input": True},
+    ),
+    ("deberta-v2", {"position_buckets": -1, "max_relative_positions": 24, "norm_rel_ebd": "none"}),
+    ("deberta-v2", {"pos_att_type": ["c2p"]}),
+    ("deberta-v2", {"relative_attention": False, "pos_att_type": []}),
+    ("deberta", {"pos_att_type": ["p2c"], "max_relative_positions": 24, "type_vocab_size": 2}),
+]
+
+
+@pytest.mark.parametrize(("family", "fields"), DEBERTAS)
+def test_all_forms_of_relative_positions_are_computed(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Far distances, too: longer texts than there are buckets and distances."""
+    folder = make_encoder(family, tmp_path / "model", **fields)
+    texts = [*TEXTS, list(range(30, 150))]
+    model = model_of(load(folder))
+    want = torch.stack([row.mean(0) for row in states(folder, texts)])
+    torch.testing.assert_close(model.run(texts), functional.normalize(want, dim=-1), rtol=0, atol=1e-5)
+    for layer in model.base.encoder.layer:  # they matter
+        for linear in (name for name in layer.attention.self.inner.named_parameters() if "pos" in name[0]):
+            assert float(linear[1].abs().max()) > 0
+
+
+def test_far_distances_matter_to_mpnet(tmp_path: Path) -> None:
+    folder = make_encoder("mpnet", tmp_path / "model")
+    texts = [list(range(10, 150)), [9, 8, 7]]
+    found = model_of(load(folder)).run(texts)
+    want = functional.normalize(torch.stack([row.mean(0) for row in states(folder, texts)]), dim=-1)
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
+
+
+def test_heads_that_are_mixed_are_refused(tmp_path: Path) -> None:
+    folder = make_encoder("deberta", tmp_path / "model", talking_head=True)
+    with pytest.raises(UnsupportedModel, match="talking_head"):
+        load(folder)
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean"])
@@ -110,7 +156,7 @@ def packed(family: str, labels: tuple[str, ...] | None = None) -> PooledModel:
     return model_of(load(folder))
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet", "deberta-v2", "qwen3"])
 @settings(max_examples=15, deadline=None)
 @given(texts=st.lists(st.lists(st.integers(5, 299), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_a_text_gets_the_same_alone_and_among_others(family: str, texts: list[list[int]]) -> None:

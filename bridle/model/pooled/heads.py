@@ -148,6 +148,15 @@ def _by_position(model: Any) -> Head:
     return lambda rows, segments: model.classifier(_picked(model, rows, segments, "cls")[:, None])
 
 
+def _deberta(model: Any) -> Head:
+    def head(rows: Tensor, segments: Segments) -> Tensor:
+        first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: its pooler takes position 0
+        found: Tensor = model.classifier(model.pooler(first))
+        return found
+
+    return head
+
+
 def _distilbert(model: Any) -> Head:
     def head(rows: Tensor, segments: Segments) -> Tensor:
         first = _picked(model, rows, segments, "cls")
@@ -170,8 +179,11 @@ _CLASSIFIERS: dict[str, Callable[[Any], Head]] = {
     "gte": _by_pooler,
     "nomic_bert": _by_pooler,
     "camembert": _by_position,
+    "deberta": _deberta,
+    "deberta-v2": _deberta,
     "electra": _by_position,
     "jina_embeddings_v3": _by_position,
+    "mpnet": _by_position,
     "roberta": _by_position,
     "xlm-roberta": _by_position,
     "xlm-roberta-xl": _by_position,

@@ -25,6 +25,7 @@ from bridle.model.loader import choose_device, choose_dtype, choose_threads
 from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.heads import classifier_head, embedding_head
 from bridle.model.pooled.model import PooledModel
+from bridle.model.pooled.relative import lower_relative
 from bridle.model.pooled.settings import Pooling
 from bridle.model.pooled.trial import check_packing
 from bridle.model.reading import read_weights
@@ -93,9 +94,11 @@ def read_encoder(
         if size != len(pooling.labels):
             raise UnsupportedModel(f"config.json names {len(pooling.labels)} labels for a head of {size}")
         head = classifier_head(classifier)
+        lower_relative(classifier.base_model)
         return PooledModel(classifier.base_model, head, size, pooling.num_types, device)
     options = _without_pooler(settings)
     base: Any = read_weights(AutoModel, checkpoint, settings, dtype, device, progress=progress, **options)
+    lower_relative(base)
     hidden = int(settings.get_text_config().hidden_size)
     vectors, size = embedding_head(pooling.modules, checkpoint.folder, hidden, device)
     return PooledModel(base, vectors, size, pooling.num_types, device)

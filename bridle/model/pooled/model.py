@@ -60,8 +60,8 @@ class PooledModel:
 
 
 def _position_offset(base: Any) -> int:
-    """Where positions begin: RoBERTa and its kin count from one past the padding token's id."""
+    """Where positions begin: RoBERTa and its kin, MPNet too, count from one past the padding token's id."""
     embeddings: Any = getattr(base, "embeddings", None)
-    if not hasattr(embeddings, "create_position_ids_from_input_ids"):
+    if not hasattr(embeddings, "create_position_ids_from_inputs_embeds"):
         return 0
     return int(embeddings.padding_idx) + 1

@@ -6,7 +6,7 @@ computed in one call. What a text gets does not depend on the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -52,12 +52,16 @@ class Segments:
         return rows[torch.argsort(torch.tensor(self.order)).to(rows.device)]
 
 
+#: What is added to the scores [num_texts, H, length, length] of a block, given its queries and its keys.
+Bias = Callable[[Tensor, Tensor], Tensor]
+
+
 class SegmentAttention:
     """The handler of packed passes: each token attends to its own text, or to the part of it before the token if the
-    layer is causal."""
+    layer is causal. A layer may hand over a `Bias`, as `bias`."""
 
     def __init__(self, segments: Segments) -> None:
-        self._blocks = segments.blocks
+        self.blocks = segments.blocks
         self._masks: dict[tuple[int, int | None, bool], Tensor] = {}
 
     def __call__(
@@ -76,9 +80,14 @@ class SegmentAttention:
         told = extra.get("is_causal")
         is_causal = bool(getattr(module, "is_causal", False) if told is None else told)
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        for block in self._blocks:
+        bias: Bias | None = extra.get("bias")
+        for block in self.blocks:
             q, k, v = (block.of(rows).transpose(1, 2) for rows in (query, key, value))  # [num_texts, H, length, D]
-            found = self._attend(q, k, v, options, is_causal)
+            if bias is None:
+                found = self._attend(q, k, v, options, is_causal)
+            else:
+                added = bias(q, k).to(q.dtype)
+                found = functional.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=options.scaling)
             block.of(out).copy_(found.transpose(1, 2))
         return out
 

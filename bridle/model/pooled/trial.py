@@ -14,7 +14,12 @@ from bridle.model.pooled.model import PooledModel
 from bridle.model.pooled.segments import Segments
 
 #: Families that the test-suite compares. Others are compared while they are loaded.
-TRIED = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "electra", "llama", "qwen2", "qwen3"})
+TRIED = frozenset(
+    {
+        *("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "electra", "mpnet", "deberta", "deberta-v2"),
+        *("llama", "qwen2", "qwen3"),
+    }
+)
 #: The longest trial text, if no window asks for more.
 _LONGEST, _MOST = 40, 400
 
