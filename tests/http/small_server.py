@@ -1,6 +1,6 @@
 """A server process for tests of signals: a real engine over scripted bytes, slow until a line comes on standard input.
 
-Arguments: the grace period in seconds, and for HTTPS the files of a certificate and its key.
+Arguments: the grace period in seconds, and for HTTPS the files of a certificate and its key, or else one of policies.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bridle.engine import AsyncEngine, Engine
-from bridle.http import ServeSettings, serve
+from bridle.http import HttpSettings, ServeSettings, serve
 from bridle.http.transport.tls import TlsFiles
 from bridle.service import LoadedModel
+from bridle.service.policies import PolicyBook
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.service.fakes import ByteTokenizer
@@ -40,5 +41,7 @@ def load(settings: ServeSettings) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    tls = TlsFiles(*map(Path, sys.argv[2:4])) if len(sys.argv) > 2 else None
-    serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls), load)
+    files = [Path(name) for name in sys.argv[2:]]
+    tls = TlsFiles(*files) if len(files) == 2 else None
+    http = HttpSettings(policies=PolicyBook(files[0]) if len(files) == 1 else None)
+    serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls, http=http), load)

@@ -36,10 +36,10 @@ class Server:
         assert found is not None, self.banner
         self.url = found.group()
 
-    def signal_and_wait(self, number: int) -> None:
-        """Send a signal and wait until the server says that it drains."""
+    def signal_and_wait(self, number: int, event: str = "draining") -> None:
+        """Send a signal and wait until the server says that it drains, or something else."""
         self.process.send_signal(number)
-        while json.loads(_readline(self.process.stderr))["event"] != "draining":
+        while json.loads(_readline(self.process.stderr))["event"] != event:
             pass
 
     def hurry(self) -> None:
@@ -78,6 +78,42 @@ def chunks_of(lines: Iterator[str]) -> Iterator[Any]:
     for line in lines:
         if line.startswith("data: {"):
             yield json.loads(line[6:])
+
+
+POLICY = """
+[[policy]]
+name = "letters"
+kind = "pattern"
+pattern = "a"
+action = "replace"
+replacement = "b"
+"""
+
+
+def test_policies_are_read_again_without_dropping_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "policies.toml"
+    path.write_text(POLICY, encoding="utf-8")
+
+    def say() -> str:
+        body = {"prompt": "a", "max_tokens": 2, "seed": 1}
+        return str(client.post("v1/completions", json=body).json()["choices"][0]["text"])
+
+    with small_server(PATIENCE, path) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        assert say() == "bb"
+        with client.stream("POST", "v1/completions", json=LONG) as answer:
+            chunks = chunks_of(answer.iter_lines())
+            text = next(chunks)["choices"][0]["text"]
+            path.write_text("[[policy]]", encoding="utf-8")
+            server.signal_and_wait(signal.SIGHUP, "policies stay as they were")
+            assert say() == "bb"
+            path.write_text(POLICY.replace('"b"', '"c"'), encoding="utf-8")
+            server.signal_and_wait(signal.SIGHUP, "policies read again")
+            assert say() == "cc"
+            server.hurry()
+            before = len(text)
+            while len(text) < before + 300:
+                text += next(chunks)["choices"][0]["text"]
+        assert set(text) == {"b"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
