@@ -1,7 +1,9 @@
 """The controller of a request as plain data, from which another process can make it again.
 
 Constraints and Wasm controllers can be sent, because both are descriptions. Free parts (thoughts and tool calls) can be
-sent too; the receiver compiles their grammar again. Any other Python object is code of one process and cannot be sent.
+sent too; the receiver compiles their grammar again. So can a class that an operator's policy names: the receiver, which
+takes messages from the operator's own server alone, imports it. Any other Python object is code of one process and
+cannot be sent.
 The packages of the control runtime are imported only when a request has a Wasm controller.
 """
 
@@ -12,11 +14,13 @@ from typing import Any
 import msgspec
 
 from bridle.constraints import Constraint, parse
+from bridle.controllers import Controller
 from bridle.controllers.beams import BeamSearch
+from bridle.controllers.classes import make_demanded
 from bridle.controllers.composition import Composed, Demand, compose, parts_of
 from bridle.controllers.free_part import FreePart, Grammar
 from bridle.controllers.thinking import ThinkingBudget
-from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
+from bridle.errors import BridleError, ControllerError, InvalidRequest, ProtocolError, UnsupportedFeature
 
 _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
 
@@ -37,11 +41,13 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
         return {**packed, "demands": demands} if demands else packed
     if isinstance(controller, ThinkingBudget):
         return {"thinking": [controller.opening, controller.closing, controller.budget]}
+    if isinstance(controller, Controller) and controller.made_from is not None:
+        return {"demanded": list(controller.made_from)}
     kind = type(controller).__name__
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
     raise UnsupportedFeature(
-        f"a {kind} cannot be sent to a replica; only constraints and Wasm controllers can: use one replica",
+        f"a {kind} cannot be sent to a replica; only constraints, Wasm controllers and policies can: use one replica",
         "controller",
     )
 
@@ -75,6 +81,8 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = No
             return compose(*(unpack_controller(part, grammar) for part in parts))
         case {"thinking": [int() as opening, int() as closing, int() as budget]}:
             return ThinkingBudget(opening, closing, budget)
+        case {"demanded": [str() as place, argument]}:
+            return _make_demanded(place, argument)
         case {"constraint": dict() as form}:
             return parse(form)
         case {"beams": dict() as form}:
@@ -105,6 +113,24 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
         return msgspec.convert(form, BeamSearch)
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ProtocolError(f"a beam search that cannot be made: {error}") from error
+
+
+def _make_demanded(place: str, argument: Any) -> Controller:
+    """The controller of a policy. One that cannot be made here fails as one that cannot start does."""
+    try:
+        return make_demanded(place, argument)
+    except BridleError as error:
+        return _Unmade(error)
+
+
+class _Unmade(Controller):
+    """In place of one that could not be made."""
+
+    def __init__(self, error: BridleError) -> None:
+        self._error = error
+
+    def start(self, prompt: tuple[int, ...]) -> None:
+        raise ControllerError(str(self._error))
 
 
 def _unpack_wasm(form: dict[str, Any]) -> object:

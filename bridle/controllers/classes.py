@@ -7,6 +7,7 @@ runs on the engine's thread, as plain Python controllers do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from bridle.controllers.python import Controller
@@ -35,6 +36,19 @@ def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
             raise InvalidRequest(f"controller_class names {shown(name or attribute)} twice", _PARAM)
         found[name or attribute] = kind
     return found
+
+
+def make_demanded(place: str, argument: Any) -> Controller:
+    """The controller of an operator's class MODULE:CLASS, which can be made again in another process. Raises
+    `InvalidRequest` or `ControllerError`."""
+    controller = make_controller(_class_at(place), f"{PREFIX}policy", argument)
+    object.__setattr__(controller, "made_from", (place, argument))  # whatever its class says of attributes
+    return controller
+
+
+@lru_cache(256)
+def _class_at(place: str) -> Mapping[str, type[Controller]]:
+    return load_classes([f"policy={place}"])
 
 
 def is_class(name: str | None) -> bool:

@@ -106,6 +106,8 @@ class Controller:
     """
 
     is_pure: ClassVar[bool] = False
+    #: The place MODULE:CLASS and the argument by which an operator's policy made it, so that another process can, too.
+    made_from: tuple[str, Any] | None = None
 
     def start(self, prompt: tuple[int, ...]) -> Iterable[int] | None:
         """Called once, before anything is computed. May return another prompt."""

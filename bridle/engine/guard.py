@@ -9,7 +9,6 @@ text, so that a prompt cannot say the first half of what is forbidden.
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,16 +100,11 @@ class Guard:
         return text if is_clean else ""
 
     def clean_error(self, error: BridleError) -> BridleError:
-        """An error whose words, which may be a controller's own, say no more than a text may."""
+        """The error of a controller, whose words may be its own: without them, if they say what no text may."""
         said = error.logs if isinstance(error, ControllerError) else ""
-        message, logs = self.clean(str(error)), self.clean(said)
-        if (message, logs) == (str(error), said):
+        if (self.clean(str(error)), self.clean(said)) == (str(error), said):
             return error
-        cleaned = copy.copy(error)
-        cleaned.args = (message,)
-        if isinstance(cleaned, ControllerError):
-            cleaned.logs = logs
-        return cleaned
+        return ControllerError("a controller failed, and policies forbid what it said of that")
 
     @property
     def reach(self) -> int:

@@ -200,7 +200,7 @@ class Openings:
             if prompt != seq.request.prompt:
                 self._intake.replace_prompt(seq, prompt)
         except Exception as error:
-            self._progress.fail(seq, as_controller_error(error))
+            self._progress.fail_by_controller(seq, as_controller_error(error))
             _abandon(seq, future)
             return
         self._steering.add(seq, Ask(seq.id, request=seq.request))

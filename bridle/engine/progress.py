@@ -402,8 +402,6 @@ class Progress:
         if seq.is_finished:
             return
         guard = seq.request.guard
-        if guard is not None and error is not None:
-            error = guard.clean_error(error)
         if guard is not None and reason is FinishReason.CONTROLLER and isinstance(stop, str):
             stop = guard.clean(stop)
         if reason not in _ABRUPT and seq.wants_scores:
@@ -464,6 +462,11 @@ class Progress:
     def fail(self, seq: Sequence, error: BridleError) -> None:
         """End the output with an error."""
         self.finish(seq, FinishReason.ERROR, error=error)
+
+    def fail_by_controller(self, seq: Sequence, error: BridleError) -> None:
+        """End the output with the error of its controller."""
+        guard = seq.request.guard
+        self.fail(seq, error if guard is None else guard.clean_error(error))
 
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
         """Tell the client of a new output, before any other event of it."""

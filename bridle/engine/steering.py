@@ -200,7 +200,7 @@ class Steering:
         why = self._watch.hear(seq, decision, turns)
         if why is not None:
             for stuck in self._watch.members(seq):
-                self._progress.fail(stuck, ControllerDeadlock(why))
+                self._progress.fail_by_controller(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
         """Note that the controller is dead and can be asked nothing more."""
@@ -208,7 +208,7 @@ class Steering:
         self._watch.drop(seq)
         if seq.control.pool is not None:
             seq.control.pool.close([seq.id])
-        self._progress.fail(seq, error)
+        self._progress.fail_by_controller(seq, error)
 
     def _tell(self, seq: Sequence, answer: Answer) -> None:
         if answer.log and (log := self._log_of(seq, answer.log)):

@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bridle.aici.client import WasmController
@@ -19,12 +20,13 @@ from bridle.config import EngineConfig
 from bridle.constraints import Choice, Constraint, ConstraintPool, JsonSchema, Regex, vocabulary_of
 from bridle.controllers import Controller
 from bridle.controllers.beams import BeamSearch
-from bridle.controllers.composition import compose
+from bridle.controllers.composition import Composed, Demand, compose
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine import EngineClient
 from bridle.engine.client import EventStream
 from bridle.errors import ControllerError, InternalError, InvalidRequest, ProtocolError, UnsupportedFeature
 from bridle.outputs import Event, Finished, Log, Stored, TokenEvent, Traced
+from bridle.service.policies import Asking, read_policies
 from bridle.traced import Chunk, Token
 from tests.engine.support import make_request
 from tests.http.harness import scripted_model, tokenizer
@@ -94,6 +96,30 @@ async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None
     ended.set()
     await serving
     model.close()
+
+
+class Named(Controller):
+    """An operator's class."""
+
+    def __init__(self, words: dict[str, int]) -> None:
+        self.words = words
+
+
+def test_a_class_of_a_policy_is_made_again_where_it_can_be() -> None:
+    place, argument = f"{__name__}:Named", {"words": 3}
+    table = {"name": "mine", "kind": "python", "class": place, "argument": argument, "on_failure": "skip"}
+    model = scripted_model()
+    applied = read_policies({"policy": [table]}).select(Asking("scripted"), model)
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(pack_controller(applied.steer(Regex("a+")))))
+    again = unpack_controller(plain)
+    model.close()
+    assert isinstance(again, Composed) and again.demands == (Demand("mine", "skip"),)
+    mine, own = again.parts
+    assert isinstance(mine, Named) and mine.words == argument and own == Regex("a+")
+    absent = unpack_controller({"demanded": ["nowhere_at_all:Nothing", None]})
+    assert isinstance(absent, Controller)
+    with pytest.raises(ControllerError, match="nowhere_at_all"):
+        absent.start((1,))
 
 
 def test_objects_of_a_process_do_not() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import regex
 
 from bridle.constraints.spec import parse as parse_constraint
-from bridle.controllers.classes import PREFIX, load_classes, make_controller
+from bridle.controllers.classes import make_demanded
 from bridle.controllers.thinking import ThinkingBudget, tags_of
 from bridle.engine.folding import fold
 from bridle.engine.guard import MAX_MATCH, Action, BudgetRule, Guard, LoopRule, OnFailure, TextRule, compiled
@@ -221,8 +221,7 @@ def _wasm(fields: Fields, own: Settings) -> Made:
 def _python(fields: Fields, own: Settings) -> Made:
     place, argument = fields.need("class", str), fields.anything("argument")
     try:
-        classes = load_classes([f"policy={place}"])
-        controller = make_controller(classes, f"{PREFIX}policy", argument)
+        controller = make_demanded(place, argument)
     except BridleError as error:
         raise fields.error("class", f"cannot be used: {error}") from None
     return Made(controller=lambda model: controller)
