@@ -59,7 +59,7 @@ def meaning(row: Field, system: System) -> str:
     """What the page says of a field."""
     bodies = BODIES.get(system, _USUAL)
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
-        return "the same"
+        return f"the same; {row.why}" if row.here and row.why else "the same"
     if row.here:
         return f"`{row.here}`; its own name is taken, too"
     if row.is_neutral:

@@ -17,6 +17,8 @@ _TEXT_ONLY = "models here read and write only text"
 _TOP = "its entries are fields of the body itself here: write them beside `model`"
 _ORDER = "the order is fixed: penalties, temperature, then the filters"
 _WEBUI = "text-generation-webui"
+_BEAMS = "beams are searched on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
+_BEAMS_BY_NAME = "on /v1/completions and /v1/chat/completions `use_beam_search` searches, with `best_of` beams"
 _SPEED = "how a server computes changes no text"
 
 
@@ -85,13 +87,13 @@ _FIELDS: tuple[Field, ...] = (
     absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
     absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
     # Samplers.
-    optional("vLLM TGI", "use_beam_search", True, (False,)),
-    optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0)),
-    optional(f"vLLM TGI {_WEBUI}", "early_stopping", True, (False,)),
+    optional("vLLM TGI", "use_beam_search", True, (False,), _BEAMS),
+    optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0), _BEAMS),
+    optional(f"vLLM TGI {_WEBUI}", "early_stopping", True, (False,), _BEAMS),
     absent(
         f"TGI {_WEBUI}",
         "num_beams",
-        "on /v1/completions `use_beam_search` searches, with `best_of` beams",
+        _BEAMS_BY_NAME,
         4,
         (1,),
     ),

@@ -28,7 +28,13 @@ NEWER: tuple[Field, ...] = (
         "vLLM", "previous_input_messages", "`previous_response_id` stands for them, or send the whole `input`", ["x"]
     ),
     absent("vLLM", "mm_payload", "pictures are parts of messages, as `image_url`", {"a": 1}),
-    absent("SGLang", "beam_width", "on /v1/completions `use_beam_search` searches, with `best_of` beams", 4, (0, 1)),
+    absent(
+        "SGLang",
+        "beam_width",
+        "on /v1/completions and chats `use_beam_search` searches, with `best_of` beams",
+        4,
+        (0, 1),
+    ),
     absent("SGLang", "lora_id", "`lora_path` and `adapter` name it", "x"),
     absent("SGLang", "multi_item_delimiter_indices", "/v1/score takes a list of texts", [1]),
     absent("SGLang", "token_indices_to_pool", "what pools is told by the model's folder", [1]),

@@ -32,9 +32,9 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of requests, or a keyword of calls. `here` is its name here, and `convert` makes the value that it has
-    here of the one that it has there. Without `here` it is absent, and `why` says what to use instead; `off` are
-    further values of it that ask for nothing. One that `is_neutral` cannot change a text. `example` is a value that
-    asks for something."""
+    here of the one that it has there. Without `here` it is absent, and `why` says what to use instead; with it, `why`
+    says which routes have it, if not all do. `off` are further values of it that ask for nothing. One that
+    `is_neutral` cannot change a text. `example` is a value that asks for something."""
 
     systems: tuple[System, ...]
     name: str
@@ -59,10 +59,10 @@ def same(systems: str, names: str, **examples: Any) -> list[Field]:
     return [Field(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
-def optional(systems: str, name: str, example: Any, off: tuple[Any, ...]) -> Field:
+def optional(systems: str, name: str, example: Any, off: tuple[Any, ...], where: str = "") -> Field:
     """A field that has the same name on some routes here, and may be sent to others with the values that switch it
-    off."""
-    return Field(systems_of(systems), name, name, example=example, off=off)
+    off; `where` says which have it."""
+    return Field(systems_of(systems), name, name, where, example=example, off=off)
 
 
 def named(

@@ -99,7 +99,8 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
         if row is not None and not row.here and not row.is_neutral and not row.is_off(value):
             raise UnsupportedFeature(f"{name} is not supported here: {row.why}", name)
         if (row is not None and row.here and value not in row.off) or name in SHORT or name in meanings():
-            raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it", name)
+            where = f"; {row.why}" if row is not None and row.why else ""
+            raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it{where}", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
         raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)

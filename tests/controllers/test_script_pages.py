@@ -45,7 +45,9 @@ def test_the_scripts_run(js: Run) -> None:
 
 
 def test_the_program_runs(script_pool: RuntimePool) -> None:
-    (program,) = re.findall(r"```json\n(.*?)```", PROGRAMS, re.DOTALL)
+    program, choice = re.findall(r"```json\n(.*?)```", PROGRAMS, re.DOTALL)
+    chosen = runner(script_pool, "declctrl")(json.dumps(json.loads(choice)), "no")
+    assert chosen.text() == "no"
     ran = runner(script_pool, "declctrl")(json.dumps(json.loads(program)), "12 + 13 = 25, so")
     assert ran.text() == "12 + 13 = 25, so half of it is not 25"
     assert ran.variables() == {"sum": b"25"}

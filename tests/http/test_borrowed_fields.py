@@ -146,11 +146,51 @@ def test_what_does_not_go_with_beams(server: httpx.Client, fields: dict[str, Any
     assert refusal.status_code == 400 and told in refusal.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route != "/v1/completions"])
+CHAT = {"messages": [{"role": "user", "content": "Say"}], "max_tokens": 5, "temperature": 0}
+
+
+def test_chats_search_beams(server: httpx.Client) -> None:
+    """With the prompt that the template makes of a chat, the search is that of completions."""
+    asked = {"use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5}
+    answer = server.post("/v1/chat/completions", json=CHAT | asked | {"logprobs": True}).json()
+    ids = server.post("/chat_tokenize", json={"messages": CHAT["messages"]}).json()
+    prompt = [token["id"] for token in ids["tokenize_response"]]
+    bare = server.post("/v1/completions", json={"prompt": prompt, "max_tokens": 5, "logprobs": 0} | asked).json()
+    for found, expected in zip(answer["choices"], bare["choices"], strict=True):
+        assert (
+            found["message"]["content"] == expected["text"].strip() or expected["text"] == found["message"]["content"]
+        )
+        assert (found["index"], found["score"]) == (expected["index"], expected["score"])
+        logprobs = [token["logprob"] for token in found["logprobs"]["content"]]
+        assert logprobs == pytest.approx(expected["logprobs"]["token_logprobs"])
+    greedy = server.post("/v1/chat/completions", json=CHAT | {"use_beam_search": True}).json()["choices"]
+    plain = server.post("/v1/chat/completions", json=CHAT).json()["choices"]
+    assert [each["message"] for each in greedy] == [each["message"] for each in plain]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stream": True}, "use_beam_search is true: the best texts are not known while streaming"),
+        ({"regex": "a"}, "use_beam_search goes with no controller and no constraint"),
+        ({"max_tokens": None}, "max_tokens is not given; beam search needs it"),
+        ({"best_of": 1, "n": 2}, "best_of is 1, less than n (2)"),
+        ({"use_beam_search": False, "best_of": 3}, "best_of is 3; on chats it needs use_beam_search"),
+        ({"logprobs": True, "top_logprobs": 2}, "logprobs is 2; with beam search it must be 0"),
+    ],
+)
+def test_what_does_not_go_with_beams_of_chats(server: httpx.Client, fields: dict[str, Any], told: str) -> None:
+    refusal = server.post("/v1/chat/completions", json=CHAT | {"use_beam_search": True} | fields)
+    assert refusal.status_code == 400 and told in refusal.json()["error"]["message"]
+
+
+HAVE_BEAMS = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route not in HAVE_BEAMS])
 def test_other_routes_say_that_they_search_no_beams(server: httpx.Client, route: str) -> None:
     off = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
     assert post(server, route, off).status_code == 200
-    assert (
-        "use_beam_search is True, but this route does not take it"
-        in post(server, route, {"use_beam_search": True}).text
-    )
+    refusal = post(server, route, {"use_beam_search": True}).text
+    assert "use_beam_search is True, but this route does not take it" in refusal
+    assert all(where in refusal for where in HAVE_BEAMS)

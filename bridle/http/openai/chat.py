@@ -12,8 +12,10 @@ from starlette.responses import Response
 
 from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
 from bridle.chat.turn import Turn, TurnReader, plan_turn
+from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.openai.beams import check_beams, searching, width_of
 from bridle.http.openai.logprobs import chat_logprobs, check_prompt_logprobs, prompt_logprobs
 from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
@@ -25,6 +27,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy
+from bridle.service.beams import found_beams
 from bridle.service.generation import Generation, Part
 from bridle.service.notes import Note
 from bridle.service.requests import Wanted
@@ -51,16 +54,19 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     sampling = _sampling(body)
-    model = await serving.hold(body.model, body.adapter, n=sampling.n, priority=body.priority, deadline=body.deadline)
+    width = _width(body, sampling.n)
+    model = await serving.hold(body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline)
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
-    sampling = body.filled(turn.sampling, model, len(turn.prompt))
+    filled = turn.sampling if body.use_beam_search else body.filled(turn.sampling, model, len(turn.prompt))
+    sampling, steering, search = searching(body, model, filled, turn.steering, width)
     wanted: Wanted = {**turn.wanted, "tell_resuming": body.wants_resuming}
-    generation = await serving.prepare([turn.prompt], sampling, turn.steering, **wanted)
+    generation = await serving.prepare([turn.prompt], sampling, steering, **wanted)
     if not body.stream:
         await generation.run()
     parts = generation.parts
-    return _Answer(generation, turn, body, ChoiceNumbers(parts, parts[0].request.sampling.n), int(time.time()))
+    numbers = ChoiceNumbers(parts, parts[0].request.sampling.n)
+    return _Answer(generation, turn, body, numbers, int(time.time()), search)
 
 
 async def turn_of(
@@ -84,6 +90,14 @@ def _check_promises(body: ChatBody, model: str) -> None:
             raise UnsupportedFeature(f"{name} is given; {advice.format(model=repr(model))}", name)
     if body.modalities not in (None, ["text"]):
         raise UnsupportedFeature(f"modalities is {shown(body.modalities)}; {model!r} writes only text", "modalities")
+
+
+def _width(body: ChatBody, num_wanted: int) -> int:
+    """How many answers are written, or searched for."""
+    check_beams(body)
+    if body.best_of not in (None, num_wanted) and not body.use_beam_search:
+        raise InvalidRequest(f"best_of is {body.best_of}; on chats it needs use_beam_search", "best_of")
+    return width_of(body, num_wanted)
 
 
 def _sampling(body: ChatBody) -> SamplingParams:
@@ -111,12 +125,16 @@ class _Answer:
     body: ChatBody
     _numbers: ChoiceNumbers
     created: int
+    search: BeamSearch | None = None
     _readers: dict[int, TurnReader] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         choices = []
         for part in self.generation.parts:
+            if self.search is not None:
+                choices += self._beams(part, self.search)
+                continue
             found = [(output, self.turn.message(output.text)) for output in part.outputs]
             choices += [self._choice(part, output, message) for output, message in found]
             self.turn.keep(self.generation.model, part.request, found)
@@ -127,6 +145,12 @@ class _Answer:
             tokenizer = self.generation.model.tokenizer
             answer["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.body.prompt_logprobs)
         return answer
+
+    def _beams(self, part: Part, search: BeamSearch) -> list[dict[str, Any]]:
+        """The best answers, each with its `score`."""
+        tokenizer, sampling = self.generation.model.tokenizer, self.turn.sampling
+        beams = found_beams(tokenizer, part.collector.output, search, sampling, sampling.n)
+        return [self._choice(part, beam, self.turn.message(beam.text), is_beam=True) for beam in beams]
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
@@ -147,7 +171,9 @@ class _Answer:
         counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
-    def _choice(self, part: Part, output: CompletionOutput, found: ChatMessage) -> dict[str, Any]:
+    def _choice(
+        self, part: Part, output: CompletionOutput, found: ChatMessage, is_beam: bool = False
+    ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
         if found.thoughts:
             message["reasoning_content"] = found.thoughts
@@ -155,13 +181,14 @@ class _Answer:
             message["content"] = found.content or None
             message["tool_calls"] = [_call_shape(call.id, call.name, call.arguments) for call in found.calls]
         return {
-            "index": self._numbers.of(part, output.index),
+            "index": output.index if is_beam else self._numbers.of(part, output.index),
+            **({"score": output.score} if is_beam else {}),
             "message": message,
-            "logprobs": self._logprobs(part, tuple(output.token_ids), output.logprobs),
+            "logprobs": self._logprobs(tuple(output.token_ids), output.logprobs),
             "finish_reason": finish_reason(output, bool(found.calls)),
-            "stop_reason": output.stop_reason,
-            **self._numbers.fields(part, part.note(output.index)),
-            "seed": part.request.sampling.seed,
+            "stop_reason": None if is_beam else output.stop_reason,
+            **({} if is_beam else self._numbers.fields(part, part.note(output.index))),
+            "seed": None if is_beam else part.request.sampling.seed,
         }
 
     def _chunks(self, part: Part, delta: Delta, note: Note | None) -> list[dict[str, Any]]:
@@ -172,7 +199,7 @@ class _Answer:
         reader = self._readers[index]
         chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
         extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
-        logprobs = self._logprobs(part, delta.tokens, list(delta.logprobs)) if delta.tokens else None
+        logprobs = self._logprobs(delta.tokens, list(delta.logprobs)) if delta.tokens else None
         shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
         if not shapes and (extra or logprobs):
             shapes = [{"content": ""}]
@@ -208,8 +235,8 @@ class _Answer:
         outputs = [output for part in self.generation.parts for output in part.outputs]
         return usage_shape(self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs))
 
-    def _logprobs(self, part: Part, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
-        if entries is None or part.request.sampling.logprobs is None:
+    def _logprobs(self, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
+        if entries is None or not self.body.logprobs:
             return None
         return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
 

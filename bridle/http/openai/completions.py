@@ -12,6 +12,7 @@ from starlette.responses import Response
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.openai.beams import check_beams, searching, width_of
 from bridle.http.openai.logprobs import CompletionLogprobs, check_prompt_logprobs, prompt_logprobs
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
@@ -22,7 +23,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy, best_outputs
-from bridle.service.beams import beam_search, found_beams
+from bridle.service.beams import found_beams
 from bridle.service.generation import Generation, Part
 from bridle.service.notes import Note
 from bridle.service.serving import Serving
@@ -54,11 +55,8 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
     steering = serving.steering(body, body.form(), body.rewind)
     _check_steering(body, plan, steering)
-    sampling = body.filled(plan.sampling, model)
-    search = None
-    if body.use_beam_search:
-        sampling, search = beam_search(model, plan.sampling, plan.sampling.n, body.length_penalty, body.early_stopping)
-        steering = Steering(search)
+    filled = plan.sampling if body.use_beam_search else body.filled(plan.sampling, model)
+    sampling, steering, search = searching(body, model, filled, steering, plan.sampling.n)
     truncate = body.truncate_prompt_tokens
     _check_truncate(truncate, model.max_sequence_tokens)
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
@@ -99,10 +97,8 @@ def _plan(body: CompletionBody) -> _Plan:
     num_wanted = sampling.n
     if is_scoring and num_wanted > 1:
         raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
-    best_of = body.best_of or num_wanted
-    if best_of < num_wanted:
-        raise InvalidRequest(f"best_of is {best_of}, less than n ({num_wanted})", "best_of")
-    _check_beams(body)
+    best_of = width_of(body, num_wanted)
+    check_beams(body)
     if body.use_beam_search:
         sampling = sampling.with_(n=best_of)
     elif best_of > num_wanted:
@@ -112,21 +108,9 @@ def _plan(body: CompletionBody) -> _Plan:
     return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
 
 
-def _check_beams(body: CompletionBody) -> None:
-    """Refuse beam search in streams, and what belongs to it without it."""
-    if body.use_beam_search and body.stream:
-        raise InvalidRequest("use_beam_search is true: the best texts are not known while streaming", "use_beam_search")
-    if not body.use_beam_search:
-        for name, value in (("length_penalty", body.length_penalty), ("early_stopping", body.early_stopping)):
-            if value not in (None, False, 1.0):
-                raise InvalidRequest(f"{name} is {value!r}; it needs use_beam_search", name)
-
-
 def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
     """Refuse fields that have no meaning together with a controller."""
-    if body.use_beam_search and (steering.controller is not None or steering.constraint is not None):
-        raise InvalidRequest("use_beam_search goes with no controller and no constraint", "use_beam_search")
-    if steering.controller is None:
+    if steering.controller is None or body.use_beam_search:
         return
     if plan.sampling.n > plan.num_wanted:
         raise InvalidRequest(

@@ -222,23 +222,28 @@ _SAMPLING_FIELDS = tuple(
 )
 
 
-class CompletionBody(SamplingFields):
+class BeamFields(SamplingFields):
+    """What asks for beam search, with `best_of` beams; bodies of the routes that have it."""
+
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+
+class CompletionBody(BeamFields):
     """`POST /v1/completions`."""
 
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    best_of: int | None = None
     suffix: str | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
 
 
-class ChatBody(SamplingFields):
+class ChatBody(BeamFields):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from bridle.elsewhere.fields import BY_NAME
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.lmtp.messages import Generate, Prompt, Score
@@ -135,7 +136,9 @@ def _options(asked: Generate) -> dict[str, Any]:
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
         if kinds is None:
-            raise InvalidRequest(f"{name[:100]!r} is not a field of GENERATE", name[:100])
+            row = BY_NAME.get(name)
+            why = f": {row.why}" if row is not None and row.why else ""
+            raise InvalidRequest(f"{name[:100]!r} is not a field of GENERATE{why}", name[:100])
         if type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
