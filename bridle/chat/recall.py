@@ -50,7 +50,7 @@ def keep_answers(
 def recalled(model: LoadedModel, user: str, conversation: Conversation, offer: Offer, made: ChatPrompt) -> ChatPrompt:
     """The prompt that was `made` of a conversation, with the model's own tokens in place of what the template wrote for
     an answer of its, as far as both say the same."""
-    if not model.answers.num_answers or made.sights.runs or conversation.template is not None:
+    if not len(model.answers) or made.sights.runs or conversation.template is not None:
         return made
     num_tries = 0
     for number in range(len(conversation.messages) - 1, -1, -1):

@@ -7,19 +7,18 @@ It is bounded in number and in bytes, fair among users, and forgets by time. Kno
 
 from __future__ import annotations
 
-import threading
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from bridle.outputs import ChatMessage
+from bridle.outputs import ChatMessage, ToolCall
+from bridle.service.bounded_book import BoundedBook, Bounds
 
-#: The bounds on what is remembered: answers and bytes of one model, and answers of one user.
-MAX_ANSWERS, MAX_OF_USER, MAX_BYTES = 4_096, 256, 64 << 20
-_OVERHEAD = 512  # of an entry, in bytes
+#: The bounds on what is remembered of one model: answers of all users and of one, and their bytes.
+MAX_ANSWERS, MAX_OF_USER = 4_096, 256
+MAX_BYTES, MAX_BYTES_OF_USER = 64 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,16 @@ class Answer:
     tokens: array[int]
     text: str
     message: ChatMessage
-    until: float
 
     @property
     def num_bytes(self) -> int:
         told = self.message
-        texts = (
-            len(self.text) + len(told.content) + len(told.thoughts) + sum(len(call.arguments) for call in told.calls)
-        )
-        return 4 * texts + self.prompt.itemsize * (len(self.prompt) + len(self.tokens)) + _OVERHEAD
+        texts = (self.text, told.content, told.thoughts, *(part for call in told.calls for part in _parts(call)))
+        return 4 * sum(map(len, texts)) + self.prompt.itemsize * (len(self.prompt) + len(self.tokens))
+
+
+def _parts(call: ToolCall) -> tuple[str, str, str]:
+    return call.name, call.id, call.arguments
 
 
 def seal_of(text: str) -> bytes:
@@ -62,12 +62,11 @@ class AnswerBook:
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.seconds = seconds
-        self._max_answers, self._max_of_user, self._max_bytes = max_answers, max_of_user, max_bytes
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._users: dict[str, OrderedDict[str, Answer]] = {}  # by user and call, the oldest first
-        self.num_answers = self.num_bytes = 0
+        bounds = Bounds(seconds, max_answers, max_of_user, max_bytes, min(max_bytes, MAX_BYTES_OF_USER))
+        self._book: BoundedBook[Answer] = BoundedBook(bounds, clock)
+
+    def __len__(self) -> int:
+        return len(self._book)
 
     def keep(
         self,
@@ -80,51 +79,12 @@ class AnswerBook:
         message: ChatMessage,
     ) -> None:
         """Remember an answer with calls to the prompt that was `rendered`."""
-        if not self.seconds or not message.calls:
+        if not message.calls:
             return
-        entry = Answer(
-            request_id,
-            len(rendered),
-            seal_of(rendered),
-            array("i", prompt),
-            array("i", tokens),
-            text,
-            message,
-            self._clock() + self.seconds,
-        )
-        with self._lock:
-            self._expire()
-            self._drop(user, message.calls[0].id)
-            self._users.setdefault(user, OrderedDict())[message.calls[0].id] = entry
-            self.num_answers += 1
-            self.num_bytes += entry.num_bytes
-            while len(self._users.get(user, ())) > self._max_of_user:
-                self._drop_oldest(user)
-            while self.num_answers > self._max_answers or self.num_bytes > self._max_bytes:
-                self._drop_oldest(max(self._users, key=lambda each: len(self._users[each])))
+        own = array("i", prompt), array("i", tokens)
+        entry = Answer(request_id, len(rendered), seal_of(rendered), *own, text, message)
+        self._book.keep(user, message.calls[0].id, entry, entry.num_bytes)
 
     def find(self, user: str, call_id: object) -> Answer | None:
         """The answer of this user whose first call has the id."""
-        with self._lock:
-            self._expire()
-            known = self._users.get(user)
-            return known.get(call_id) if known is not None and isinstance(call_id, str) else None
-
-    def _expire(self) -> None:
-        now = self._clock()
-        for user in list(self._users):
-            while user in self._users and next(iter(self._users[user].values())).until <= now:
-                self._drop_oldest(user)
-
-    def _drop_oldest(self, user: str) -> None:
-        self._drop(user, next(iter(self._users[user])))
-
-    def _drop(self, user: str, call_id: str) -> None:
-        known = self._users.get(user)
-        entry = None if known is None else known.pop(call_id, None)
-        if entry is None:
-            return
-        self.num_answers -= 1
-        self.num_bytes -= entry.num_bytes
-        if not self._users[user]:
-            del self._users[user]
+        return self._book.find(user, call_id) if isinstance(call_id, str) else None

@@ -12,15 +12,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
 from bridle.errors import InvalidRequest, UnknownTrace
+from bridle.service.bounded_book import BoundedBook, Bounds
 from bridle.traced import Trace
 from bridle.traces import encode_trace
 
@@ -28,6 +27,7 @@ from bridle.traces import encode_trace
 HEADER = "x-bridle-trace"
 #: How much is kept in memory, of all users and of one, and for how many seconds.
 MAX_BYTES, MAX_USER_BYTES = 128 << 20, 32 << 20
+MAX_TRACES = 65_536
 MAX_AGE = 600.0
 #: How much the operator's folder holds; the oldest files go first.
 MAX_FOLDER_BYTES = 1 << 30
@@ -53,29 +53,25 @@ def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
     return "kept" if said else "no"
 
 
-@dataclass(slots=True)
-class _Entry:
-    user: str
-    at: float
-    text: Future[bytes]
-    size: int
-
-
-@dataclass(slots=True)
 class TraceBook:
-    """What is kept of traces. `folder` takes a `share` of all requests, from 0 to 1, whoever sends them. Its methods
-    belong to one event loop."""
+    """What is kept of traces. `folder` takes a `share` of all requests, from 0 to 1, whoever sends them."""
 
-    folder: Path | None = None
-    share: float = 0.0
-    max_bytes: int = MAX_BYTES
-    max_user_bytes: int = MAX_USER_BYTES
-    max_age: float = MAX_AGE
-    max_folder_bytes: int = MAX_FOLDER_BYTES
-    clock: Callable[[], float] = time.monotonic
-    _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
-    _threads: ThreadPoolExecutor | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # one at a time in the folder
+    def __init__(
+        self,
+        folder: Path | None = None,
+        share: float = 0.0,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_user_bytes: int = MAX_USER_BYTES,
+        max_age: float = MAX_AGE,
+        max_folder_bytes: int = MAX_FOLDER_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.share, self.max_folder_bytes = folder, share, max_folder_bytes
+        bounds = Bounds(max_age, MAX_TRACES, MAX_TRACES, max_bytes, max_user_bytes)
+        self.texts: BoundedBook[Future[bytes]] = BoundedBook(bounds, clock)
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()  # one at a time in the folder
 
     def is_chosen(self, request_id: str) -> bool:
         """Whether a request is one of the operator's share, which follows from its id."""
@@ -93,46 +89,30 @@ class TraceBook:
             self._threads.submit(self._write, request_id, text)
         if is_wanted:
             size = sum(len(trace.header.prompt) * 16 + len(trace.records) * _RECORD_BYTES for trace in traces)
-            self._entries[request_id] = _Entry(user, self.clock(), text, size)
-            self._forget(user)
+            self.texts.keep(user, request_id, text, size)
+            text.add_done_callback(lambda done: self._measure(user, request_id, done))
+
+    def _measure(self, user: str, request_id: str, text: Future[bytes]) -> None:
+        """Count what a trace really takes, once it is a text."""
+        if not text.cancelled() and text.exception() is None:
+            self.texts.resize(user, request_id, text, len(text.result()))
 
     async def find(self, request_id: str, user: str) -> bytes:
         """The trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
-        self._forget(user)
-        entry = self._entries.get(request_id)
-        if entry is None or entry.user != user:
+        text = self.texts.find(user, request_id)
+        if text is None:
             raise UnknownTrace(
                 f"there is no trace of a request {request_id[:100]!r} of yours: it was not asked for with "
                 f"`trace` or {HEADER}, is not over yet, or is no longer kept",
                 "request_id",
             )
-        return await asyncio.wrap_future(entry.text)
+        return await asyncio.wrap_future(text)
 
     def close(self) -> None:
         """Write what is to be written. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-
-    def _forget(self, user: str) -> None:
-        """Drop what is too old or too much, the oldest first."""
-        for entry in self._entries.values():
-            if entry.text.done() and entry.text.exception() is None:
-                entry.size = len(entry.text.result())
-        oldest = self.clock() - self.max_age
-        self._drop(lambda entry: entry.at < oldest, 0)
-        self._drop(lambda entry: entry.user == user, self.max_user_bytes)
-        self._drop(lambda entry: True, self.max_bytes)
-
-    def _drop(self, which: Callable[[_Entry], bool], limit: int) -> None:
-        """Drop the oldest of the entries that are meant until they have at most `limit` bytes."""
-        meant = [(name, entry) for name, entry in self._entries.items() if which(entry)]
-        total = sum(entry.size for _, entry in meant)
-        for name, entry in meant:
-            if total <= limit:
-                return
-            total -= entry.size
-            del self._entries[name]
 
     # -- the folder ------------------------------------------------------------------------------------------
 

@@ -274,14 +274,14 @@ def test_answers_without_a_call_leave_nothing_parked() -> None:
             for is_stream in (False, True):
                 talk(client, is_stream).say()
         until(lambda: model.client.statistics().num_parked == 0)
-        assert model.answers.num_answers == 0
+        assert len(model.answers) == 0
 
 
 def test_without_tools_nothing_is_parked() -> None:
     with an_app(HERMES, SAID["hermes"][1]) as (client, model):
         body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 100}
         assert client.post("/v1/chat/completions", json=body).status_code == 200
-        assert model.client.statistics().num_parked == model.answers.num_answers == 0
+        assert model.client.statistics().num_parked == len(model.answers) == 0
 
 
 def test_switched_off_the_template_says_everything() -> None:
@@ -292,7 +292,7 @@ def test_switched_off_the_template_says_everything() -> None:
         one.tell()
         expected = len(model.tokenizer.encode(rendered(model, json.loads(json.dumps(one.said))), False))
         assert one.say()[0] == expected
-        assert model.client.statistics().num_parked == model.answers.num_answers == 0
+        assert model.client.statistics().num_parked == len(model.answers) == 0
 
 
 def test_several_choices_are_parked_and_each_can_be_gone_on_from() -> None:
@@ -303,7 +303,7 @@ def test_several_choices_are_parked_and_each_can_be_gone_on_from() -> None:
         body = {"messages": one.said, "tools": tools, "max_tokens": 200, "n": 3, "seed": 1}
         answer = client.post("/v1/chat/completions", json=body).json()
         assert model.client.statistics().num_parked >= 1
-        assert model.answers.num_answers == 3
+        assert len(model.answers) == 3
         flood(client)
         one.said.append(answer["choices"][2]["message"])
         one.tell()

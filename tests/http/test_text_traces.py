@@ -20,6 +20,7 @@ from bridle.traced import Header, Said, Trace
 from bridle.traced.rebuild import rebuild
 from bridle.traces import decode_record, encode_trace, read
 from tests.http.harness import local_client, saying, scripted_model
+from tests.service.test_bounded_book import check_counts
 
 REPLY = "good day"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -179,22 +180,28 @@ def test_traces_go_when_they_are_old() -> None:
     book.close()
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4000)), max_size=12))
-def test_the_book_is_bounded(kept: list[tuple[str, int]]) -> None:
+def test_nobody_replaces_the_trace_of_another_by_its_name() -> None:
+    book = TraceBook()
+    book.keep("one", "ann", [trace_of(3)], is_wanted=True)
+    book.keep("one", "bob", [trace_of(4)], is_wanted=True)
+    assert [find(book, "one", user) for user in ("ann", "bob")] == [
+        encode_trace(trace_of(3)),
+        encode_trace(trace_of(4)),
+    ]
+    book.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3000)), max_size=12))
+def test_the_book_is_bounded_by_what_traces_take(kept: list[tuple[str, int]]) -> None:
     book = TraceBook(max_bytes=9_000, max_user_bytes=6_000)
     for number, (user, size) in enumerate(kept):
         book.keep(str(number), user, [trace_of(size)], is_wanted=True)
-    for entry in list(book._entries.values()):
-        entry.text.result()
-    book._forget("a")
-    book._forget("b")
-    sizes = [(entry.user, entry.size) for entry in book._entries.values()]
-    assert sum(size for _, size in sizes) <= 9_000
-    for user in "ab":
-        assert sum(size for owner, size in sizes if owner == user) <= 6_000
-    if kept and not sizes:
-        assert kept[-1][1] > 4_000 - 200 or len(kept) > 1
     book.close()
+    check_counts(book.texts)
+    number, (user, size) = len(kept) - 1, kept[-1] if kept else ("a", 0)
+    if kept:
+        text = find(book, str(number), user)
+        assert text == encode_trace(trace_of(size)) and len(text) <= book.texts.num_bytes
 
 
 def test_the_folder_is_bounded(tmp_path: Path) -> None:
@@ -205,7 +212,7 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
     files = list(tmp_path.glob("*.jsonl"))
     assert 1 <= len(files) < 8
     assert sum(file.stat().st_size for file in files) <= 5_000
-    assert not book._entries
+    assert len(book.texts) == 0
 
 
 @given(st.floats(0, 1))
