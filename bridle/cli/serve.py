@@ -251,6 +251,11 @@ class ServerOptions:
     "Seconds that a generation may take. Default: no limit."
     grace_period: float = 30.0
     "Seconds that running requests get after the first Ctrl-C or SIGTERM."
+    drain_parked: Literal["end", "wait"] = "end"
+    (
+        "What happens then with conversations whose KV is parked after a tool call: `end` lets them go, with `wait` "
+        "their next calls are still answered within the grace period."
+    )
     lmtp_path: str = "/lmtp"
     "Path for LMTP over WebSockets, besides `/`."
     log_format: Literal["auto", "console", "json"] = "auto"
@@ -304,6 +309,7 @@ class ServerOptions:
             name=self.served_name,
             aliases=self.alias,
             grace_period=self.grace_period,
+            drain_parked=self.drain_parked,
             log_format=self.log_format,
             log_level=self.log_level,
             control=control.to_settings(),

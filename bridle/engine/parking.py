@@ -11,10 +11,10 @@ This module knows hashes, users and times, and no blocks. Users never share a ha
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from bridle.errors import InternalError
 
@@ -59,7 +59,8 @@ class Parking:
         self.max_blocks, self.seconds = max_blocks, seconds
         self._on_pin, self._on_unpin = on_pin, on_unpin
         self._users: dict[str, _User] = {}
-        self._user_of: dict[Key, str] = {}
+        self._user_of: dict[Key, str] = {}  # the next to expire first
+        self._adapters: Counter[str] = Counter()  # of conversations
         self.num_blocks = 0  # distinct ones
         self.num_hits = self.num_expired = self.num_given_way = 0
 
@@ -94,6 +95,8 @@ class Parking:
         entry = Parked(user, key, adapter, list(digests), now + self.seconds)
         known.parked[key] = entry
         self._user_of[key] = user
+        if adapter is not None:
+            self._adapters[adapter] += 1
         for digest in digests:
             known.pins[digest] += 1
             if known.pins[digest] == 1:
@@ -132,6 +135,7 @@ class Parking:
             known = self._users[user]
             known.parked[key].until = now + self.seconds
             known.parked.move_to_end(key)
+            self._user_of[key] = self._user_of.pop(key)
 
     def release(self, request_id: str) -> None:
         """Let go of the outputs of a request; unknown ids are ignored."""
@@ -141,17 +145,22 @@ class Parking:
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
         """Let go of what is over by `now`, and of what adapters computed that are gone. Returns when the next is over,
         None if nothing is parked."""
-        next_end = math.inf
-        for known in list(self._users.values()):
-            due = [entry.key for entry in _until(known.parked.values(), now)]
-            for key in due:
-                self.drop(key)
-            self.num_expired += len(due)
-            gone = [key for key, each in known.parked.items() if each.adapter and not is_known(each.adapter)]
-            for key in gone:
-                self.drop(key)
-            next_end = min([next_end, *(each.until for each in list(known.parked.values())[:1])])
-        return None if next_end == math.inf else next_end
+        while self._user_of and self._next.until <= now:
+            self.drop(self._next.key)
+            self.num_expired += 1
+        for adapter in [each for each in self._adapters if not is_known(each)]:
+            for key in [each.key for known in self._users.values() for each in known.parked.values()]:
+                if self._entry(key).adapter == adapter:
+                    self.drop(key)
+        return self._next.until if self._user_of else None
+
+    @property
+    def _next(self) -> Parked:
+        """The next to expire."""
+        return self._entry(next(iter(self._user_of)))
+
+    def _entry(self, key: Key) -> Parked:
+        return self._users[self._user_of[key]].parked[key]
 
     def give_way(self) -> None:
         """Give one block of one conversation up. Whoever parks most does, its oldest conversation, at the end."""
@@ -197,6 +206,7 @@ class Parking:
             known.ends.setdefault(entry.digests[-1], set()).add(entry.key)
         else:
             del known.parked[entry.key], self._user_of[entry.key]
+            self._forget_adapter(entry.adapter)
             if not known.parked:
                 del self._users[entry.user]
         for digest in reversed(cut):  # the end is evicted first
@@ -205,6 +215,12 @@ class Parking:
                 del known.pins[digest]
                 self.num_blocks -= 1
                 self._on_unpin(digest)
+
+    def _forget_adapter(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self._adapters[adapter] -= 1
+            if not self._adapters[adapter]:
+                del self._adapters[adapter]
 
     # -- looking in --------------------------------------------------------------------------------------
 
@@ -225,6 +241,11 @@ class Parking:
         num_entries = sum(len(known.parked) for known in self._users.values())
         if num_entries != len(self) or self.num_blocks != len(self.digests()) or self.num_blocks > self.max_blocks:
             raise InternalError(f"{self.num_blocks} blocks are parked, {len(self.digests())} are listed")
+        parked = [self._entry(key) for key in self._user_of]
+        if Counter(each.adapter for each in parked if each.adapter is not None) != self._adapters:
+            raise InternalError(f"the adapters of parked KV are counted as {dict(self._adapters)}")
+        if any(one.until > other.until for one, other in pairwise(parked)):
+            raise InternalError("parked KV is not in the order in which it expires")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
         """The conversations of a user that end at one of these hashes, or that a request has parked, the oldest
@@ -234,11 +255,3 @@ class Parking:
             return []
         keys = {key for digest in digests for key in known.ends.get(digest, ())}
         return [key for key in known.parked if key in keys or key[0] == request_id]
-
-
-def _until(entries: Iterable[Parked], now: float) -> Iterator[Parked]:
-    """The first entries, as far as they are over."""
-    for entry in entries:
-        if entry.until > now:
-            return
-        yield entry

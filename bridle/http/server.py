@@ -110,6 +110,7 @@ def run(
         (announce or partial(_announce, scheme=scheme, needs_key=needs_key))(registry, f"{shown}:{port}")
 
     renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
+    app.state.http.awaits_parked = settings.drain_parked == "wait"
     server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, renewing)
     server.run(sockets=[listener])
     _log.info("stopped")
@@ -242,7 +243,7 @@ class DrainingServer(uvicorn.Server):
         _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
         try:
             async with asyncio.timeout(self._grace_period):
-                await self._http.idle.wait()
+                await self._http.settled()
         except TimeoutError:
             _log.warning("ending requests", in_flight=admission.num_requests)
             await self._http.close_fronts()

@@ -98,7 +98,8 @@ class HttpSettings:
 class ServeSettings:
     """Everything that `serve` needs: models, engines around them, and where to listen.
 
-    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds. `model`
+    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds, and so do
+    the next calls of parked conversations if `drain_parked` is `wait`. `model`
     says how models are loaded, and which one unless `models` does: several, and what else may be loaded on demand.
     `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name on the wire (None: that
     of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
@@ -118,6 +119,7 @@ class ServeSettings:
     name: str | None = None
     aliases: tuple[str, ...] = ()
     grace_period: float = 30.0
+    drain_parked: Literal["end", "wait"] = "end"
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_connections: int = 4096

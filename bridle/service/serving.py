@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from bridle.engine.request import Request
     from bridle.traced import Trace
 
+_CLOSING = "the server is shutting down and takes no new requests"
+_GLANCE = 0.2  # seconds between two looks at what is parked
 _CROWD = 16  # requests in flight that leave something worth giving back
 #: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
 Notice = Callable[[str, str | None], None]
@@ -58,9 +60,10 @@ class Host:
     """What the front-ends of a process share: models, room, and the word whether new requests are taken.
 
     `live` are the requests that a model works on, by id; `tracing` is where their spans go, if anywhere. One call may
-    bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away; `idle` is
-    set once the running ones are over. `num_crowd` is the most that was in flight since nothing was. `turns` bound what
-    clients cost that are told no, or say nothing: one share for all front-ends, since they have one event loop.
+    bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away, unless it
+    `awaits_parked` conversations and they go on with one; `idle` is set once the running ones are over. `num_crowd` is
+    the most that was in flight since nothing was. `turns` bound what clients cost that are told no, or say nothing: one
+    share for all front-ends, since they have one event loop.
     `classes` are the operator's classes of controllers, by name.
     `traces` keeps those that clients and the operator want, `policies` are what the operator demands of texts.
     """
@@ -72,6 +75,7 @@ class Host:
     max_choices: int = 256
     live: dict[str, Story] = field(default_factory=dict)
     is_draining: bool = False
+    awaits_parked: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     num_crowd: int = 0
     turns: Turns = field(default_factory=Turns)
@@ -80,9 +84,23 @@ class Host:
     policies: PolicyBook = field(default_factory=PolicyBook)
 
     def check_open(self) -> None:
-        """Raises `EngineClosed` while the server is shutting down."""
-        if self.is_draining:
-            raise EngineClosed("the server is shutting down and takes no new requests")
+        """Raises `EngineClosed` while the server is shutting down, and awaits nothing."""
+        if self.is_draining and not (self.awaits_parked and self.num_parked):
+            raise EngineClosed(_CLOSING)
+
+    @property
+    def num_parked(self) -> int:
+        """The conversations that models have parked."""
+        counts = (getattr(model.client.statistics(), "num_parked", 0) for model in self.registry)
+        return sum(counts)
+
+    async def settled(self) -> None:
+        """Wait until the running requests are over, and what is parked if that is awaited."""
+        await self.idle.wait()
+        while self.awaits_parked:
+            await asyncio.sleep(_GLANCE)  # what a request has left parked is counted a moment after its end
+            if not (self.num_parked or self.admission.num_requests):
+                return
 
     def note_end(self) -> None:
         """A request is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
@@ -110,6 +128,7 @@ class Serving:
     identity: Identity = field(init=False)
     model: LoadedModel = field(init=False)
     ticket: Ticket = field(init=False)
+    _is_late: bool = False  # it came while the host was draining
 
     def __post_init__(self) -> None:
         self.identity = self.story.identity or LOCAL_USER
@@ -137,6 +156,7 @@ class Serving:
         """
         host, story, identity = self.host, self.story, self.identity
         host.check_open()
+        self._is_late = host.is_draining
         story.terms = make_terms(priority, deadline, identity, story.began)
         chosen = host.registry.choose(name, adapter)
         slot = host.registry.slot_of(chosen.model)
@@ -208,6 +228,11 @@ class Serving:
         async with self.story.terms.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
+    def _check_drain(self, continues: str) -> None:
+        """Turn a call away that came while the host was draining, unless it goes on with what is parked."""
+        if self._is_late and not continues:
+            raise EngineClosed(_CLOSING)
+
     async def prepare(
         self,
         prompts: Sequence[tuple[int, ...]],
@@ -222,6 +247,7 @@ class Serving:
         """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
         from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
         its own, which its seed alone repeats. So many requests run `at_once`."""
+        self._check_drain(wanted.get("continues", ""))
         policies = NO_POLICIES if wanted.get("embeds") else await self._policies()
         if policies.guard is not None and not self.identity.is_admin:
             self.trace = "no"  # it would tell what was taken back

@@ -18,7 +18,7 @@ from bridle.service.loading import LoadedModel
 from bridle.text import Tokenizer
 from tests.http.harness import local_client, saying, scripted_model, tokenizer_folder
 from tests.leftovers import kept_folder
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 BLOCK = 16
 USER = "{% if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% else %}"
@@ -293,6 +293,37 @@ def test_switched_off_the_template_says_everything() -> None:
         expected = len(model.tokenizer.encode(rendered(model, json.loads(json.dumps(one.said))), False))
         assert one.say()[0] == expected
         assert model.client.statistics().num_parked == len(model.answers) == 0
+
+
+def ids_of(model: LoadedModel) -> list[str]:
+    """The requests whose answers are remembered."""
+    return [entry.value.request_id for entry in model.answers._book._entries.values()]
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_drain_ends_what_is_parked_or_waits_for_it(awaits: bool) -> None:
+    template, said = SAID["hermes"]
+    with an_app(template, said, park_memory=1 << 20) as (client, model):
+        one, other = Chat(client, False), Chat(client, False)
+        one.say()
+        until(lambda: model.client.statistics().num_parked == 1)
+        http = client.app.state.http  # type: ignore[attr-defined]
+        http.awaits_parked = awaits
+        assert client.portal is not None
+        client.portal.call(http.begin_drain)
+        body = {"messages": other.said, "max_tokens": 5}
+        assert client.post("/v1/chat/completions", json=body).status_code == 503
+        assert client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 1}).status_code == 503
+        one.tell()
+        if awaits:
+            done = client.portal.start_task_soon(http.settled)
+            assert one.say()[1] > 0 and not done.done()
+            for request_id in ids_of(model):
+                model.client.unpark(request_id)
+            done.result(PATIENCE)
+        else:
+            client.portal.call(http.settled)
+            assert client.post("/v1/chat/completions", json={"messages": one.said}).status_code == 503
 
 
 def test_several_choices_are_parked_and_each_can_be_gone_on_from() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -21,7 +20,7 @@ from bridle.http.openai.batch import answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.policies import PolicyBook
-from tests.http.harness import local_client, saying, scripted_model, served, tokenizer
+from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.http.test_borrowed_fields import text_of
 from tests.http.test_fields import ROUTES, post
 from tests.lmtp.harness import Setup
@@ -204,23 +203,6 @@ def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
         'bridle_policy_actions_total{action="replaced",policy="secrets",version="3"}',
     ):
         assert line in metrics
-
-
-def test_a_stream_keeps_the_policies_that_it_began_with(tmp_path: Path) -> None:
-    path = tmp_path / "policies.toml"
-    path.write_text(FILE, encoding="utf-8")
-    model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
-    book = PolicyBook(path)
-    with served(model, HttpSettings(policies=book)) as url:
-        body = {"prompt": "x", "max_tokens": 900, "temperature": 0.0, "stream": True}
-        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=300) as answer:
-            lines = answer.iter_lines()
-            first = next(lines)
-            path.write_text("", encoding="utf-8")
-            book.reload()
-            rest = "\n".join(lines)
-    text = "".join(texts_in(first + "\n" + rest))
-    assert text.count("[e-mail]") > 1 and not says(text)
 
 
 def test_users_see_no_policies(book: PolicyBook, tmp_path: Path) -> None:
