@@ -23,7 +23,7 @@ from bridle.controllers.composition import (
     piece_of,
     rest_of,
 )
-from bridle.engine.decision import Branch, Decision, Splice
+from bridle.engine.decision import DRAW, Branch, Decision, Splice
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
 from bridle.errors import ControllerError
 
@@ -168,6 +168,34 @@ class Output:
             if self.is_final or part.is_due:
                 self.num_asked += not part.is_asked
                 yield part.pool, part.tell(self.turns_due, self.is_final)
+
+    def hear_last(self, number: int, answer: Answer) -> Answer | None:
+        """The answer for the engine, if this is the last that was missing, all of them just want to draw, and one of
+        them at most wants it to be otherwise than usual. None in any other case: then nothing is taken in. This is what
+        most steps are, so it is made short; `hear` and `advance` come to the same."""
+        part, decision = self.parts[number], answer.decision
+        if self.num_asked != 1 or not part.is_asked or answer.turns > 1 or not self.is_owed:
+            return None
+        if self._has_more_to_tell or answer.error is not None or answer.log or answer.stored:
+            return None
+        wish, way = None, []
+        for each in self.parts:
+            own = decision if each is part else each.decision
+            if own is None or each.script is not None or each.untold is not None or len(own.branches) != 1:
+                return None
+            branch = own.branches[0]
+            if own is not DRAW:
+                if not branch.sample or branch.splices or (wish is not None and is_wish(branch)):
+                    return None
+                wish = own if is_wish(branch) else wish
+            way.append(branch)
+        part.decision, part.is_asked, self.num_asked, self.is_owed = decision, False, 0, False
+        self.ways, self.counts, self.is_plain = [tuple(way)], (1,) * len(way), True
+        return answer if wish is decision else Answer(wish or self.parts[0].decision)
+
+    @property
+    def _has_more_to_tell(self) -> bool:
+        return bool(self.shown or self.is_final or self.has_said or self.log or self.stored or self.turns > 1)
 
     def hear(self, number: int, answer: Answer) -> None:
         """Take in the answer of one controller. Raises its error."""

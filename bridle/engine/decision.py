@@ -82,6 +82,8 @@ class Decision:
         draft: Iterable[int] = (),
     ) -> Decision:
         """Draw the next token."""
+        if mask is None and sampling is None and not top_logprobs and bias == () and splices == () and draft == ():
+            return DRAW
         return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs, tuple(draft)),))
 
     @classmethod
@@ -136,6 +138,10 @@ class Decision:
     def waits_for(self) -> WaitsFor | None:
         """What alone can end this wait, as in `waited`; None if this is no wait, or if anything may end it."""
         return self.waited if self.is_wait else () if self.is_noop else None
+
+
+#: To draw as usual: what most controllers want in most steps.
+DRAW = Decision((Branch(),))
 
 
 # -- masks: bit rows ---------------------------------------------------------------------------------------

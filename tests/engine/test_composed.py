@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.controllers.composed_output import Output as ComposedOutput
 from bridle.controllers.composed_pool import with_composed
 from bridle.controllers.composition import MAX_CONTROLLERS, Composed, all_ways, branch_numbers, compose
 from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_of
@@ -158,6 +159,20 @@ def test_outputs_do_not_depend_on_what_is_beside_them(seed: int) -> None:
         for path, output in again.by_path.items():
             other = replays[request.id].by_path[path]
             assert seen(output, other) == seen(other, output)
+
+
+@given(seed=SEED)
+def test_the_short_way_of_most_steps_comes_to_the_same(seed: int) -> None:
+    replays = []
+    for is_short in (True, False):
+        random = Random(seed)
+        request = random_request(random, controller=random_crew(random))
+        with pytest.MonkeyPatch.context() as patch:
+            if not is_short:
+                patch.setattr(ComposedOutput, "hear_last", lambda *_: None)
+            replays += ample(decoder=PieceDecoder(PIECES)).run(request)
+    one, other = replays
+    assert [seen(each) for each in one.outputs.values()] == [seen(each) for each in other.outputs.values()]
 
 
 @more(2)
