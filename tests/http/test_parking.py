@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerFast
 
+from bridle.cli.top_view import frame
 from bridle.config import EngineConfig
 from bridle.service.loading import LoadedModel
 from bridle.text import Tokenizer
@@ -295,6 +298,15 @@ def test_switched_off_the_template_says_everything() -> None:
         assert model.client.statistics().num_parked == len(model.answers) == 0
 
 
+def shows_parked(client: TestClient, num_blocks: int) -> bool:
+    """Whether metrics and `bridle top` show one parked conversation of so many blocks."""
+    metrics = client.get("/metrics").text
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(frame(client.get("/v1/status").json(), None, "here"))
+    told = f'bridle_engine_parked_blocks{{model="scripted"}} {float(num_blocks)}' in metrics
+    return told and f"({num_blocks} of them for 1 parked)" in console.export_text()
+
+
 def ids_of(model: LoadedModel) -> list[str]:
     """The requests whose answers are remembered."""
     return [entry.value.request_id for entry in model.answers._book._entries.values()]
@@ -307,6 +319,7 @@ def test_a_drain_ends_what_is_parked_or_waits_for_it(awaits: bool) -> None:
         one, other = Chat(client, False), Chat(client, False)
         one.say()
         until(lambda: model.client.statistics().num_parked == 1)
+        assert shows_parked(client, model.client.statistics().num_parked_blocks)
         http = client.app.state.http  # type: ignore[attr-defined]
         http.awaits_parked = awaits
         assert client.portal is not None
