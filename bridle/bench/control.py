@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +27,12 @@ _BATCHES = (1, 10, 40)
 #: How many neutral controllers steer beside a module.
 _BESIDE = (0, 1, 2, 4)
 _MODEL = "20m"
+_TITLES = {
+    "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
+    "composed": "neutral controllers beside a module, in a step of 20 ms, beyond the module alone",
+    "mask_in_sampler": "masks in the sampler",
+    "slowdown": f"8 sequences on the {_MODEL} model",
+}
 
 
 def measure(settings: Settings, console: Console) -> dict[str, Any]:
@@ -33,14 +42,51 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     torch.set_num_threads(settings.threads or 1)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
-        figures = {
-            "critical_path": _critical_path(folder, settings),
-            "composed": _composed(folder, settings),
-            "mask_in_sampler": _masks(settings),
-            "slowdown": _slowdown(folder, settings),
-        }
-    _print_tables(console, figures)
+        checkpoint = make_checkpoint(_MODEL, folder)
+        phases = Phases(console, _guesses(checkpoint, settings, Limits.now()))
+        phases.announce()
+        figures: dict[str, Any] = {}
+        for part, measured in _parts(checkpoint, folder, settings).items():
+            with phases.part(_TITLES[part]):
+                figures[part] = measured()
+    for part, title in _TITLES.items():
+        print_table(console, title, figures[part])
     return figures
+
+
+def _parts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    return {
+        "critical_path": lambda: _critical_path(folder, settings),
+        "composed": lambda: _composed(folder, settings),
+        "mask_in_sampler": lambda: _masks(settings),
+        "slowdown": lambda: _slowdown(checkpoint, folder, settings),
+    }
+
+
+def _guesses(checkpoint: Checkpoint, settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler goes over the
+    logits some twenty times."""
+    from bridle.bench.control_programs import slowdown_scale
+
+    batches = settings.batches or _BATCHES
+    critical, composed = (steps * rounds * _DEVICE_SECONDS * len(batches) for steps, rounds in _scales(settings))
+    num_steps, rounds = slowdown_scale(quick=settings.quick)
+    rows = 2 * _mask_rounds(settings) * sum(batches)
+    return {
+        _TITLES["critical_path"]: critical * 2 * 3,  # blocking or not, with three kinds of controllers
+        _TITLES["composed"]: composed * len(_BESIDE),
+        _TITLES["mask_in_sampler"]: rows * _VOCAB_SIZE * 4 * 20 / limits.bandwidth,
+        _TITLES["slowdown"]: 3 * rounds * limits.seconds(checkpoint, 8 * (32 + num_steps), num_steps),
+    }
+
+
+def _scales(settings: Settings) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Steps and rounds on the critical path, and of composed controllers."""
+    return ((30, 1), (30, 1)) if settings.quick else ((100, 3), (100, 5))
+
+
+def _mask_rounds(settings: Settings) -> int:
+    return 5 if settings.quick else 40
 
 
 def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
@@ -49,7 +95,7 @@ def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
     tokenizer = guests.write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
-    num_steps, rounds = (30, 1) if settings.quick else (100, 3)
+    num_steps, rounds = _scales(settings)[0]
     figures = []
     with runtime_pool(tokenizer, folder / "store", _VOCAB_SIZE, "--wasm-max-step-time", "500") as pool:
         modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
@@ -84,7 +130,7 @@ def _composed(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
     tokenizer = guests.write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
-    num_steps, rounds = (30, 1) if settings.quick else (100, 5)
+    num_steps, rounds = _scales(settings)[1]
     figures = []
     with runtime_pool(tokenizer, folder / "composed", _VOCAB_SIZE, "--wasm-max-step-time", "500") as pool:
         module = upload(pool, guests.trivial())
@@ -125,7 +171,7 @@ def _masks(settings: Settings) -> list[dict[str, Any]]:
     for rows in settings.batches or _BATCHES:
         logits = torch.randn(rows, _VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3  # [R, V]
         times: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(5 if settings.quick else 40):
+        for _ in range(_mask_rounds(settings)):
             for masked in (False, True):
                 drawn = [SampleRow(i, i, params, key=i, mask=mask if masked else None) for i in range(rows)]
                 begin = time.perf_counter()
@@ -136,14 +182,12 @@ def _masks(settings: Settings) -> list[dict[str, Any]]:
     return figures
 
 
-def _slowdown(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+def _slowdown(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[dict[str, Any]]:
     """On a real forward pass."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs
-    from bridle.bench.checkpoints import make_checkpoint
     from bridle.bench.control_device import runtime_pool
 
-    checkpoint = make_checkpoint(_MODEL, folder)
     tokenizer = guests.write_tokenizer(checkpoint.path, checkpoint.vocab_size) / "tokenizer.json"
     limit = ("--wasm-max-step-time", "500")
     executor = programs.load(checkpoint.path, settings.threads or 1)
@@ -152,17 +196,6 @@ def _slowdown(folder: Path, settings: Settings) -> list[dict[str, Any]]:
             return programs.slowdown(executor, pool, quick=settings.quick)
     finally:
         executor.close()
-
-
-def _print_tables(console: Console, figures: dict[str, Any]) -> None:
-    titles = {
-        "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
-        "composed": "neutral controllers beside a module, in a step of 20 ms, beyond the module alone",
-        "mask_in_sampler": "masks in the sampler",
-        "slowdown": f"8 sequences on the {_MODEL} model",
-    }
-    for name, title in titles.items():
-        print_table(console, title, figures[name])
 
 
 def print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:

@@ -45,11 +45,16 @@ def prompt_of(number: int, length: int) -> tuple[int, ...]:
     return tuple(300 + (number * 7_919 + i * 31) % 7_000 for i in range(length))
 
 
+def slowdown_scale(*, quick: bool) -> tuple[int, int]:
+    """How many steps are measured, and how often."""
+    return (24, 2) if quick else (64, 5)
+
+
 def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
     """Tokens per second of 8 sequences under each controller against none, and the processor time that controllers
     take. In turns; medians."""
     modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
-    num_steps, rounds = (24, 2) if quick else (64, 5)
+    num_steps, rounds = slowdown_scale(quick=quick)
     runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in modules}
     for _ in range(rounds):
         for kind, module in modules.items():

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
 from bridle.bench.peers import BridlePeer, ContinuousPeer, GeneratePeer, Peer, Prompts, Run, load_transformers
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.bench.settings import Settings
 from bridle.errors import InvalidRequest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BATCHES = (1, 16, 64)
+_NUM_PEERS = 4
 _HEADINGS = ("batch", "", "tok/s", "x", "x CPU", "decode/s", "x CPU", "roof", "same")
 _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
 
@@ -69,9 +71,11 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     figures: list[Figure] = []
     names = settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        for name in names:
-            checkpoint = make_checkpoint(name, Path(folder))
-            races = _measure_model(checkpoint, settings, console)
+        checkpoints = [make_checkpoint(name, Path(folder)) for name in names]
+        phases = Phases(console, _guesses(checkpoints, settings, Limits.now()))
+        phases.announce()
+        for checkpoint in checkpoints:
+            races = _measure_model(checkpoint, settings, phases)
             # Measured between all others, the best of a few is the least disturbed one.
             bandwidth, triad = max(bandwidth, read_bandwidth()), max(triad, triad_bandwidth())
             for race in races:
@@ -99,15 +103,40 @@ def set_up(settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def _measure_model(checkpoint: Checkpoint, settings: Settings, console: Console) -> list[list[Figure]]:
+def _guesses(checkpoints: Sequence[Checkpoint], settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each race takes. In each round each peer reads the prompts twice, for one new token and
+    for all."""
+    num_new, num_rounds = _scale(settings)
+    guesses = {}
+    for checkpoint in checkpoints:
+        for batch in _batches(settings):
+            num_tokens = 2 * sum(map(len, make_prompts(batch, checkpoint.vocab_size))) + batch * num_new
+            run = limits.seconds(checkpoint, num_tokens, num_new + 1)
+            guesses[_part(checkpoint, batch)] = num_rounds * _NUM_PEERS * run
+    return guesses
+
+
+def _scale(settings: Settings) -> tuple[int, int]:
+    """New tokens, and rounds."""
+    return (16, 2) if settings.quick else (64, 3)
+
+
+def _batches(settings: Settings) -> tuple[int, ...]:
+    return settings.batches or ((1, 16) if settings.quick else _BATCHES)
+
+
+def _part(checkpoint: Checkpoint, batch: int) -> str:
+    return f"{checkpoint.name}, {batch} at once"
+
+
+def _measure_model(checkpoint: Checkpoint, settings: Settings, phases: Phases) -> list[list[Figure]]:
     """One race per batch size."""
     races = []
-    num_new, num_rounds = (16, 2) if settings.quick else (64, 3)
     with _peers(checkpoint, settings) as peers:
-        for batch in settings.batches or ((1, 16) if settings.quick else _BATCHES):
+        for batch in _batches(settings):
             prompts = make_prompts(batch, checkpoint.vocab_size)
-            with console.status(f"{checkpoint.name}, {batch} at once"):
-                races.append(_race(checkpoint, peers, prompts, num_new, num_rounds))
+            with phases.part(_part(checkpoint, batch)):
+                races.append(_race(checkpoint, peers, prompts, *_scale(settings)))
     return races
 
 
@@ -120,6 +149,7 @@ def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
         lambda: BridlePeer(checkpoint, num_threads=settings.threads),
         lambda: BridlePeer(checkpoint, num_threads=settings.threads, quantization="int8"),
     ]
+    assert len(makers) == _NUM_PEERS
     peers: list[Peer] = []
     try:
         for make in makers:

@@ -40,3 +40,12 @@ def _best(work: Callable[[], object], num_rounds: int) -> float:
         work()
         times.append(time.perf_counter() - begin)
     return min(times)
+
+
+def product_rate(*, num_rounds: int = 3, side: int = 768) -> float:
+    """Numbers multiplied and added in a second in a product of matrices, with all of torch's threads: the best of
+    `num_rounds`."""
+    import torch
+
+    matrix = torch.ones(side, side)
+    return side**3 / _best(lambda: torch.mm(matrix, matrix), num_rounds)

@@ -21,6 +21,7 @@ from bridle.bench.control_guests import write_tokenizer
 from bridle.bench.engine import make_prompts
 from bridle.bench.loads import Row, best, print_rows, timed
 from bridle.bench.peers import BridlePeer
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import closed_loop, open_loop
@@ -33,6 +34,7 @@ Prompts = Sequence[Sequence[int]]
 
 _SIXTEEN = 16
 _KV_TOKENS = 1 << 16
+_RACE = "16 clients, and the offline engine"
 _COMMON = ("--control", "off", "--no-prefix-caching")
 
 
@@ -59,8 +61,34 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
         write_tokenizer(checkpoint.path, checkpoint.vocab_size)
-        bench = _Bench(checkpoint, settings.threads, Path(folder), scale, console)
+        phases = Phases(console, _guesses(checkpoint, scale, Limits.now()))
+        phases.announce()
+        bench = _Bench(checkpoint, settings.threads, Path(folder), scale, console, phases)
         return {"model": name, **bench.sweep()}
+
+
+def _prompts(checkpoint: Checkpoint, scale: Scale) -> Prompts:
+    return make_prompts(scale.num_requests, checkpoint.vocab_size)
+
+
+def _used(prompts: Prompts, num_clients: int) -> Prompts:
+    """Few clients get through few prompts."""
+    return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
+
+
+def _guesses(checkpoint: Checkpoint, scale: Scale, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes: prompts that are read, and steps of as many sequences as there are
+    clients. Arrivals at a rate come for a set time."""
+    prompts = _prompts(checkpoint, scale)
+
+    def closed(num_clients: int) -> float:
+        used = _used(prompts, num_clients)
+        num_tokens = sum(map(len, used)) + len(used) * scale.max_tokens
+        return limits.seconds(checkpoint, num_tokens, scale.max_tokens * len(used) // num_clients)
+
+    guesses = {_RACE: 2 * scale.num_races * closed(_SIXTEEN)}
+    guesses |= {f"{number} clients": closed(number) for number in scale.concurrency if number != _SIXTEEN}
+    return guesses | {f"{share:.0%} of capacity": scale.seconds for share in scale.shares}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +100,18 @@ class _Bench:
     folder: Path
     scale: Scale
     console: Console
+    phases: Phases
 
     @property
     def prompts(self) -> Prompts:
-        return make_prompts(self.scale.num_requests, self.checkpoint.vocab_size)
+        return _prompts(self.checkpoint, self.scale)
 
     def sweep(self) -> dict[str, Any]:
         """Sixteen clients beside the offline engine, then other numbers of clients, then rates of arrival."""
         room = ("--kv-memory", str(self.checkpoint.token_bytes * _KV_TOKENS))
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *room, threads=self.threads) as server:
-            offline, sixteen = self._race(server)
+            with self.phases.part(_RACE):
+                offline, sixteen = self._race(server)
             share = sixteen.tokens_per_second / offline
             self.console.print(
                 f"{self.checkpoint.name}: offline engine, 16 at once: {offline:.1f} tokens/s; over HTTP with 16 "
@@ -113,13 +143,14 @@ class _Bench:
             if num_clients == _SIXTEEN:
                 rows.append(sixteen)
                 continue
-            used = prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
-            load = closed_loop(server.target, used, scale.max_tokens, num_clients)
-            rows.append((await timed(f"{num_clients} clients", server, load))[0])
+            load = closed_loop(server.target, _used(prompts, num_clients), scale.max_tokens, num_clients)
+            with self.phases.part(name := f"{num_clients} clients"):
+                rows.append((await timed(name, server, load))[0])
         capacity = max(row.requests_per_second for row in rows)
         for share in scale.shares:
             load = open_loop(server.target, prompts, scale.max_tokens, share * capacity, scale.seconds)
-            rows.append((await timed(f"{share:.0%} of capacity", server, load))[0])
+            with self.phases.part(name := f"{share:.0%} of capacity"):
+                rows.append((await timed(name, server, load))[0])
         return rows
 
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import Checkpoint
 from bridle.bench.engine import set_up
+from bridle.bench.phases import show_seconds
 from bridle.bench.settings import Settings
 from bridle.model.memory import return_memory
 from lab.bench.cpu_files import describe_llamacpp, made_checkpoint
 from lab.bench.cpu_limits import Limits
-from lab.bench.cpu_parts import Part, guess_seconds, parts, show_seconds
+from lab.bench.cpu_parts import Part, guess_seconds, parts
 from lab.bench.cpu_peers import load_peers
 from lab.bench.cpu_race import as_rows, race
 from lab.bench.cpu_report import draw, print_limits, print_race

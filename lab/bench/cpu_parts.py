@@ -108,10 +108,3 @@ def guess_seconds(part: Part, checkpoint: Checkpoint, limits: Limits, settings: 
 def num_rounds(case: Case, settings: Settings) -> int:
     """How often prompts are read."""
     return 2 if settings.quick or case.batch * case.context > 1024 else 5
-
-
-def show_seconds(seconds: float) -> str:
-    """A duration for people."""
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
