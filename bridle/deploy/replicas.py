@@ -35,6 +35,7 @@ from bridle.service.control import ControlSettings, ControlStart, begin_control,
 from bridle.service.defaults import read_defaults
 from bridle.service.loading import LoadedModel, model_name
 from bridle.service.model_memory import Needs
+from bridle.service.vocabularies import check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,6 +123,8 @@ def load_replicated(
     if pooling is not None:
         control = None  # there is nothing to steer
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+    if (num_ids := guess_num_logits(path)) is not None:
+        check_sizes(tokenizer, num_ids, config.model)
     told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"))
     client, store = _start(told, count, path, report)
     info, name = client.info, name or model_name(config.model)

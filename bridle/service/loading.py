@@ -36,6 +36,7 @@ from bridle.service.control import (
     guess_num_logits,
 )
 from bridle.service.defaults import read_defaults
+from bridle.service.vocabularies import check_sizes
 
 if TYPE_CHECKING:
     from bridle.aici.client import DemandedPool, RuntimePool
@@ -222,10 +223,15 @@ def _load_parts(
         if starting is not None:
             undo.callback(starting.abandon)
         tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+        num_ids = guess_num_logits(path)
+        if num_ids is not None:
+            check_sizes(tokenizer, num_ids, config.model)  # before minutes are spent on weights
         if config.draft_model is not None:
             _check_vocabulary(config.draft_model, tokenizer)
         executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
         undo.callback(executor.close)
+        if num_ids is None:
+            check_sizes(tokenizer, executor.info.vocab_size, config.model)
         runtime = finish_control(control, starting, executor.info.vocab_size)
         vocabulary, num_logits = _vocabulary(config, path), executor.info.vocab_size
         demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None

@@ -90,6 +90,16 @@ class Tokenizer:
             pieces[token] = info.content
         return pieces
 
+    def beyond(self, num_ids: int) -> tuple[list[str], list[str]]:
+        """The tokens that a model of `num_ids` ids has no place for: ordinary ones, and those that were added."""
+        added = self._backend.get_added_tokens_decoder()
+        ordinary: list[str] = []
+        further: list[str] = []
+        for token, piece in enumerate(self._pieces[num_ids:], num_ids):
+            if piece is not None:
+                (further if token in added else ordinary).append(piece)
+        return ordinary, further
+
     def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
         """The first token id that does not stand for the same piece in both vocabularies, with both pieces; None if
         they are the same, but for tokens that only one of them has at its end."""

@@ -1,0 +1,44 @@
+"""Whether a tokenizer and a model count the same tokens, told in words when they are loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridle.errors import UnsupportedModel
+from bridle.shown import shown
+
+if TYPE_CHECKING:
+    from bridle.text import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_NUM_SHOWN = 3
+
+
+def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
+    """Compare a tokenizer with a model that computes `num_ids` ids. Raises `UnsupportedModel` if the model has no place
+    for ordinary tokens: it was not trained with this tokenizer. Tokens that were added later, and ids that no token
+    has, are told in the log."""
+    ordinary, added = tokenizer.beyond(num_ids)
+    if ordinary:
+        raise UnsupportedModel(
+            f"the tokenizer has {tokenizer.vocab_size} ids, and the model {model!r} only {num_ids}: it has no place "
+            f"for {len(ordinary)} ordinary tokens, such as {_some(ordinary)}; name the model's own tokenizer"
+        )
+    if added:
+        _log.warning(
+            "the tokenizer has %d ids, and the model %d: a prompt that holds one of the %d added tokens beyond (%s) is "
+            "refused, and the model never writes them",
+            *(tokenizer.vocab_size, num_ids, len(added), _some(added)),
+        )
+    if tokenizer.vocab_size < num_ids:
+        _log.info(
+            "the model has %d ids, and the tokenizer %d: the %d further ones stand for nothing, and leave no text",
+            *(num_ids, tokenizer.vocab_size, num_ids - tokenizer.vocab_size),
+        )
+
+
+def _some(pieces: Sequence[str]) -> str:
+    return ", ".join(shown(piece) for piece in pieces[:_NUM_SHOWN])
