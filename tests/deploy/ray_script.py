@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,12 +22,21 @@ import ray
 from ray import serve
 
 from bridle.deploy.ray import build_app
+from tests.aici.guests import END, guest2, sample
 
 URL = "http://127.0.0.1:{}"
 PATIENCE = 600.0
 ENGINE = "ray::ServeReplica:bridle:engines"  # what Ray calls their processes
 MAX_TOKENS = 400
 SETTINGS: dict[str, Any] = {"min_engines": 2, "max_engines": 2, "num_cpus": 1, "drain": 20}
+
+
+#: A controller that draws one token and ends.
+SHORT = guest2([sample([66], 3072), END])
+
+
+def settings() -> dict[str, Any]:
+    return SETTINGS | {"control_store": str(Path(sys.argv[1], "controllers"))}
 
 
 class Reader(threading.Thread):
@@ -122,6 +133,33 @@ def check_what_cannot_be_is_refused(url: str) -> None:
     assert httpx.post(f"{url}/v1/completions", json={"prompt": [-1]}, timeout=60).status_code == 400
 
 
+def check_wasm_controllers_run_on_every_engine(url: str) -> None:
+    """A module that is uploaded once, by its hash and by its tag; and a script."""
+    made = httpx.post(f"{url}/v1/controllers", content=SHORT, timeout=PATIENCE)
+    assert made.status_code == 200, made.text
+    module = made.json()["module_id"]
+    named = {"module_id": module, "tags": ["short"]}
+    assert httpx.post(f"{url}/v1/controllers/tags", json=named, timeout=PATIENCE).status_code == 200
+    before = {pid: psutil.Process(pid).cpu_times().user for pid in engines()}
+    for number in range(6):
+        for name in (module, "short"):
+            body = {"prompt": f"{number} {name[:5]}", "controller": name, "max_tokens": 20}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 1, answer.text
+    assert len(before) == 2
+    script = "async function main() { await $`scripted`; await gen({ maxTokens: 3 }) }\nstart(main)\n"
+    body = {"prompt": "Say", "controller": "jsctrl", "controller_arg": script, "max_tokens": 40}
+    answers: list[httpx.Response] = []
+
+    def is_compiled() -> bool:
+        answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE))
+        return answers[-1].status_code != 429
+
+    wait_for(is_compiled, "compiling the interpreter")
+    assert "scripted" in answers[-1].text, answers[-1].text
+
+
 def check_nothing_is_lost_with_an_engine(url: str) -> None:
     """One of two engines is killed under 12 streams: every one goes on, with the text it would have had."""
     expected = [reader.text for reader in run(url, range(12))]
@@ -143,32 +181,96 @@ def check_a_rolling_update_breaks_no_stream(url: str) -> None:
     before = set(engines())
     readers = [Reader(url, number) for number in range(4)]
     wait_for(lambda: all(len(reader.items) > 5 for reader in readers), "streaming")
-    serve.run(build_app(SETTINGS | {"engine_options": {"max_num_seqs": 64}}), name="bridle", route_prefix="/")
+    serve.run(build_app(settings() | {"engine_options": {"max_num_seqs": 64}}), name="bridle", route_prefix="/")
     for reader in readers:
         reader.join(PATIENCE)
         assert reader.num_tokens == MAX_TOKENS, (reader.problem, reader.items[-1:])
     wait_for(lambda: not before & set(engines()) and len(engines()) == 2, "the update")
 
 
+def check_the_log_tells_of_no_probe(url: str) -> None:
+    """Nor of calls between fronts and engines; what a client asked is told once, by its front."""
+    httpx.get(f"{url}/health/ready", timeout=60)
+    wait_for(lambda: bool(logged()), "logging")
+    told = "".join(logged())
+    assert "check_health" not in told and '"look"' not in told and "CALL look" not in told, told[-2000:]
+    assert "CALL generate" not in told
+
+
+def logged() -> list[str]:
+    """What the replicas have logged."""
+    folder = Path(sys.argv[1], "session_latest", "logs", "serve")
+    return [path.read_text(errors="replace") for path in folder.glob("replica_*")]
+
+
+def check_a_configuration_with_several_applications(url: str) -> None:
+    """As `serve deploy` deploys a file, twice: the second time one of the two has changed."""
+    serve.delete("bridle")
+    for words in ("", "changed"):
+        deploy_file(words)
+        for name in ("one", "two"):
+            root = f"{url}/{name}"
+            ready = f"{root}/health/ready"
+            wait_for(lambda where=ready: httpx.get(where, timeout=60).status_code == 200, ready)  # type: ignore[misc]
+            assert [row["id"] for row in httpx.get(f"{root}/v1/models", timeout=60).json()["data"]] == [name + words]
+            body = {"prompt": "Is it?", "max_tokens": 9, "regex": "(yes|no)", "seed": 3}
+            (choice,) = httpx.post(f"{root}/v1/completions", json=body, timeout=PATIENCE).json()["choices"]
+            assert choice["text"] in ("yes", "no")
+
+
+def deploy_file(words: str) -> None:
+    """Run `serve deploy` with two applications whose models have these `words` in their names."""
+    args = {"num_cpus": 1, "drain": 5, "min_engines": 1, "max_engines": 1}
+    applications = [
+        {
+            "name": name,
+            "route_prefix": f"/{name}",
+            "import_path": "bridle.deploy.ray:build_app",
+            "args": args | {"name": name + words},
+        }
+        for name in ("one", "two")
+    ]
+    file = Path(sys.argv[1], "deployed.yaml")
+    config = {"logging_config": {"enable_access_log": False}, "applications": applications}
+    file.write_text(json.dumps(config))  # which is YAML, too
+    command = [str(Path(sys.executable).with_name("serve")), "deploy", str(file), "-a", DASHBOARD[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def is_there() -> bool:
+        found = serve.status().applications
+        return all(found[name].status == "RUNNING" for name in ("one", "two") if name in found) and len(found) >= 2
+
+    wait_for(is_there, "the deployment")
+
+
+#: The address of Ray's dashboard, which takes deployments.
+DASHBOARD: list[str] = []
+
 CHECKS = (
     check_requests_spread,
     check_a_beginning_stays_where_it_is,
     check_constraints_and_several_choices,
     check_what_cannot_be_is_refused,
+    check_wasm_controllers_run_on_every_engine,
     check_nothing_is_lost_with_an_engine,
     check_a_rolling_update_breaks_no_stream,
+    check_the_log_tells_of_no_probe,
+    check_a_configuration_with_several_applications,
 )
 
 
 def main() -> None:
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        port, dashboard = free.getsockname()[1], other.getsockname()[1]
+    DASHBOARD.append(URL.format(dashboard))
+    os.environ["RAY_DASHBOARD_ADDRESS"] = DASHBOARD[0]
+    ray.init(num_cpus=8, include_dashboard=True, dashboard_port=dashboard, log_to_driver=False, _temp_dir=sys.argv[1])
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build_app(SETTINGS), name="bridle", route_prefix="/")
+        serve.run(build_app(settings()), name="bridle", route_prefix="/")
         url = URL.format(port)
         wait_for(lambda: httpx.get(f"{url}/health/ready", timeout=60).status_code == 200, "readiness")
         wait_for(lambda: len(engines()) == 2, "the second engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from bridle.deploy.ray import RaySettings, build_app
 from bridle.deploy.ray.adapters import FarAdapters
 from bridle.deploy.ray.affinity import RUNNING_TOKENS, Places
 from bridle.deploy.ray.autoscaling import QueuedTokens
+from bridle.deploy.replica_process import ReplicaConfig
 from bridle.errors import InvalidRequest, UnsupportedFeature
 
 PROMPT = tuple(range(64))
@@ -144,6 +146,16 @@ def test_fronts_are_told_only_what_concerns_them() -> None:
     other = RaySettings.parse({"max_requests": 7, "model_options": {"revision": "x"}, "min_engines": 1, "shards": 2})
     assert one.for_fronts() == other.for_fronts()
     assert one.for_fronts().max_requests == 7 and one.for_fronts().to_model().revision == "x"
+
+
+def test_controllers_run_where_all_machines_share_their_store() -> None:
+    assert RaySettings.parse({}).to_control().mode == "off"
+    shared = RaySettings.parse({"control_store": "/shared/controllers", "min_engines": 2, "max_engines": 2})
+    control = shared.to_control()
+    assert control.mode == "on" and control.store == Path("/shared/controllers") and not control.prepare
+    assert shared.for_fronts().to_control() == control
+    told = ReplicaConfig(shared.to_model(), shared.to_engine(), control=control)
+    assert ReplicaConfig.decode(told.encode()).control == control
 
 
 def test_no_adapter_can_be_added_to_a_cluster_later() -> None:

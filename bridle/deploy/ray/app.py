@@ -5,6 +5,7 @@ from __future__ import annotations
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from bridle.deploy.ray.engines import EngineReplica
 from bridle.deploy.ray.fronts import Front
@@ -14,13 +15,18 @@ from bridle.deploy.replica_process import ReplicaConfig
 #: Both deployments leave to bridle how many requests run and wait.
 _MANY = 100_000
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 5.0, 10.0
+#: Serve would write a line for every call between fronts and engines, and for every probe. Fronts write one for each
+#: request of a client, as `bridle serve` does.
+_QUIET = LoggingConfig(enable_access_log=False)
 #: The block size by which the router cuts prompts if the engines choose their own. It only guesses what they hold.
 _BLOCK_SIZE = 16
 
 
 def build(settings: RaySettings) -> Application:
     """Fronts over engines."""
-    told = ReplicaConfig(settings.to_model(), settings.to_engine(), settings.shards, log_format="json").encode()
+    told = ReplicaConfig(
+        settings.to_model(), settings.to_engine(), settings.shards, settings.to_control(), log_format="json"
+    ).encode()
     engines = serve.deployment(EngineReplica).options(
         name="engines",
         # One bundle for all, since a model's processes are children of the replica's process and need the GPUs of its
@@ -44,6 +50,7 @@ def build(settings: RaySettings) -> Application:
         health_check_timeout_s=_HEALTH_TIMEOUT,
         graceful_shutdown_timeout_s=settings.drain,
         graceful_shutdown_wait_loop_s=0.5,
+        logging_config=_QUIET,
     )
     fronts = serve.deployment(serve.ingress()(Front)).options(
         name="fronts",
@@ -51,6 +58,7 @@ def build(settings: RaySettings) -> Application:
         ray_actor_options={"num_cpus": settings.front_cpus},
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=settings.drain,
+        logging_config=_QUIET,
     )
     app: Application = fronts.bind(settings.for_fronts().model_dump_json(), engines.bind(told, settings.adapters))
     return app

@@ -5,6 +5,8 @@ It validates, tokenizes, admits, compiles constraints and streams; every front d
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from bridle.http.app import create_app
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.logs import configure_logs
 from bridle.service import LoadedModel, ModelRegistry, model_name
+from bridle.service.control import ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.defaults import read_defaults
 from bridle.service.keys import KeyStore
 
@@ -35,13 +38,19 @@ class Front:
         config = settings.to_model()
         folder = resolve_model(config.model, config.revision)
         tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
+        store = _begin_store(settings, folder)
         client = await ClusterClient.connect(engines)
         info = client.info
+        control = await asyncio.to_thread(finish_control, settings.to_control(), store, info.vocab_size)
+        if control is not None:
+            control.is_store = True
         constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
 
         def shut_down(drain: float) -> None:
             client.close(drain)
             constraints.shutdown()
+            if control is not None:
+                control.shutdown()
 
         name = settings.name or model_name(config.model)
         adapters = far_registry(settings.adapters, (name, config.model))
@@ -50,6 +59,7 @@ class Front:
             client,
             tokenizer,
             adapters=adapters,
+            control=control,
             constraints=constraints,
             defaults=read_defaults(folder, config.generation_config),
             pooling=read_pooling(folder),
@@ -71,3 +81,14 @@ class Front:
         registry = getattr(self, "_registry", None)
         if registry is not None:
             registry.close()
+
+
+def _begin_store(settings: RaySettings, folder: Path) -> ControlStart | None:
+    """Start a runtime that takes uploads and tags into the store of all machines, and compiles bridle's controllers."""
+    from bridle.model import resolve_model
+
+    control, config = settings.to_control(), settings.to_model()
+    if control.mode == "off":
+        return None
+    tokenizer = folder if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
+    return begin_control(replace(control, prepare=True), tokenizer, guess_num_logits(folder))

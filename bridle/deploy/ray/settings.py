@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.service.control import ControlSettings
 
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(ge=0)]
-_OF_FRONTS = ("model", "name", "adapters", "max_requests", "request_timeout", "strict_fields", "keys")
+_OF_FRONTS = (
+    *("model", "name", "adapters", "max_requests", "request_timeout", "strict_fields", "keys", "control_store"),
+)
 _Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -23,7 +27,8 @@ class RaySettings(BaseModel):
     adapters with their folders or hub ids. An engine has `shards`
     processes for its model (0: it computes in its replica's own process; 2 and more: tensor parallelism, one machine),
     and takes `num_cpus` and `num_gpus` for each. Engines are added while more than `target_queued_tokens` prompt tokens
-    wait per engine, or more than `target_busy` of all places are taken, and removed when fewer do.
+    wait per engine, or more than `target_busy` of all places are taken, and removed when fewer do. `control_store` is a
+    folder that all machines share, of Wasm controllers; with one, each engine has a control runtime beside it.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -52,6 +57,7 @@ class RaySettings(BaseModel):
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     strict_fields: bool = False
     keys: str | None = None
+    control_store: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> RaySettings:
@@ -86,6 +92,12 @@ class RaySettings(BaseModel):
         """How each engine schedules."""
         _check_names("engine_options", self.engine_options, EngineConfig, set())
         return EngineConfig(**self.engine_options)
+
+    def to_control(self) -> ControlSettings:
+        """How the control runtimes are started, beside each engine; a front's own is for uploads and tags."""
+        if self.control_store is None:
+            return ControlSettings("off")
+        return ControlSettings("on", store=Path(self.control_store))
 
     def for_fronts(self) -> RaySettings:
         """The settings that a front needs. A front is replaced when these change, and not with the engines."""
