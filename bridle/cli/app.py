@@ -33,6 +33,7 @@ from bridle.cli.serve import serve
 from bridle.cli.serve_model import serve_model
 from bridle.cli.shard import shard
 from bridle.cli.top import top
+from bridle.cli.trace_test import check_traces
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -122,6 +123,7 @@ def _add_family(group: Group, family: App) -> None:
 _add(HELP, help_, "[WORD...]", name="help")
 for row in COMMANDS:
     _add(*row)
+_add(CONTROL, check_traces, "[FOLDER] [OPTIONS]", name="test")
 _add_family(SERVING, keys)
 _add(SERVING, runtime, "[OPTIONS]", help_flags=[], version_flags=[])
 _add_family(ASKING, adapters)

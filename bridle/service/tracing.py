@@ -24,8 +24,8 @@ from bridle.traced import Header, Trace
 if TYPE_CHECKING:
     from bridle.engine.interfaces import ExecutorInfo
 
-#: What of the engine bears on numbers.
-_ENGINE = ("model", "dtype", "device", "vocab_size")
+#: What of the engine bears on numbers, and on where a text ends.
+_ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token_ids")
 
 
 def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
@@ -50,7 +50,7 @@ def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | No
 def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
     """Note what the request ran on."""
     trace.header.model = model
-    trace.header.engine = {name: getattr(info, name) for name in _ENGINE}
+    trace.header.engine = msgspec.to_builtins({name: getattr(info, name) for name in _ENGINE})
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

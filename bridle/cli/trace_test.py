@@ -1,0 +1,192 @@
+"""`bridle test`: recorded traces as tests of controllers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from bridle.cli.control import STANDARD
+from bridle.cli.options import ModelOptions
+from bridle.cli.terminal import harmless
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.service.loading import LoadedModel
+    from bridle.service.trace_tests import Case, Player, Verdict
+
+_HEAD = b'{"type":"header"'
+_MODULE = ".wasm"
+_MAX_FILES = 10_000
+_MODEL = ModelOptions()
+_STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
+
+
+def check_traces(
+    folder: Annotated[Path, Parameter(name="FOLDER")] = Path(),
+    /,
+    *,
+    controller: Path | None = None,
+    tokenizer: str = "demo",
+    model: Annotated[str | None, Parameter(name="--model")] = None,
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    junit: Path | None = None,
+    options: ModelOptions = _MODEL,
+) -> int:
+    """Test controllers against recorded traces.
+
+    Every trace of a text in the folder (`*.jsonl`, as `--trace` writes them) runs again. `hello.jsonl` and
+    `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, beside them or a folder above; where there is
+    none, by the controller that was recorded. No model is needed: what was drawn is drawn again, and forced tokens,
+    masks, forks, what is taken back, logs and variables are compared. What needs a draw that nobody recorded is
+    undecided, which is no success. The exit code is 1 unless all is the same.
+
+    Parameters
+    ----------
+    folder
+        A folder, which is searched with those in it, or a file.
+    controller
+        The file that steers all of them: a script (.js, .py, .json) or a module (.wasm).
+    tokenizer
+        The model whose vocabulary the traces have: folder, hub id or `demo`. Of it only the tokenizer is read.
+    model
+        Run them on this model instead of what was recorded.
+    json_output
+        Print the results as JSON.
+    junit
+        Write them to this file as well, in the XML that CI servers read.
+    """
+    from rich.console import Console
+
+    cases = _cases(folder, controller)
+    console = Console(highlight=False)
+    found: list[tuple[Case, Verdict]] = []
+    with _player(cases, tokenizer, model, options) as (loaded, play):
+        made: dict[Path, tuple[str, str | None]] = {}
+        for case in cases:
+            verdict = _test(loaded, play, case, made)
+            found.append((case, verdict))
+            if not json_output:
+                _show(console, case, verdict)
+    if junit is not None:
+        junit.write_bytes(_junit(found))
+    counts = {outcome: sum(verdict.outcome == outcome for _, verdict in found) for outcome in _STYLES}
+    if json_output:
+        print(json.dumps({"traces": [_plain(*each) for each in found], **counts}, indent=1))
+    else:
+        print("; ".join([f"traces: {len(found)}", *(f"{outcome}: {count}" for outcome, count in counts.items())]))
+    return 0 if counts["same"] == len(found) else 1
+
+
+# -- what is tested ------------------------------------------------------------------------------------------
+
+
+def _cases(folder: Path, controller: Path | None) -> list[Case]:
+    from bridle.service.trace_tests import Case, program_of
+    from bridle.traces import read
+
+    endings = (*STANDARD, _MODULE)
+    if controller is not None and (controller.suffix not in endings or not controller.is_file()):
+        raise InvalidRequest(f"{controller} is no file that ends in {', '.join(endings)}", "controller")
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
+    if len(files) > _MAX_FILES:
+        raise InvalidRequest(f"{folder} has {len(files)} files; at most {_MAX_FILES}", "FOLDER")
+    cases = []
+    for path in filter(_has_traces, files):
+        name = path.name if path == folder else path.relative_to(folder).as_posix()
+        program = controller or program_of(path, endings)
+        for number, trace in enumerate(read(path)):
+            cases.append(Case(f"{name}#{number + 1}" if number else name, trace, program))
+    if not cases:
+        raise InvalidRequest(f"there is no trace of a text in {folder}; `bridle generate --trace` writes one", "FOLDER")
+    return cases
+
+
+def _has_traces(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HEAD)) == _HEAD
+
+
+@contextmanager
+def _player(
+    cases: list[Case], tokenizer: str, model: str | None, options: ModelOptions
+) -> Iterator[tuple[LoadedModel, Player]]:
+    from bridle.cli.loading import loaded_model
+    from bridle.service.control import as_control
+    from bridle.service.trace_tests import with_model, without_model
+
+    forms = [case.trace.header.controller or {} for case in cases]
+    needs_runtime = any(case.program for case in cases) or any(
+        "wasm" in part for form in forms for part in form.get("composed", [form])
+    )
+    control = as_control(True) if needs_runtime else None
+    if model is None:
+        with without_model([case.trace for case in cases], tokenizer, control) as made:
+            yield made
+    else:
+        with loaded_model(options.to_config(model, warm_up=False), control=control) as loaded:
+            yield loaded, with_model(loaded)
+
+
+def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[str, str | None]]) -> Verdict:
+    from bridle.service.trace_tests import changed_form, judge
+
+    controller = None
+    if case.program is not None:
+        if case.program not in made:
+            made[case.program] = _module(loaded, case.program)
+        controller = changed_form(case.trace.header.controller, *made[case.program])
+    return judge(case.trace, play(case.trace, controller))
+
+
+def _module(loaded: LoadedModel, program: Path) -> tuple[str, str | None]:
+    """The Wasm controller that runs a file, and its argument; None if it stays what was recorded."""
+    if program.suffix != _MODULE:
+        return STANDARD[program.suffix], program.read_text(encoding="utf-8")
+    from bridle.service.control import LOCAL_ADMIN, upload_module
+    from bridle.service.steering import control_of
+
+    return upload_module(control_of(loaded), program.read_bytes(), LOCAL_ADMIN).module_id, None
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+def _show(console: Console, case: Case, verdict: Verdict) -> None:
+    program = "" if case.program is None else f" with {case.program.name}"
+    what = f"{verdict.outcome:<9}  {case.name}{program}: {verdict.found.num_tokens} tokens"
+    console.print(harmless(what, on_one_line=True), style=_STYLES[verdict.outcome], markup=False, soft_wrap=True)
+    if verdict.outcome != "same":
+        for line in (*verdict.around, *verdict.sentences):
+            console.print(f"    {harmless(line, on_one_line=True)}", markup=False, soft_wrap=True)
+
+
+def _plain(case: Case, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "trace": case.name,
+        "controller": None if case.program is None else str(case.program),
+        "outcome": verdict.outcome,
+        "tokens": verdict.found.num_tokens,
+        "before": verdict.around,
+        "sentences": verdict.sentences,
+    }
+
+
+def _junit(found: list[tuple[Case, Verdict]]) -> bytes:
+    from xml.etree import ElementTree
+
+    failed = sum(verdict.outcome != "same" for _, verdict in found)
+    suite = ElementTree.Element("testsuite", name="bridle test", tests=str(len(found)), failures=str(failed))
+    for case, verdict in found:
+        item = ElementTree.SubElement(suite, "testcase", classname="traces", name=case.name)
+        if verdict.outcome != "same":
+            failure = ElementTree.SubElement(item, "failure", type=verdict.outcome, message=verdict.outcome)
+            failure.text = harmless("\n".join((*verdict.around, *verdict.sentences)))
+    made: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return made
