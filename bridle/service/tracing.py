@@ -50,7 +50,7 @@ def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | No
 def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
     """Note what the request ran on."""
     trace.header.model = model
-    trace.header.engine = msgspec.to_builtins({name: getattr(info, name) for name in _ENGINE})
+    trace.header.engine = {name: getattr(info, name) for name in _ENGINE} | {"eos_token_ids": list(info.eos_token_ids)}
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

@@ -53,6 +53,21 @@ def test_a_folder_has_everything(language: Language, tmp_path: Path) -> None:
     assert "my-own" in (made.folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow  # an interpreter compiles for it
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_a_script_passes_its_first_recorded_test(
+    language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    made = new_controller("zed", language, tmp_path)
+    assert made.first.stem == "zed" and made.first.parent == made.folder
+    assert main(["test", str(made.folder)]) == 0
+    assert "traces: 1; same: 1;" in capsys.readouterr().out
+    made.first.write_text(made.first.read_text(encoding="utf-8").replace("ultimate", "last"), encoding="utf-8")
+    assert main(["test", str(made.folder)]) == 1
+    assert "forced by" in capsys.readouterr().out
+
+
 def test_python_may_be_a_module_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new-controller", "mine", "--lang", "python", "--module", "--into", str(tmp_path)]) == 0
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {
@@ -157,9 +172,13 @@ def test_a_script_runs(language: Language, client: Client, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "language", [pytest.param(name, marks=[] if name == "c" else [pytest.mark.slow]) for name in MODULES]
 )
-def test_a_module_builds_and_runs(language: Language, client: Client, tmp_path: Path) -> None:
+def test_a_module_builds_and_runs(
+    language: Language, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = new_controller("mine", language, tmp_path)
     _make(made.folder, *_settings(language))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert main(["test", str(made.folder)]) == 0  # as it was recorded
     wasm = (made.folder / "mine.wasm").read_bytes()
     _, facts = compile_module(wasm, Limits())
     assert not facts.problem and facts.is_copyable  # so a fork costs a copy, not a process

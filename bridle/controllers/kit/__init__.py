@@ -24,6 +24,7 @@ _SUFFIX = ".in"
 _PLACEHOLDER = "@NAME@"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}\Z")
 _SCRIPTS = ("js", "python")
+_TRACES = "traces/"
 #: The interface that components are built against.
 _WIT = FOLDER.parents[1] / "aici" / "runtime" / "wit" / "controller.wit"
 
@@ -64,6 +65,8 @@ def _sources(name: str, template: str) -> Iterator[tuple[Path, str]]:
     for base in (common, _TEMPLATES / template):
         for path in base.rglob(f"*{_SUFFIX}"):
             target = path.relative_to(base).as_posix().removesuffix(_SUFFIX).replace(_PLACEHOLDER, name)
+            if target.startswith(_TRACES) and template == "python-module":
+                continue  # which compiles for longer than a test of traces waits
             found[target] = path
     for target in sorted(found, key=lambda target: (not _is_program(target, name), target)):
         yield found[target], target
@@ -74,7 +77,7 @@ def _sources(name: str, template: str) -> Iterator[tuple[Path, str]]:
 
 
 def _is_program(target: str, name: str) -> bool:
-    return Path(target).stem in (name, "lib", "index", "app")
+    return Path(target).stem in (name, "lib", "index", "app") and not target.startswith(_TRACES)
 
 
 def _write(source: Path, target: Path, name: str) -> Path:
