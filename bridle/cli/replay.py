@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from bridle.cli.control import STANDARD
 from bridle.cli.options import ModelOptions
+from bridle.cli.programs import check_program, controller_in
 from bridle.cli.runtime import play_messages
 from bridle.cli.serve import ControlOptions
 from bridle.cli.steering_options import SteeringOptions
@@ -58,7 +57,8 @@ def replay(
     name
         The model, or the one whose vocabulary a runtime used: folder, hub id or `demo`.
     controller
-        A script (.js, .py, .json) that steers in place of the recorded controller.
+        A script (.js, .py, .json) or a module (.wasm) that steers in place of the recorded controller. A module gets
+        the recorded argument.
     adapter
         The LoRA adapter that the request used: a folder, a GGUF file or a hub id.
     save
@@ -68,7 +68,9 @@ def replay(
         raise InvalidRequest(f"there is no trace {trace}", "TRACE")
     if not _is_of_text(trace):
         return play_messages(trace, name, model.revision, control)
-    return _replay_texts(trace, name, _with_script(steering, controller), adapter, save, model)
+    if controller is not None:
+        check_program(controller)
+    return _replay_texts(trace, name, steering, controller, adapter, save, model)
 
 
 def _is_of_text(path: Path) -> bool:
@@ -77,32 +79,28 @@ def _is_of_text(path: Path) -> bool:
         return file.read(_HEAD_BYTES).startswith(b'{"type":"header"')
 
 
-def _with_script(steering: SteeringOptions, script: Path | None) -> SteeringOptions:
-    """The options with the standard controller for a script."""
-    if script is None:
-        return steering
-    name = STANDARD.get(script.suffix)
-    if name is None:
-        raise InvalidRequest(
-            f"no standard controller runs {str(script)!r}; it ends in {', '.join(STANDARD)}", "controller"
-        )
-    return replace(steering, ctrl=(name,), ctrl_arg=(f"@{script}",))
-
-
 def _replay_texts(
-    path: Path, name: str, steering: SteeringOptions, adapter: str | None, save: Path | None, model: ModelOptions
+    path: Path,
+    name: str,
+    steering: SteeringOptions,
+    program: Path | None,
+    adapter: str | None,
+    save: Path | None,
+    model: ModelOptions,
 ) -> int:
     from rich.console import Console
 
+    from bridle.service.replay import replay as run_again
     from bridle.traces import read, write
     from bridle.traces.compare import compare
 
     traces, made, num_other = list(read(path)), [], 0
-    is_changed = bool(steering.ctrl or steering.named())
+    is_changed = bool(program or steering.ctrl or steering.named())
     console = Console(highlight=False)
-    with _model_for(traces, name, steering, adapter, model) as (loaded, adapter_name):
+    with _model_for(traces, name, steering, program, adapter, model) as (loaded, adapter_name):
+        steers = _steering_for(loaded, steering, program)
         for old in traces:
-            new = _run(loaded, old, steering, adapter_name, is_changed=is_changed)
+            new = run_again(loaded, old, controller=steers(old), adapter=adapter_name)
             made.append(new)
             found = compare(old, new)
             num_other += not found.is_same
@@ -115,26 +113,39 @@ def _replay_texts(
 
 @contextmanager
 def _model_for(
-    traces: list[Trace], name: str, steering: SteeringOptions, adapter: str | None, model: ModelOptions
+    traces: list[Trace],
+    name: str,
+    steering: SteeringOptions,
+    program: Path | None,
+    adapter: str | None,
+    model: ModelOptions,
 ) -> Iterator[tuple[LoadedModel, str | None]]:
     """The model, with what the traces need beside it, and the name of the adapter."""
     from bridle.cli.loading import adapter_specs, loaded_model
     from bridle.service.control import as_control
 
     forms = [each.header.controller or {} for each in traces]
-    needs_runtime = any("wasm" in part for form in forms for part in form.get("composed", [form]))
+    needs_runtime = program is not None or any(
+        "wasm" in part for form in forms for part in form.get("composed", [form])
+    )
     control = steering.control() or (as_control(True) if needs_runtime else None)
     specs = adapter_specs((adapter,) if adapter is not None else ())
     with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=control) as loaded:
         yield loaded, specs[0].name if specs else None
 
 
-def _run(loaded: LoadedModel, old: Trace, steering: SteeringOptions, adapter: str | None, *, is_changed: bool) -> Trace:
-    from bridle.service.replay import replay as run_again
+def _steering_for(
+    loaded: LoadedModel, steering: SteeringOptions, program: Path | None
+) -> Callable[[Trace], object | None]:
+    """What steers the request of a trace now; None for what was recorded. A program takes the place of the recorded
+    controller beside what else steered."""
+    from bridle.service.trace_tests import changed_form
 
-    given = steering.steering(loaded) if is_changed else None
-    steers = None if given is None else given.whole
-    return run_again(loaded, old, controller=steers, adapter=adapter)
+    if program is not None:
+        named = controller_in(program, loaded)
+        return lambda trace: changed_form(trace.header.controller, *named)
+    given = steering.steering(loaded).whole if steering.ctrl or steering.named() else None
+    return lambda trace: given
 
 
 def _show(console: Console, old: Trace, new: Trace, found: Comparison, *, is_changed: bool) -> None:
@@ -152,11 +163,17 @@ def _show(console: Console, old: Trace, new: Trace, found: Comparison, *, is_cha
 
 def _show_beside(console: Console, old: Trace, new: Trace) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from bridle.cli.token_colours import colour_text
     from bridle.traced.rebuild import rebuild
+    from bridle.traces.compare import said_in, wrote_in
 
     table = Table("output", "recorded", "now")
     for index in sorted({each.index for trace in (old, new) for each in rebuild(trace)}):
         table.add_row(str(index), colour_text(old, index, prompt=False), colour_text(new, index, prompt=False))
+        for what, said in (("logs", said_in), ("variables", wrote_in)):
+            before, now = said(old.records, index), said(new.records, index)
+            if before != now:
+                table.add_row(f"{index}: {what}", Text(harmless(before)), Text(harmless(now)))
     console.print(table)

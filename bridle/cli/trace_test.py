@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from bridle.cli.control import STANDARD
 from bridle.cli.options import ModelOptions
+from bridle.cli.programs import ENDINGS, check_program, controller_in
 from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bridle.service.trace_tests import Case, Player, Verdict
 
 _HEAD = b'{"type":"header"'
-_MODULE = ".wasm"
 _MAX_FILES = 10_000
 _MODEL = ModelOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
@@ -91,16 +90,15 @@ def _cases(folder: Path, controller: Path | None) -> list[Case]:
     from bridle.service.trace_tests import Case, program_of
     from bridle.traces import read
 
-    endings = (*STANDARD, _MODULE)
-    if controller is not None and (controller.suffix not in endings or not controller.is_file()):
-        raise InvalidRequest(f"{controller} is no file that ends in {', '.join(endings)}", "controller")
+    if controller is not None:
+        check_program(controller)
     files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     if len(files) > _MAX_FILES:
         raise InvalidRequest(f"{folder} has {len(files)} files; at most {_MAX_FILES}", "FOLDER")
     cases = []
     for path in filter(_has_traces, files):
         name = path.name if path == folder else path.relative_to(folder).as_posix()
-        program = controller or program_of(path, endings)
+        program = controller or program_of(path, ENDINGS)
         for number, trace in enumerate(read(path)):
             cases.append(Case(f"{name}#{number + 1}" if number else name, trace, program))
     if not cases:
@@ -140,19 +138,9 @@ def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[
     controller = None
     if case.program is not None:
         if case.program not in made:
-            made[case.program] = _module(loaded, case.program)
+            made[case.program] = controller_in(case.program, loaded)
         controller = changed_form(case.trace.header.controller, *made[case.program])
     return judge(case.trace, play(case.trace, controller))
-
-
-def _module(loaded: LoadedModel, program: Path) -> tuple[str, str | None]:
-    """The Wasm controller that runs a file, and its argument; None if it stays what was recorded."""
-    if program.suffix != _MODULE:
-        return STANDARD[program.suffix], program.read_text(encoding="utf-8")
-    from bridle.service.control import LOCAL_ADMIN, upload_module
-    from bridle.service.steering import control_of
-
-    return upload_module(control_of(loaded), program.read_bytes(), LOCAL_ADMIN).module_id, None
 
 
 # -- what is told --------------------------------------------------------------------------------------------

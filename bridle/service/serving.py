@@ -35,7 +35,7 @@ from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Named, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
-from bridle.service.trace_book import TraceBook, Wish
+from bridle.service.trace_book import UNDER_POLICY, TraceBook, Wish
 from bridle.service.tracing import name_engine
 from bridle.service.turns import Turns
 from bridle.service.words import with_tokens
@@ -249,8 +249,10 @@ class Serving:
         its own, which its seed alone repeats. So many requests run `at_once`."""
         self._check_drain(wanted.get("continues", ""))
         policies = NO_POLICIES if wanted.get("embeds") else await self._policies()
-        if policies.guard is not None and not self.identity.is_admin:
-            self.trace = "no"  # it would tell what was taken back
+        if self.trace != "no":
+            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
+            self.trace = "no" if is_refused else self.trace
+            self.story.traced = UNDER_POLICY if is_refused else self.trace
         is_traced = self.trace != "no" or self.host.traces.is_chosen(self.story.id)
         if is_traced and not wanted.get("embeds"):
             wanted["trace"] = True

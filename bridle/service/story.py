@@ -63,6 +63,7 @@ class Story:
     constraint: str | None = None
     policies: tuple[str, ...] = ()  # names and versions of those that hold
     tells_policies: bool = False  # to the client, in a header
+    traced: str | None = None  # what became of the client's wish for a trace, for a header
     sampling: SamplingParams | None = None
     usage: Usage | None = None
     submitted: float | None = None

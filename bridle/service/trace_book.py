@@ -36,6 +36,8 @@ _RECORD_BYTES = 1024
 _OFF = frozenset({"", "0", "false", "no", "off"})
 _log = logging.getLogger(__name__)
 
+#: What a client is told who wants a trace of a text that a policy holds for.
+UNDER_POLICY = "no; a policy holds for this text, and a trace would tell what it took back"
 #: Whether a client wants a trace, and whether it is told the records as they come.
 Wish = Literal["no", "kept", "told"]
 
@@ -103,7 +105,7 @@ class TraceBook:
         if text is None:
             raise UnknownTrace(
                 f"there is no trace of a request {request_id[:100]!r} of yours: it was not asked for with "
-                f"`trace` or {HEADER}, is not over yet, or is no longer kept",
+                f"`trace` or {HEADER}, is not over yet, is no longer kept, or a policy held for its text",
                 "request_id",
             )
         return await asyncio.wrap_future(text)

@@ -97,7 +97,8 @@ def controller_form(request: Request) -> dict[str, Any] | None:
         form = pack_controller(request.controller) or {}
     except UnsupportedFeature:
         form = {}
-    form.get("wasm", {}).pop("auth", None)
+    for part in form.get("composed", [form]):
+        part.get("wasm", {}).pop("auth", None)
     return {"name": request.controller_name, **form}
 
 

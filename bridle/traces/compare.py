@@ -108,9 +108,9 @@ def compare(old: Trace, new: Trace) -> Comparison:
     for output in sorted(before.keys() | now.keys()):
         if _is_broken_off(before.get(output, [])):
             continue
-        if _said(old.records, output) != _said(new.records, output):
+        if said_in(old.records, output) != said_in(new.records, output):
             found.outputs_with_other_logs.append(output)
-        if _wrote(old.records, output) != _wrote(new.records, output):
+        if wrote_in(old.records, output) != wrote_in(new.records, output):
             found.outputs_with_other_variables.append(output)
     return found
 
@@ -179,13 +179,15 @@ def _is_broken_off(moves: list[Move]) -> bool:
     return not isinstance(last, End) or last.reason in _BROKEN_OFF
 
 
-def _said(records: list[Record], output: int) -> str:
+def said_in(records: list[Record], output: int) -> str:
+    """All that the controller of an output printed."""
     return "".join(record.text for record in records if isinstance(record, Said) and record.output == output)
 
 
-def _wrote(records: list[Record], output: int) -> list[tuple[str, bytes, bool]]:
-    return [
-        (record.name, record.value, record.is_append)
+def wrote_in(records: list[Record], output: int) -> str:
+    """All that it stored, a line for each time."""
+    return "\n".join(
+        f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records
         if isinstance(record, Wrote) and record.output == output
-    ]
+    )

@@ -101,6 +101,22 @@ def test_no_route_says_what_is_forbidden(client: TestClient, route: str, control
     assert answer.headers["x-bridle-policies"] == "secrets@3, words"
 
 
+def test_who_gets_no_trace_is_told_why(book: PolicyBook, tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.db")
+    registry = ModelRegistry([scripted_model(next_token=saying(SAYING))])
+    with TestClient(create_app(registry, HttpSettings(policies=book), keys=keys)) as client:
+        wish = {"x-bridle-trace": "true", "authorization": f"Bearer {keys.add('ann')}"}
+        for route in ROUTES:
+            answer = post(client, route, length_of(route, 4), **wish)
+            assert answer.headers["x-bridle-trace"].startswith("no; a policy holds for this text"), answer.text
+            missing = client.get(f"/v1/traces/{answer.headers['x-request-id']}", headers=wish)
+            assert missing.status_code == 404 and "a policy held for its text" in missing.text
+        plain = post(client, route, length_of(route, 4), authorization=wish["authorization"])
+        assert "x-bridle-trace" not in plain.headers
+    registry.close()
+    keys.close()
+
+
 @pytest.mark.parametrize("controller", [None, "class:Says"])
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in ("/generate", "/v1/run")])
 def test_no_stream_shows_it_at_any_moment(client: TestClient, route: str, controller: str | None) -> None:

@@ -64,6 +64,7 @@ def test_every_api_takes_the_wish(client: TestClient, path: str, tmp_path: Path)
     )
     for answer in asked:
         assert answer.status_code == 200, answer.text
+        assert answer.headers["x-bridle-trace"] == "kept"
         (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
         (output,) = rebuild(trace)
         assert output.text == REPLY

@@ -16,7 +16,9 @@ from bridle.cli import main
 from bridle.constraints import Regex
 from bridle.controllers import SequenceView
 from bridle.engine.decision import Branch, mask_of
-from bridle.service.trace_tests import Player, Verdict, judge, program_of, without_model
+from bridle.engine.request import Request
+from bridle.service.trace_tests import Player, Verdict, changed_form, judge, program_of, without_model
+from bridle.service.tracing import controller_form
 from bridle.traced import Header, Trace
 from bridle.traces import parse, write
 from bridle.traces.format import encode_trace
@@ -112,6 +114,18 @@ def test_a_controller_is_found_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "traces" / "hello.py").touch()
     assert program_of(tmp_path / "traces" / "hello.jsonl", [".js", ".py"]) == tmp_path / "traces" / "hello.py"
     assert program_of(tmp_path / "traces" / "other.jsonl", [".js", ".py"]) is None
+
+
+def test_a_changed_controller_takes_the_place_of_the_recorded_one() -> None:
+    wasm = {"wasm": {"module": "jsctrl", "argument": "old"}}
+    form = {"name": "both", "composed": [{"constraint": {"regex": "a"}}, wasm]}
+    other = controller_form(Request("a", (1,), controller=changed_form(form, "jsctrl", "new")))
+    assert other is not None
+    assert other["composed"] == [{"constraint": {"regex": "a"}}, {"wasm": {"module": "jsctrl", "argument": "new"}}]
+    same = controller_form(Request("a", (1,), controller=changed_form(wasm, "0" * 64, None)))
+    assert same is not None and same["wasm"] == {"module": "0" * 64, "argument": "old"}
+    alone = controller_form(Request("a", (1,), controller=changed_form({"name": "mine"}, "jsctrl", "new")))
+    assert alone is not None and alone["wasm"]["argument"] == "new"
 
 
 def test_the_command(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

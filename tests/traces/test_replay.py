@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from bridle import LLM, Controller, Decision
 from bridle.cli import main
+from bridle.cli.replay import _show_beside
 from bridle.constraints import Regex
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest
@@ -137,6 +139,15 @@ def test_what_was_broken_off_is_compared_as_far_as_it_got() -> None:
     old = Trace(Header("a"), [drawn(1), End(0, 2, "cancelled")])
     assert compare(old, made(drawn(1), drawn(2))).is_same
     assert not compare(old, made(drawn(3), drawn(2))).is_same
+
+
+def test_logs_and_variables_that_differ_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    old = made(Said(0, 1, "[red]a"), Wrote(0, 1, "x", b"1"), drawn(1))
+    new = made(Said(0, 1, "b"), Wrote(0, 1, "x", b"1"), drawn(1))
+    _show_beside(Console(width=100), old, new)
+    out = capsys.readouterr().out
+    assert "0: logs" in out and "[red]a" in out
+    assert "variables" not in out
 
 
 # -- the command ---------------------------------------------------------------------------------------------

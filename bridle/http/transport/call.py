@@ -65,6 +65,8 @@ _OPERATIONS = {
 _ANTHROPIC = "/v1/messages"
 #: The header that tells the names and versions of the policies that hold, if the operator wants that.
 POLICIES_HEADER = b"x-bridle-policies"
+#: The header that tells what became of the wish for a trace.
+TRACE_HEADER = b"x-bridle-trace"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
@@ -193,6 +195,7 @@ def _naming(call: Call, send: Send) -> Send:
         if message["type"] == "http.response.start":
             call.status = message["status"]
             told = [(POLICIES_HEADER, ", ".join(call.policies).encode())] if call.tells_policies else []
+            told += [(TRACE_HEADER, call.traced.encode())] if call.traced is not None else []
             message["headers"] = [*message.get("headers", ()), *headers, *told]
         elif call.method == "HEAD":
             message = {**message, "body": b""}
