@@ -42,6 +42,7 @@ def run_batch(
     max_in_flight: int = 64,
     strict_fields: Annotated[bool, Parameter(negative="")] = False,
     policies: Path | None = None,
+    trace: Path | None = None,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
@@ -70,6 +71,8 @@ def run_batch(
         Refuse requests with any unknown field, even one that could not change a text.
     policies
         TOML file of policies that hold for all texts, as with `bridle serve`.
+    trace
+        Folder for how each token came to be: a file for each request, by the `request_id` of its answer.
     """
     from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs
@@ -85,6 +88,8 @@ def run_batch(
         runtime = control.to_settings() if any(request.has_controllers for request in requests) else None
         book = None if policies is None else PolicyBook(policies)
         settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields, policies=book)
+        if trace is not None:
+            settings = replace(settings, trace_folder=trace, trace_share=1.0)
         app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
@@ -116,7 +121,11 @@ def _served(
     known = adapters.to_set()
     engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
     with loaded_model(config, engine, known.named, control, known.is_open) as model:
-        yield create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)
+        app = create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)
+        try:
+            yield app
+        finally:
+            app.state.http.traces.close()  # which writes what is still to be written
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:

@@ -14,6 +14,8 @@ from bridle.errors import InvalidRequest
 from bridle.http import create_app
 from bridle.http.openai.batch import BatchRequest, answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
+from bridle.traced.rebuild import rebuild
+from bridle.traces import read
 from tests.http.harness import saying, scripted_model
 
 
@@ -72,11 +74,15 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     source.write_bytes(_line("a", **body) + _line("b", **(body | {"model": "nobody"})))
-    assert main(["run-batch", str(source), "-o", str(target)]) == 1
+    traces = tmp_path / "traces"
+    assert main(["run-batch", str(source), "-o", str(target), "--trace", str(traces)]) == 1
     answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.read_text().splitlines())}
     assert answers["a"]["body"]["choices"][0]["text"] == " Paris."
     assert answers["b"]["status_code"] == 404
     assert "1 answered, 1 failed" in capsys.readouterr().err
+    ((trace,),) = map(read, traces.iterdir())
+    assert rebuild(trace)[0].text == " Paris."
+    assert [path.stem for path in traces.iterdir()] == [answers["a"]["request_id"]]
     assert main(["run-batch", str(tmp_path / "none.jsonl")]) == 2
 
 
