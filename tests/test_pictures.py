@@ -23,7 +23,8 @@ from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
 from bridle.engine.media_pool import MAX_HELD_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.http import HttpSettings, create_app
+from bridle.http import create_app
+from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES
 from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.media import MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
@@ -164,15 +165,28 @@ def test_sessions_see_and_encode_once(llm: LLM) -> None:
     assert llm.statistics().num_media_encoded == before + 1
 
 
+def large_url() -> str:
+    """A picture of more bytes than a body of text may have."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.RandomState(3).randint(0, 255, (1400, 1200, 3), dtype=np.uint8)).save(file, "PNG")
+    assert len(file.getvalue()) > BODY_BYTES
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_bodies_have_room_for_pictures(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": large_url()}}, PARTS[1]]
+    body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    monkeypatch.setattr("bridle.http.state.SEEING_BODY_BYTES", BODY_BYTES)
+    refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 413 and f"at most {BODY_BYTES} bytes" in refused.text
+
+
 def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one of more bytes than a body over HTTP may have."""
+    """Also one of more bytes than a body of text may have."""
     folder = str(llm.model.pictures._folder) if llm.model.pictures else ""
-    big = io.BytesIO()
-    Image.fromarray(np.random.RandomState(3).randint(0, 255, (1400, 1200, 3), dtype=np.uint8)).save(big, "PNG")
-    assert len(big.getvalue()) > HttpSettings().max_body_bytes
-    large = "data:image/png;base64," + base64.b64encode(big.getvalue()).decode()
     lines = []
-    for name, given in (("small", url()), ("large", large), ("odd", "data:image/png;base64,AAAA")):
+    for name, given in (("small", url()), ("large", large_url()), ("odd", "data:image/png;base64,AAAA")):
         parts = [{"type": "image_url", "image_url": {"url": given}}, PARTS[1]]
         body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
         lines.append(json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}))
@@ -328,7 +342,11 @@ def test_the_pages_figures() -> None:
     assert KEPT_BYTES == 256 << 20 and MAX_MEDIA_BYTES == 48 << 20 and "48 MiB of arrays" in PAGE
     assert limits.max_array_bytes == 512 << 20 and "pictures | 512 MiB |" in PAGE
     assert MAX_HELD_BYTES == 1 << 30 and "not over | 1 GiB; then status 429 |" in PAGE
-    assert MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30} and HttpSettings().max_body_bytes == 4 << 20
+    assert (
+        MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30}
+        and SEEING_BODY_BYTES == 32 << 20
+        and "(`--max-body-bytes`, 32 MiB)" in PAGE
+    )
 
 
 def test_a_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:

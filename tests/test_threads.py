@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from concurrent.futures import Future
 
 import pytest
 
-from bridle.threads import ThreadPerCall, run_apart
+from bridle.threads import ThreadPerCall, run_apart, run_behind
 from tests.waiting import PATIENCE
 
 
@@ -31,3 +33,17 @@ def test_each_call_has_a_thread_of_its_own() -> None:
 
     calls: list[Future[int]] = [ThreadPerCall("calls").submit(meet) for _ in range(3)]
     assert len({each.result(PATIENCE) for each in calls}) == 3
+
+
+def priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own elsewhere")
+def test_what_runs_behind_others_gives_way_and_so_do_its_workers() -> None:
+    before = priority()
+    behind = min(before + 10, 19)
+    assert run_behind(lambda: (priority(), run_apart(priority)), "behind") == (behind, behind)
+    assert priority() == before
+    with pytest.raises(ZeroDivisionError):
+        run_behind(lambda: 1 // 0, "behind")

@@ -24,8 +24,8 @@ class LimitOptions:
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
     "Most prompt tokens in flight, queued or running; further requests get a 429."
-    max_body_bytes: Annotated[int, Parameter(name=spellings("--max-body-bytes"), converter=byte_size)] = 4 << 20
-    "Largest body of a request (`16MiB` works)."
+    max_body_bytes: Annotated[int | None, Parameter(name=spellings("--max-body-bytes"), converter=byte_size)] = None
+    "Largest body of a request (`16MiB` works); 4 MiB unless given, 32 MiB where a model reads pictures."
     max_header_bytes: Annotated[int, Parameter(converter=byte_size)] = 64 << 10
     "Largest head of a request: its first line and headers."
     max_prompts: Annotated[int, Parameter(name=spellings("--max-prompts"), converter=count)] = 128

@@ -64,6 +64,7 @@ def _add_runs(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
             message.run_offsets.append(run.offset)
             message.run_media.append(numbers.setdefault(run.key, len(numbers)))
             message.run_grids.extend(run.grid or _NO_GRID)
+            message.run_is_mutual.append(run.is_mutual)
     message.media.extend(numbers)
 
 
@@ -103,16 +104,16 @@ def _runs(message: pb.Plan, num_rows: int, what: str) -> Sequence[Runs]:
     if not message.num_runs:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_runs)
-    columns = message.run_positions, message.run_lengths, message.run_media, message.run_offsets
+    columns = message.run_positions, message.run_lengths, message.run_media, message.run_offsets, message.run_is_mutual
     num_runs, grids = len(message.run_positions), list(message.run_grids)
     check_lengths(what, num_runs, *columns)
     check_lengths(what, 3 * num_runs, grids)
     keys = list(message.media)
     runs = []
-    for i, (position, length, number, offset) in enumerate(zip(*columns, strict=True)):
+    for i, (position, length, number, offset, is_mutual) in enumerate(zip(*columns, strict=True)):
         time, height, width = grids[3 * i : 3 * i + 3]
         grid = (time, height, width) if (time, height, width) != _NO_GRID else None
-        runs.append(MediaRun(position, length, item(keys, number, what), offset, grid))
+        runs.append(MediaRun(position, length, item(keys, number, what), offset, grid, is_mutual))
     return shares(runs, list(message.num_runs), what)
 
 

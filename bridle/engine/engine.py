@@ -89,7 +89,7 @@ class Engine:
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
-        self._media = MediaTurns(media, self.batching.max_step_tokens)
+        self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
         drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
         speculation = Speculation(self.config.speculate, drafter, self.info.vocab_size)
         self._scheduler = _make_scheduler(

@@ -43,13 +43,15 @@ class Medium:
 @dataclass(frozen=True, slots=True)
 class MediaRun:
     """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
-    (time, height, width) is how the rows lie in the picture, for models whose positions have three coordinates."""
+    (time, height, width) is how the rows lie in the picture, for models whose positions have three coordinates. Rows of
+    a run that `is_mutual` see each other in both directions, so they are computed in one step."""
 
     position: int
     length: int
     key: bytes
     offset: int = 0
     grid: tuple[int, int, int] | None = None
+    is_mutual: bool = False
 
     @property
     def end(self) -> int:
@@ -99,6 +101,15 @@ def before(runs: Runs, num_tokens: int) -> Runs:
 def splits(runs: Runs, num_tokens: int) -> bool:
     """Whether the first `num_tokens` tokens end inside a run."""
     return any(run.position < num_tokens < run.end for run in runs)
+
+
+def uncut(runs: Runs, start: int, end: int) -> int:
+    """Where a chunk from `start` to `end` has to end instead, so that it cuts no run whose rows see each other: before
+    the run, or, if it begins there or within it, behind it."""
+    for run in runs:
+        if run.is_mutual and run.position < end < run.end:
+            return run.position if run.position > start else run.end
+    return end
 
 
 def check_media(media: Iterable[Medium], runs: Runs, num_prompt: int) -> None:

@@ -14,19 +14,21 @@ from itertools import chain
 from typing import Any
 
 from bridle.engine.interfaces import MediaStore
+from bridle.engine.media import uncut
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
-from bridle.errors import BridleError, UnsupportedFeature
+from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 
 class MediaTurns:
     """Asks `store` (None: this model reads text alone) for what the next step needs; a step has `window` tokens at
-    most."""
+    most, `prompt_window` of them of prompts."""
 
-    def __init__(self, store: MediaStore | None = None, window: int = 1) -> None:
+    def __init__(self, store: MediaStore | None = None, window: int = 1, prompt_window: int | None = None) -> None:
         self._store = store
         self._window = window
+        self._prompt_window = window if prompt_window is None else prompt_window
         #: Live requests by the key of a medium. While there are none, no step is looked at.
         self.num_users: Counter[bytes] = Counter()
         self._ready: set[bytes] = set()
@@ -39,6 +41,13 @@ class MediaTurns:
         if self._store is None:
             raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
         self._store.check(request.media)
+        longest = max((run.length for run in request.runs if run.is_mutual), default=0)
+        if longest > self._prompt_window:
+            raise InvalidRequest(
+                f"a picture takes {longest} tokens here, which have to be computed in one step; a step has "
+                f"{self._prompt_window} (max_batch_prefill_tokens)",
+                "media",
+            )
 
     def open(self, request: Request) -> None:
         """Note that a request with pictures begins."""
@@ -89,7 +98,7 @@ class MediaTurns:
                 continue
             is_running = seq.queue.status is SequenceStatus.RUNNING
             start = starts[seq.id] = seq.kv.num_computed if is_running else cached(seq)
-            stop = min(start + self._window, seq.target)
+            stop = uncut(seq.runs, start, min(start + self._window, seq.target))
             wanted.update((run.key, None) for run in seq.runs if run.position < stop and run.end > start)
         self._ready = self._store.begin_step(list(wanted))
         for seq in chain(running, waiting):

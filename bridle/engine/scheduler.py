@@ -21,6 +21,7 @@ from typing import Literal
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.drafters import Drafts
+from bridle.engine.media import uncut
 from bridle.engine.media_turns import MediaTurns
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
@@ -87,6 +88,8 @@ class Scheduler:
         self._step = 0
         self._in_order = True  # whether `running` goes from most to least urgent
         self._cursor = 0  # where the next step starts if not all running sequences fitted
+        self._crowded_out: set[int] = set()  # sequences whose next picture found no room beside others
+        self._made_room_at = 0  # the last step in which such a one came first
 
     # -- membership --------------------------------------------------------------------------------------
 
@@ -119,6 +122,7 @@ class Scheduler:
         self.blocks.free(seq)
         self.speculation.forget(seq)
         self._suspects.discard(seq.id)
+        self._crowded_out.discard(seq.id)
         self._freed.append(seq.id)
         seq.queue.status = SequenceStatus.FINISHED
 
@@ -227,6 +231,9 @@ class Scheduler:
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) > most:
             ready = self._rotate(ready, most)
+        first = self._next_crowded_out(ready) if self._crowded_out else None
+        if first is not None:
+            ready = [first, *(seq for seq in ready if seq is not first)]
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
@@ -235,9 +242,13 @@ class Scheduler:
                 continue  # preempted a moment ago
             if self._by_sequence:
                 self.blocks.truncate(seq)
+            if budget <= 0:
+                break  # a picture that was crowded out has taken all of the step
             num_tokens = min(self.media.reach(seq) - kv.num_computed, max(budget - unserved, 1))
             num_own = 0 if kv.is_prefilling else 1
             num_tokens = min(num_tokens, num_own + self._prompt_budget)
+            if seq.runs:
+                num_tokens = self._uncut(seq, num_tokens, budget if seq is first else max(budget - unserved, 1))
             if num_tokens == 0:
                 continue
             self._prompt_budget -= num_tokens - num_own
@@ -247,6 +258,29 @@ class Scheduler:
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, kv.num_computed + num_tokens)
             budget -= num_tokens
         return budget
+
+    def _next_crowded_out(self, ready: list[Sequence]) -> Sequence | None:
+        """The sequence whose picture found too little room and gets as much of this step as it needs: in every second
+        step one, so that the others go on."""
+        if self._step < self._made_room_at + 2:
+            return None
+        first = next((seq for seq in ready if seq.id in self._crowded_out), None)
+        if first is not None:
+            self._made_room_at = self._step
+            self._crowded_out.discard(first.id)
+        return first
+
+    def _uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
+        """How many tokens to compute in place of `num_tokens`, at most `most`, so that no picture is cut whose rows see
+        each other; 0 if such a one comes next and finds no room in this step."""
+        start = seq.kv.num_computed
+        whole = uncut(seq.runs, start, start + num_tokens) - start
+        if whole <= num_tokens:
+            return whole
+        if whole <= min(most, self._prompt_budget):
+            return whole
+        self._crowded_out.add(seq.id)
+        return 0
 
     def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
         """As many of the sequences as one step takes; each step begins where the last ended."""
@@ -278,6 +312,8 @@ class Scheduler:
                 if level < seq.queue.level:
                     self._raise_to(level, seq)
                 num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
+                if seq.runs:
+                    num_tokens = self._uncut(seq, num_tokens, budget)
                 if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
                     picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
                 budget -= num_tokens
@@ -331,6 +367,7 @@ class Scheduler:
                 self.preempt(victim)
             self.waiting.remove(seq)
         num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, self.max_batch_prefill_tokens)
+        num_tokens = uncut(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
         num_tokens = self._make_room(seq, num_tokens, {})
         if not num_tokens:
             return []
@@ -354,7 +391,8 @@ class Scheduler:
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
             num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
             num_tokens = max(num_tokens - seq.kv.num_computed, 0)
-        return num_tokens
+        whole = uncut(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
+        return whole if whole <= num_tokens else 0
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
         """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
@@ -369,6 +407,7 @@ class Scheduler:
         del self.running[seq.id]
         self.blocks.free(seq)
         self.speculation.forget(seq)
+        self._crowded_out.discard(seq.id)
         seq.kv.forget()
         if self._by_sequence:
             seq.forget_mirror()

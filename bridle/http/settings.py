@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
 
+#: The largest body of a request, unless a setting says otherwise: of text, and with pictures.
+BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """Limits of one HTTP application. Sizes are in bytes, times in seconds.
+
+    A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads pictures.
 
     `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
     prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what
@@ -43,7 +49,7 @@ class HttpSettings:
     operator's classes of controllers, which requests may choose; `policies` are what the operator demands of texts.
     """
 
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int | None = None
     max_requests: int = 512
     max_prompt_tokens: int = 1 << 20
     max_prompts: int = 128
@@ -72,8 +78,9 @@ class HttpSettings:
             "max_choices",
             "max_uploads",
         ):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
         for name in ("request_timeout", "load_timeout", "send_timeout", "receive_timeout", "ping_interval"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from bridle.http.metrics.metrics import Metrics
-from bridle.http.settings import HttpSettings
+from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES, HttpSettings
 from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.sockets import SocketFront
 from bridle.service import LoadedModel
@@ -36,6 +36,13 @@ class HttpState(Host):
     @property
     def is_ready(self) -> bool:
         return self.registry.is_healthy and not self.is_draining
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is taken now: pictures need room, and are text to whoever counts a body's bytes."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES
 
     def end(self, call: Call, seconds: float) -> None:
         """A call is over."""

@@ -33,11 +33,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor."""
+    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
+    `placeholder` of the configuration is the token that stands for a picture in a prompt; where the rows of a picture
+    are `mutual`, they see each other in both directions."""
 
     lay_out: Callable[[Config, Arrays], Layout]
     arrays: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] | None = None
+    placeholder: str = "image_token_id"
+    is_mutual: bool = False
 
 
 # -- LLaVA -----------------------------------------------------------------------------------------------------
@@ -174,12 +178,25 @@ def _qwen(config: Config, arrays: Arrays) -> Layout:
     return Layout((math.prod(grid),), grid)
 
 
+def _gemma3(config: Config, arrays: Arrays) -> Layout:
+    """The picture, and parts of it where the processor cuts some out, each between marker tokens."""
+    whole: list[int | str] = ["\n\n<start_of_image>", int(config["mm_tokens_per_image"]), "<end_of_image>\n\n"]
+    num_crops = arrays["pixel_values"].shape[0] - 1
+    if not num_crops:
+        return Layout(tuple(whole))
+    parts = ["Here is the original image ", *whole, " and here are some crops to help you see better ", *whole]
+    for _ in range(num_crops - 1):
+        parts += [" ", *whole]
+    return Layout(tuple(_joined(parts)))
+
+
 _SIZED = ("pixel_values", "image_sizes")
 _GRIDDED = Family(_qwen, ("pixel_values", "image_grid_thw"))
 _TILED = Family(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
 
 #: Families whose pictures are read.
 FAMILIES: Mapping[str, Family] = {
+    "gemma3": Family(_gemma3, placeholder="boi_token_index", is_mutual=True),
     "glm4v": _GRIDDED,
     "idefics3": _TILED,
     "internvl": Family(_internvl),

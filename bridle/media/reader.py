@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -61,10 +61,9 @@ class MediaReader:
         self._processor: Any = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Picture] = OrderedDict()
-        found = getattr(settings, "image_token_id", None)
-        if not isinstance(found, int):
-            raise UnsupportedFeature("the checkpoint does not say which token stands for a picture", "image")
-        self.placeholder: int = found
+        #: The token that stands for a picture in a prompt, and the one that stands at each of its rows.
+        self.placeholder = _token_of(settings, self._family.placeholder)
+        self._row_token = _token_of(settings, "image_token_id")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -150,6 +149,11 @@ class MediaReader:
         """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
         `InvalidRequest` unless there is a placeholder for each."""
         num_places = sum(token == self.placeholder for token in prompt)
+        if self._row_token in prompt and self._row_token != self.placeholder:
+            raise InvalidRequest(
+                f"the prompt has the text {tokenizer.token_text(self._row_token)!r}, which stands for a row of one",
+                "image",
+            )
         if num_places != len(pictures):
             raise InvalidRequest(
                 f"the prompt has places for {num_places} pictures, each the text "
@@ -159,23 +163,58 @@ class MediaReader:
         tokens: list[int] = []
         runs: list[MediaRun] = []
         waiting = iter(pictures)
-        for token in prompt:
+        left = deque(prompt)
+        while left:
+            token = left.popleft()
             if token == self.placeholder:
-                self._grow(tokens, runs, next(waiting), tokenizer)
+                self._grow(tokens, left, runs, next(waiting), tokenizer)
             else:
                 tokens.append(token)
         media = {picture.medium.key: picture.medium for picture in pictures}
         return tuple(tokens), Sights(tuple(media.values()), tuple(runs))
 
-    def _grow(self, tokens: list[int], runs: list[MediaRun], picture: Picture, tokenizer: Tokens) -> None:
+    def _grow(
+        self, tokens: list[int], left: deque[int], runs: list[MediaRun], picture: Picture, tokenizer: Tokens
+    ) -> None:
+        """Append what the picture takes; line ends beside it are made tokens of together with the prompt's."""
         offset, layout = 0, picture.layout
-        for part in layout.parts:
+        for number, part in enumerate(layout.parts):
             if isinstance(part, str):
+                lines = ""
+                while (
+                    number == 0
+                    and part.startswith("\n")
+                    and tokens
+                    and _is_lines(text := tokenizer.token_text(tokens[-1]))
+                ):
+                    tokens.pop()
+                    lines = text + lines
+                part = lines + part
+                while (
+                    number + 1 == len(layout.parts)
+                    and part.endswith("\n")
+                    and left
+                    and _is_lines(text := tokenizer.token_text(left[0]))
+                ):
+                    left.popleft()
+                    part += text
                 tokens += tokenizer.encode(part, add_special_tokens=False)
             else:
-                runs.append(MediaRun(len(tokens), part, picture.medium.key, offset, layout.grid))
-                tokens += [self.placeholder] * part
+                run = MediaRun(len(tokens), part, picture.medium.key, offset, layout.grid, self._family.is_mutual)
+                runs.append(run)
+                tokens += [self._row_token] * part
                 offset += part
+
+
+def _is_lines(text: str) -> bool:
+    return bool(text) and not text.strip("\n")
+
+
+def _token_of(settings: PreTrainedConfig, field: str) -> int:
+    found = getattr(settings, field, None)
+    if not isinstance(found, int):
+        raise UnsupportedFeature("the checkpoint does not say which token stands for a picture", "image")
+    return found
 
 
 def _key(arrays: Sequence[MediaArray]) -> bytes:

@@ -58,6 +58,7 @@ KNOWN_FAMILIES = frozenset(
 VISION_FAMILIES = frozenset(
     {
         "aya_vision",
+        "gemma3",
         "glm4v",
         "idefics3",
         "internvl",
@@ -80,13 +81,16 @@ _LAYER_REASONS = {
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
-_BOTH_WAYS = "the rows of a picture see each other in both directions, and attention here is causal"
+_OF_LAYERS = (
+    "what the rows of a picture see differs from layer to layer, and some layers share keys or take further input"
+)
 _CROSS = (
     "its text attends to pictures in layers of their own (cross attention), whose keys are not kept in the paged cache"
 )
 #: Why families that take images are not among those that are served, where it is known.
 _VISION_REASONS = {
-    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "paligemma"), _BOTH_WAYS),
+    **dict.fromkeys(("gemma3n", "gemma4"), _OF_LAYERS),
+    "paligemma": "all of a prompt sees itself in both directions, its text too, and attention to text is causal here",
     "llama4": "its attention is cut into chunks, and scaled by positions counted inside the model",
     "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
     "mllama": _CROSS,

@@ -26,6 +26,7 @@ from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
+from bridle.model.kernels.both_ways import BothWaysKernel
 from bridle.model.kernels.trial import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.linear import pack_linears, use_kernels
@@ -243,6 +244,9 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
     block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
+    num_mutual_rows = model.num_mutual_rows if isinstance(model, TextPart) else 0
+    if num_mutual_rows:
+        kernel = BothWaysKernel(kernel)
     runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
     info = ExecutorInfo(
@@ -254,7 +258,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         eos_token_ids=checkpoint.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type],
+        max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type] + num_mutual_rows,
         max_num_seqs=config.step_seqs or STEP_SEQS,
         embedding_size=runner.embedding_size,
         block_bytes=block_bytes,

@@ -7,6 +7,7 @@ import threading
 from bridle.engine.media import Medium
 from bridle.errors import InternalError
 from bridle.model.media_encoder import Features, MediaEncoder
+from bridle.threads import run_behind
 
 
 class LocalMedia:
@@ -29,8 +30,12 @@ class LocalMedia:
         return medium.num_rows * self.row_bytes
 
     def encode(self, medium: Medium) -> None:
+        """Behind the steps on a CPU, whose processors both need, and by a thread that ends: see `bridle.threads`."""
         num_clears = self._num_clears
-        features = self._encoder.encode(medium)
+        if self._encoder.is_on_cpu:
+            features = run_behind(lambda: self._encoder.encode(medium), "bridle-encode")
+        else:
+            features = self._encoder.encode(medium)
         with self._lock:
             if num_clears == self._num_clears:
                 self._features[medium.key] = features

@@ -36,6 +36,10 @@ class MediaEncoder:
         #: The memory that one row of features takes.
         self.row_bytes = hidden_size * dtype.itemsize * (1 + len(deepstack or ()))
 
+    @property
+    def is_on_cpu(self) -> bool:
+        return self._device.type == "cpu"
+
     def encode(self, medium: Medium) -> Features:
         """The features of a picture. Raises `MediaRefused` if they are not as many as the prompt has places for."""
         inputs = {array.name: self._tensor(array) for array in medium.arrays}

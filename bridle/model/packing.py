@@ -22,13 +22,15 @@ from bridle.model.uploads import upload
 @dataclass(slots=True)
 class PackedRow:
     """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
-    `context - length` to `context - 1`. `spans` says where positions 0 to `context - 1` lie in the cache."""
+    `context - length` to `context - 1`. `spans` says where positions 0 to `context - 1` lie in the cache. Tokens at
+    positions of the same pair of `mutual` (first, end) see each other in both directions."""
 
     offset: int
     length: int
     context: int
     spans: list[Span]
     mirror: Mirror
+    mutual: tuple[tuple[int, int], ...] = ()
 
     @property
     def start(self) -> int:
@@ -97,7 +99,7 @@ def pack_step(
         start, length = plan.start, plan.num_scheduled
         end, offset = start + length, len(ids)
         spans = mirror.spans(0, end, block_size)
-        rows.append(PackedRow(offset, length, end, spans, mirror))
+        rows.append(PackedRow(offset, length, end, spans, mirror, _mutual(mirror, start, end)))
         if length == 1:
             ids.append(mirror.tokens[start])
             positions.append(start)
@@ -129,6 +131,12 @@ def _sights(row: PackedRow) -> Iterator[Sight]:
     for run in row.mirror.seen(row.start, row.context):
         first, last = max(run.position, row.start), min(run.end, row.context)
         yield Sight(run.key, run.offset + first - run.position, row.offset + first - row.start, last - first)
+
+
+def _mutual(mirror: Mirror, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    if not mirror.media:
+        return ()
+    return tuple((run.position, run.end) for run in mirror.seen(start, end) if run.is_mutual)
 
 
 def _have_grids(rows: Sequence[PackedRow]) -> bool:

@@ -41,6 +41,12 @@ class TextPart(nn.Module):
         return vars(self)["inner"]
 
     @property
+    def num_mutual_rows(self) -> int:
+        """How many rows a picture has, if they see each other in both directions; else 0."""
+        settings = self.inner.config
+        return int(settings.mm_tokens_per_image) if settings.model_type == "gemma3" else 0
+
+    @property
     def device(self) -> Any:
         return self.get_input_embeddings().weight.device
 

@@ -24,12 +24,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qwen2_vl": _QWEN_NAMES,
     "qwen2_5_vl": _QWEN_NAMES,
     "qwen3_vl": _QWEN_NAMES,
+    "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "glm4v": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
     "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
 }
+_PLACEHOLDERS = {"<image_soft_token>": "<start_of_image>"}
 #: The model types of checkpoints that are no family of their own.
 MODEL_TYPES = {"pixtral": "llava"}
 CHAT_TEMPLATE = (
@@ -209,6 +211,23 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"image_processor_type": "PixtralImageProcessor", "patch_size": 4, "size": {"longest_edge": 32}},
     ),
+    "gemma3": (
+        {
+            "text_config": {
+                "model_type": "gemma3_text",
+                **_TEXT,
+                "sliding_window": 6,
+                "query_pre_attn_scalar": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "vision_config": {**_SIGLIP, "patch_size": 8},
+            "image_token_index": IMAGE,
+            "boi_token_index": _START,
+            "eoi_token_index": _END,
+            "mm_tokens_per_image": 4,
+        },
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
+    ),
     "smolvlm": (
         {
             "text_config": {"model_type": "llama", **_TEXT},
@@ -248,6 +267,8 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
     fields = {**fields, "text_config": {**fields["text_config"], **overrides}, "tie_word_embeddings": False}
     model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(MODEL_TYPES.get(family, family), **fields))
     tiny.randomize(model, seed)
+    if family == "gemma3":  # its embedding of text is scaled up
+        model.model.multi_modal_projector.mm_input_projection_weight.data *= 6
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)
@@ -261,6 +282,12 @@ def names_of(family: str) -> tuple[str, ...]:
     return NAMES.get(family, ("<image>",))
 
 
+def placeholder_of(family: str) -> str:
+    """What stands for a picture in a prompt; of most families the same that stands at each of its rows."""
+    name = names_of(family)[0]
+    return _PLACEHOLDERS.get(name, name)
+
+
 def _name_tokens(folder: Path, names: tuple[str, ...]) -> None:
     """Give the last ids of the vocabulary to the tokens around pictures, the very last to the placeholder."""
     from transformers import AutoTokenizer
@@ -269,5 +296,5 @@ def _name_tokens(folder: Path, names: tuple[str, ...]) -> None:
     num_free = tiny.VOCAB_SIZE - len(tokenizer) - len(names)
     tokenizer.add_tokens([f"<|free_{number}|>" for number in range(num_free)], special_tokens=True)
     tokenizer.add_tokens(list(reversed(names)), special_tokens=True)
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", names[0])
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", _PLACEHOLDERS.get(names[0], names[0]))
     tokenizer.save_pretrained(folder)

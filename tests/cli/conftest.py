@@ -1,8 +1,10 @@
-"""Commands see the variables that each test sets, and none that are meant for the tests themselves."""
+"""Commands see the variables that each test sets, and none that are meant for the tests themselves; what a user
+types is a list of lines."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,3 +14,18 @@ def _no_variables_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BRIDLE_FULL", "BRIDLE_PROFILE", "BRIDLE_LMQL_ENV", "BRIDLE_LOSSES", "BRIDLE_STREAMS"):
         if name in os.environ:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the user will type; the end of the list is the end of input."""
+    typed: list[str] = []
+
+    def read(*_: object) -> str:
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
+
+    monkeypatch.setattr("rich.console.Console.input", read)
+    yield typed
+    assert not typed, "not all lines were read"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -37,20 +36,6 @@ def test_generate_sees(folder: str, picture: str, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     assert main(["generate", folder, "What is it?", "--image", picture, *GREEDY]) == 2
     assert "places for 0 pictures, each the text '<image>'; 1 were sent" in capsys.readouterr().err
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    typed: list[str] = []
-
-    def read(*_: object) -> str:
-        if not typed:
-            raise EOFError
-        return typed.pop(0)
-
-    monkeypatch.setattr("rich.console.Console.input", read)
-    yield typed
-    assert not typed, "not all lines were read"
 
 
 def test_a_conversation_sees(folder: str, picture: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +93,6 @@ def test_chat_needs_a_template(tmp_path: Path, folder: str, capsys: pytest.Captu
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert main(["chat", str(tmp_path)]) == 2
     assert "has no chat template; use `bridle generate`" in capsys.readouterr().err
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the user will type; the end of the list is the end of input."""
-    typed: list[str] = []
-
-    def read(*_: object) -> str:
-        if not typed:
-            raise EOFError
-        return typed.pop(0)
-
-    monkeypatch.setattr("rich.console.Console.input", read)
-    yield typed
-    assert not typed, "not all lines were read"
 
 
 def test_conversation_remembers_and_forgets(lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import grpc
 from bridle.cluster.link import Timings
 from bridle.cluster.remote import ShardExecutor
 from bridle.cluster.shard import SERVICE, Shard, start_shard
+from bridle.engine.engine import Engine
 from bridle.engine.interfaces import Executor
+from bridle.engine.request import Request
+from bridle.outputs import Finished, TokenEvent
 from tests.waiting import PATIENCE
 
 #: Nothing here is given up because the machine is busy.
@@ -64,3 +67,21 @@ def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
     with channel_to(host) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
         return call(request, timeout=PATIENCE)
+
+
+#: The tokens of each output, by its request and number.
+Said = dict[tuple[str, int], list[int]]
+
+
+def said_by(engine: Engine, wanted: Iterable[Request]) -> Said:
+    """What comes of requests that are added together, none of which fails."""
+    for request in wanted:
+        engine.add(request)
+    found: Said = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                found.setdefault((event.request_id, event.index), []).append(event.token)
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+    return found

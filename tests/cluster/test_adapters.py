@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,10 @@ from bridle.engine.interfaces import Executor
 from bridle.errors import AdapterRefused, UnsupportedFeature
 from bridle.lora import AdapterDevice, AdapterPool, find_device, open_adapter, require_device
 from bridle.model.loading import load_executor
-from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from lab.doubles import tiny
-from tests.cluster.kit import Host, ask, hosted
+from tests.cluster.kit import Host, Said, ask, hosted, said_by
 from tests.lora.kit import ALL_LINEAR, write_adapter
 
 MEMORY = 1 << 30
@@ -52,30 +51,15 @@ def requests() -> list[Request]:
     ]
 
 
-def tokens_of(engine: Engine, wanted: Sequence[Request]) -> dict[tuple[str, int], list[int]]:
-    for request in wanted:
-        engine.add(request)
-    found: dict[tuple[str, int], list[int]] = {}
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, TokenEvent):
-                found.setdefault((event.request_id, event.index), []).append(event.token)
-            elif isinstance(event, Finished):
-                assert event.error is None, event.error
-    return found
-
-
-def run(
-    executor: Executor, folder: Path, between: Callable[[], None] = lambda: None
-) -> list[dict[tuple[str, int], list[int]]]:
+def run(executor: Executor, folder: Path, between: Callable[[], None] = lambda: None) -> list[Said]:
     """What is said twice, with something happening in between."""
     device = find_device(executor)
     assert device is not None
     engine = Engine(executor, adapters=make_pool(device, folder))
     try:
-        first = tokens_of(engine, requests())
+        first = said_by(engine, requests())
         between()
-        return [first, tokens_of(engine, requests())]
+        return [first, said_by(engine, requests())]
     finally:
         engine.close()
 

@@ -36,9 +36,7 @@ from bridle.service.loading import load_model
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Tokenizer
 from lab.doubles import seeing
-from tests.cluster.kit import hosted
-
-Said = dict[tuple[str, int], list[int]]
+from tests.cluster.kit import Said, hosted, said_by
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +77,6 @@ def engine_over(executor: Executor) -> Engine:
     return Engine(
         executor, EngineConfig(max_num_batched_tokens=24, enable_prefix_caching=False), media=MediaPool(device)
     )
-
-
-def said_by(engine: Engine, wanted: list[Request]) -> Said:
-    for request in wanted:
-        engine.add(request)
-    found: Said = {}
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, TokenEvent):
-                found.setdefault((event.request_id, event.index), []).append(event.token)
-            elif isinstance(event, Finished):
-                assert event.error is None, event.error
-    return found
 
 
 def rounds(

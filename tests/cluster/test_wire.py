@@ -286,6 +286,7 @@ def plan_with_runs(**changed: Any) -> pb.Plan:
     one = {"num_new_tokens": [0], "num_new_blocks": [0], "num_kept_blocks": [0], "num_prompt": [9]}
     row = {"seq_ids": [1], "starts": [0], "num_scheduled": [9], "num_logits": [0], "num_kept": [0], **one}
     run = {"run_positions": [2], "run_lengths": [4], "run_offsets": [0], "run_media": [0], "run_grids": [1, 2, 2]}
+    run["run_is_mutual"] = [True]
     return pb.Plan(**{"step": 7, "media": [b"x"], "num_runs": [1], **row, **run, **changed})
 
 
@@ -299,7 +300,7 @@ def plan_with_runs(**changed: Any) -> pb.Plan:
     ],
 )
 def test_places_of_pictures_that_do_not_fit(changed: dict[str, Any], why: str) -> None:
-    assert decode_plan(plan_with_runs()).rows[0].runs == (MediaRun(2, 4, b"x", 0, (1, 2, 2)),)
+    assert decode_plan(plan_with_runs()).rows[0].runs == (MediaRun(2, 4, b"x", 0, (1, 2, 2), True),)
     with pytest.raises(ProtocolError, match=why):
         decode_plan(plan_with_runs(**changed))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.engine.decision import Decision
 from bridle.engine.engine import Engine
-from bridle.engine.media import MediaArray, MediaRun, Medium, marks
+from bridle.engine.media import MediaArray, MediaRun, Medium, marks, uncut
 from bridle.engine.plan import StepPlan
 from bridle.engine.request import Request
 from bridle.errors import BridleError, InvalidRequest, MediaRefused, ShardUnavailable, UnsupportedFeature
@@ -108,19 +108,21 @@ class MediaLab(Lab):
             end = row.start + row.num_scheduled
             seen = {run.key for run in runs if run.position < end and run.end > row.start}
             assert self.store is None or seen <= self.store.pinned
+            assert not any(run.is_mutual and run.position < end < run.end for run in runs), "a picture was cut"
 
 
 def seeing(random: Random, request: Request) -> Request:
-    """`request` with pictures at some places of a longer prompt, some of them in two runs."""
+    """`request` with pictures at some places of a longer prompt, some of them in two runs, some not to be cut."""
     tokens, runs, media = list(request.prompt), [], {}
     for _ in range(random.randint(1, 3)):
         medium = make_medium(random.choice("xyz"), random.choice([1, 4, 5, 9]))
         medium = replace(medium, key=(medium.key.strip() + str(medium.num_rows).encode()).ljust(16))
         media[medium.key] = medium
         half = medium.num_rows // 2 if random.random() < 0.3 else 0
+        is_mutual = random.random() < 0.4
         for offset, length in ((0, half), (half, medium.num_rows - half)):
             if length:
-                runs.append(MediaRun(len(tokens), length, medium.key, offset))
+                runs.append(MediaRun(len(tokens), length, medium.key, offset, is_mutual=is_mutual))
                 tokens += [PAD] * length + [random.randrange(VOCAB)] * random.randint(0, 2)
     tokens.append(random.randrange(VOCAB))
     return replace(request, prompt=tuple(tokens), runs=tuple(runs), media=tuple(media.values()))
@@ -188,6 +190,37 @@ def test_the_same_tokens_with_other_pictures_share_no_cache() -> None:
     assert [output.usage.cached_tokens for output in later] == [12, 12, 0]
     assert [output.tokens for output in later[:2]] == [one.first.tokens, other.first.tokens]
     assert lab.run(picture_request(make_medium("one", 9), tenant="t"))[0].first.usage.cached_tokens == 0
+
+
+def test_a_picture_that_is_not_cut_goes_first_once_and_the_others_go_on() -> None:
+    """Pictures of 6 rows in steps of 6 tokens, beside outputs that take a token each: all come to an end."""
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB, block_size=4, max_num_batched_tokens=6)
+    medium = make_medium("one", 6)
+    run = MediaRun(1, 6, medium.key, is_mutual=True)
+    texts = [make_request([1, 2, number], temperature=0.0, max_tokens=20) for number in range(3)]
+    sights = [
+        make_request([number, *[PAD] * 6, 4], media=(medium,), runs=(run,), temperature=0.0, max_tokens=20)
+        for number in range(3)
+    ]
+    for replay in lab.run(*texts, *sights):
+        assert len(replay.first.tokens) == 20
+    with pytest.raises(InvalidRequest, match=r"takes 7 tokens here, .* a step has 6 \(max_batch_prefill_tokens\)"):
+        lab.engine.add(replace(sights[0], runs=(replace(run, length=7),), media=(make_medium("one", 7),)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans())), st.integers(0, 40), st.integers(0, 40))
+def test_no_chunk_ends_within_a_run_that_is_not_cut(
+    parts: list[tuple[int, int, bool]], start: int, length: int
+) -> None:
+    position, runs = 0, []
+    for gap, size, is_mutual in parts:
+        runs.append(MediaRun(position + gap, size, b"x", is_mutual=is_mutual))
+        position = runs[-1].end
+    end = uncut(tuple(runs), start, start + length)
+    assert not any(run.is_mutual and run.position < end < run.end for run in runs)
+    assert end > start or length == 0
+    if not any(run.is_mutual and run.position < start + length < run.end for run in runs):
+        assert end == start + length
 
 
 def test_text_before_the_first_picture_is_shared() -> None:

@@ -19,7 +19,7 @@ import pytest
 from pydantic_core import from_json
 from starlette.testclient import TestClient
 
-from bridle.http.settings import HttpSettings
+from bridle.http.settings import BODY_BYTES
 from bridle.http.transport import json_body
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 from bridle.service.requests import MAX_INLINE_CHARS
@@ -134,7 +134,7 @@ def refused(client: TestClient, path: str, body: bytes) -> int:
 
 def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> None:
     """Every route gets some of the hostile values, with `BRIDLE_FULL` all, as large as bodies may be."""
-    values = hostile_values(HttpSettings().max_body_bytes - 64) if IS_FULL else HOSTILE
+    values = hostile_values(BODY_BYTES - 64) if IS_FULL else HOSTILE
     names = cycle(values)
     for path in routes(client):
         for name in values if IS_FULL else islice(names, len(values) // 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bridle.errors import MediaRefused, UnsupportedFeature
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media import FAMILIES, MediaLimits, MediaReader, Source, open_reader, source_of
 from bridle.text import Tokenizer
 from lab.doubles import seeing
@@ -133,3 +134,39 @@ def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, in
     wanted = tokenizer.encode(library_text(family, reader, results), add_special_tokens=False)
     placed, _ = reader.place([reader.placeholder], [reader.read(image)], tokenizer)
     assert list(placed) == wanted
+
+
+class Lines:
+    """A tokenizer that takes neighbouring line ends together, as large vocabularies do."""
+
+    MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+
+    def __init__(self, placeholder: int, row: int) -> None:
+        self.texts = {placeholder: self.MARKS[0], row: self.MARKS[2]}
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        found = []
+        for part in re.findall("|".join((*self.MARKS, r"\n+", ".")), text):
+            known = next((token for token, each in self.texts.items() if each == part), None)
+            found.append(1000 + len(self.texts) if known is None else known)
+            self.texts[found[-1]] = part
+        return found
+
+    def token_text(self, token: int) -> str:
+        return self.texts[token]
+
+
+@pytest.mark.parametrize("text", ["user\n{}What?", "{}", "a\n\n{}\n\nb{}\n", "{}{}", "a {} b", "{}\n{}"])
+def test_line_ends_around_a_picture_are_taken_together(text: str, tmp_path: Path) -> None:
+    """As where all of the text is encoded at once, which is what the library does."""
+    reader = open_reader(seeing.make_seeing("gemma3", tmp_path))
+    assert reader is not None
+    start, end, row = Lines.MARKS
+    lines = Lines(reader.placeholder, seeing.IMAGE)
+    pictures = [reader.read(png(1))] * text.count("{}")
+    placed, sights = reader.place(lines.encode(text.replace("{}", start)), pictures, lines)
+    whole = text.replace("{}", f"\n\n{start}{row * 4}{end}\n\n")
+    assert [lines.token_text(token) for token in placed] == [lines.token_text(token) for token in lines.encode(whole)]
+    assert all(run.is_mutual and set(placed[run.position : run.end]) == {seeing.IMAGE} for run in sights.runs)
+    with pytest.raises(InvalidRequest, match="stands for a row"):
+        reader.place([seeing.IMAGE, reader.placeholder], pictures[:1], lines)

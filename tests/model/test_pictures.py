@@ -19,14 +19,14 @@ from transformers import AutoModelForImageTextToText
 
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
-from bridle.engine.media import MediaRun, Medium
+from bridle.engine.media import MediaRun, Medium, uncut
 from bridle.engine.media_pool import MediaPool
 from bridle.engine.plan import PlanRow, StepPlan
 from bridle.engine.request import Request
 from bridle.errors import MediaRefused
 from bridle.media import FAMILIES, MediaReader, Picture, open_reader
 from bridle.model.executor import LocalExecutor
-from bridle.model.media_encoder import Features
+from bridle.model.media_encoder import Features, MediaEncoder
 from bridle.model.packing import grid_positions
 from bridle.outputs import Event, Finished, TokenEvent
 from bridle.sampling import SamplingParams
@@ -50,7 +50,7 @@ class Eyes:
 
     def prompt(self, *parts: str | Picture) -> Prompt:
         """Text and pictures in order."""
-        text = "".join(part if isinstance(part, str) else seeing.names_of(self.family)[0] for part in parts)
+        text = "".join(part if isinstance(part, str) else seeing.placeholder_of(self.family) for part in parts)
         pictures = [part for part in parts if isinstance(part, Picture)]
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
@@ -64,6 +64,8 @@ class Eyes:
         """[L, V] of the library's eager pass with pixels."""
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
+        if self.family == "gemma3":
+            inputs["token_type_ids"] = (ids == seeing.IMAGE).int()
         if prompt.runs and prompt.runs[0].grid is not None:
             inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int()
             self.whole.model.rope_deltas = None
@@ -141,6 +143,7 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
             count = min(chunks[(number + i) % len(chunks)], len(prompt.tokens) - done[i])
             if not count:
                 continue
+            count = uncut(prompt.runs, done[i], done[i] + count) - done[i]
             needed = -(-(done[i] + count) // size) - blocks[i]
             row = PlanRow(i, done[i], count, num_logits=count, num_kept_blocks=blocks[i], num_prompt=len(prompt.tokens))
             if not done[i]:
@@ -177,11 +180,14 @@ def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: Local
     ]
     make_ready(executor, [medium for prompt in prompts for medium in prompt.media])
     wanted = [mine.logits(prompt) for prompt in prompts]
-    for chunks in ((300,), (5, 1, 9, 2)):
+    for chunks in ((300,), (5, 1, 9, 2)):  # pictures whose rows see each other are never cut
         for found, want in zip(run_packed(executor, prompts, chunks), wanted, strict=True):
             assert error(found, want) < LIMIT
     swapped = replace(prompts[0], runs=mine.prompt("look ", two, " here ", one, " and say").runs)
     assert error(run_packed(executor, [swapped], (300,))[0], wanted[0]) > 1000 * LIMIT
+    if prompts[0].runs[0].is_mutual:  # in order, as text is
+        causal = replace(prompts[0], runs=tuple(replace(run, is_mutual=False) for run in prompts[0].runs))
+        assert error(run_packed(executor, [causal], (300,))[0], wanted[0]) > 1000 * LIMIT
     if prompts[0].runs[0].grid is not None:  # without their places in the picture
         flat = replace(prompts[0], runs=tuple(replace(run, grid=None) for run in prompts[0].runs))
         assert error(run_packed(executor, [flat], (300,))[0], wanted[0]) > 1000 * LIMIT
@@ -228,7 +234,7 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
     return Request(name, prompt.tokens, sampling, media=prompt.media, runs=prompt.runs, **fields)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_vl", "smolvlm"])
 @pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
 def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:
     """Together and alone, in a pool that is too small for all, again from the prefix cache, and with other pixels."""
@@ -291,3 +297,22 @@ def test_positions_are_those_of_the_library(family: str, eyes: Any) -> None:
         for end in (start + 1, min(start + 7, num), num):
             found = grid_positions(prompt.runs, start, end)
             assert (found == wanted[:, 0, start:end].numpy()).all()
+
+
+@pytest.mark.parametrize("family", ["llava"])
+def test_pictures_are_encoded_behind_the_steps(
+    family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread that ends, and with it the workers that computed for it."""
+    threads: list[threading.Thread] = []
+    encode = MediaEncoder.encode
+
+    def noted(self: MediaEncoder, medium: Medium) -> Features:
+        threads.append(threading.current_thread())
+        return encode(self, medium)
+
+    monkeypatch.setattr(MediaEncoder, "encode", noted)
+    make_ready(executor, eyes(family).prompt("a", eyes(family).picture(31)).media)
+    (thread,) = threads
+    thread.join(120)
+    assert thread.name == "bridle-encode" and not thread.is_alive()

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from bridle.constraints.named import NAMES
 from bridle.errors import InvalidRequest
-from bridle.http.settings import HttpSettings
+from bridle.http.settings import BODY_BYTES, HttpSettings
 from bridle.service import new_request_id
 
 MAX_LINE_BYTES = 16 << 20
@@ -83,7 +83,7 @@ def batch_settings(max_in_flight: int) -> HttpSettings:
     return HttpSettings(
         max_requests=num_requests,
         max_prompt_tokens=_NO_LIMIT,
-        max_body_bytes=max(MAX_LINE_BYTES, HttpSettings().max_body_bytes),
+        max_body_bytes=max(MAX_LINE_BYTES, BODY_BYTES),
     )
 
 

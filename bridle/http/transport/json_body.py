@@ -19,7 +19,7 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
 from bridle.http.fields import set_strictness
-from bridle.http.settings import HttpSettings
+from bridle.http.settings import BODY_BYTES
 from bridle.http.state import http_state
 from bridle.http.transport.content_coding import unpacker_of
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
@@ -32,13 +32,14 @@ class BoundedRequest(Request):
         """The whole body. Raises a 413 or 408 error if it is too large or too slow."""
         if hasattr(self, "_body"):
             return self._body
-        settings = http_state(self).settings
+        http = http_state(self)
+        settings, limit = http.settings, http.max_body_bytes
         announced = self.headers.get("content-length", "")
-        if announced.isascii() and announced.isdigit() and int(announced) > settings.max_body_bytes:
-            raise _too_large(announced + " bytes", settings)
+        if announced.isascii() and announced.isdigit() and int(announced) > limit:
+            raise _too_large(announced + " bytes", limit)
         try:
             async with asyncio.timeout(settings.receive_timeout):
-                self._body = await self._read_chunks(settings)
+                self._body = await self._read_chunks(limit)
         except TimeoutError:
             message = f"the request body did not arrive within {settings.receive_timeout:g} seconds"
             raise RefusedBody(408, InvalidRequest(message)) from None
@@ -51,17 +52,16 @@ class BoundedRequest(Request):
             return _parse(body)
         http = http_state(self)
         async with http.parsing:
-            return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes)
+            return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes or BODY_BYTES)
 
-    async def _read_chunks(self, settings: HttpSettings) -> bytes:
+    async def _read_chunks(self, limit: int) -> bytes:
         chunks, size, arrived = [], 0, 0
-        limit = settings.max_body_bytes
         unpacker = unpacker_of(self) if "content-encoding" in self.headers else None
         async for chunk in self.stream():
             made = unpacker.push(chunk, limit - size) if unpacker is not None and chunk else chunk
             size, arrived = size + len(made), arrived + len(chunk)
             if max(size, arrived) > limit:
-                raise _too_large("more", settings)
+                raise _too_large("more", limit)
             chunks.append(made)
         if unpacker is not None:
             unpacker.close()
@@ -96,6 +96,6 @@ def _parse(body: bytes) -> Any:
         raise RefusedBody(400, InvalidRequest(f"the request body is not valid JSON: {error}")) from None
 
 
-def _too_large(shown: str, settings: HttpSettings) -> RefusedBody:
-    message = f"the request body has {shown}; at most {settings.max_body_bytes} bytes are taken"
+def _too_large(shown: str, limit: int) -> RefusedBody:
+    message = f"the request body has {shown}; at most {limit} bytes are taken"
     return RefusedBody(413, InvalidRequest(message))

@@ -51,17 +51,30 @@ class CpuKernel:
         if plain and len(rows) == num_tokens:
             parts = _attend_singles(grouped, rows, cache, options.scaling)
             return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
-        parts = []
-        for row in rows:
-            part = grouped.narrow(0, row.offset, row.length)
-            keys, values = row.read(cache, query.dtype)
-            if row.length == 1 and plain:
-                parts.append(scaled_dot_product_attention(part, keys, values, scale=options.scaling))
-            elif row.length <= MAX_SHORT and row.start and plain:
-                parts.append(self._attend_short(part, keys, values, row, options))
-            else:
-                parts.append(self._attend_chunk(part, keys, values, row, options))
+        parts = [self._attend_row(grouped, row, cache, options) for row in rows]
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
+
+    def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
+        """Put into `out` [T, Hq, Dv] what rows give among whose tokens some see each other: other kernels know causal
+        order alone."""
+        num_tokens, num_heads, dim = query.shape
+        kv_heads = cache.keys.shape[1]
+        grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
+        for row in self._rows(options.window):
+            if row.mutual:
+                part = self._attend_row(grouped, row, cache, options)
+                out[row.offset : row.offset + row.length] = part.reshape(row.length, num_heads, -1)
+
+    def _attend_row(self, grouped: Tensor, row: _VisibleRow, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        """[T, Hkv, G, D] -> [n, Hkv, G, Dv] of the row's tokens"""
+        plain = options.softcap is None and options.sinks is None
+        part = grouped.narrow(0, row.offset, row.length)
+        keys, values = row.read(cache, grouped.dtype)
+        if row.length == 1 and plain:
+            return scaled_dot_product_attention(part, keys, values, scale=options.scaling)
+        if row.length <= MAX_SHORT and row.start and plain:
+            return self._attend_short(part, keys, values, row, options)
+        return self._attend_chunk(part, keys, values, row, options)
 
     def _rows(self, window: int | None) -> list[_VisibleRow]:
         """The step's rows as a layer with this window sees them. All layers with that window share them."""
@@ -107,7 +120,7 @@ class CpuKernel:
             return None
         key = (row.offset, window)
         if key not in self._masks:
-            self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like)
+            self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like, row.mutual)
         return self._masks[key]
 
     def _short_mask(self, row: _VisibleRow, window: int | None, part: Tensor) -> Tensor:
@@ -115,7 +128,7 @@ class CpuKernel:
         group = part.shape[2]
         key = (row.offset, window, group)
         if key not in self._short_masks:
-            mask = chunk_mask(row.first, row.start, row.context, window, part)
+            mask = chunk_mask(row.first, row.start, row.context, window, part, row.mutual)
             assert mask is not None  # several tokens after others
             self._short_masks[key] = mask.repeat_interleave(group, 0)
         return self._short_masks[key]
@@ -124,10 +137,11 @@ class CpuKernel:
 class _VisibleRow:
     """One row's tokens and the part of its KV that a layer with a given window sees."""
 
-    __slots__ = ("_slots", "_span", "context", "first", "length", "offset", "start")
+    __slots__ = ("_slots", "_span", "context", "first", "length", "mutual", "offset", "start")
 
     def __init__(self, row: PackedRow, window: int | None, device: torch.device) -> None:
         self.offset, self.length, self.context, self.start = row.offset, row.length, row.context, row.start
+        self.mutual = row.mutual
         self.first, spans = row.visible(window)
         self._span = spans[0]
         self._slots: Tensor | None = None

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def chunk_mask(first: int, start: int, context: int, window: int | None, like: Tensor) -> Tensor | None:
-    """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type.
+def chunk_mask(
+    first: int,
+    start: int,
+    context: int,
+    window: int | None,
+    like: Tensor,
+    mutual: Sequence[tuple[int, int]] = (),
+) -> Tensor | None:
+    """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type. Positions
+    within the same pair of `mutual` (first, end) see each other both ways.
 
     None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
     """
-    if first == start and (window is None or window >= context - start):
+    if first == start and not mutual and (window is None or window >= context - start):
         return None
     own = torch.arange(start, context, device=like.device)[:, None]
     other = torch.arange(first, context, device=like.device)[None, :]
     hidden = other > own
+    for low, high in mutual:
+        hidden &= ~((own >= low) & (own < high) & (other >= low) & (other < high))
     if window is not None:
         hidden |= own - other >= window
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)

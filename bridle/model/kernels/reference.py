@@ -55,6 +55,8 @@ def _visible(row: PackedRow, window: int | None, device: torch.device) -> Tensor
     own = torch.arange(row.start, row.context, device=device)[:, None]
     other = torch.arange(row.context, device=device)[None, :]
     seen = other <= own
+    for low, high in row.mutual:
+        seen |= (own >= low) & (own < high) & (other >= low) & (other < high)
     return seen if window is None else seen & (own - other < window)
 
 
