@@ -301,6 +301,26 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(http: TestClient, parts:
     assert "0x" not in message
 
 
+_SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+_VIDEO = {"type": "video", "source": {"type": "base64", "media_type": "video/mp4", "data": "AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [_SOUND]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [_SOUND]}]}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [_VIDEO]}]}),
+        ("/generate", {"inputs": "What is it? ![](data:video/mp4;base64,AAAA)"}),
+        ("/generate", {"inputs": "![](data:audio/wav;base64,AAAA)"}),
+    ],
+)
+def test_sound_and_video_are_refused_with_what_is_read(http: TestClient, path: str, body: dict[str, Any]) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400 or (path == "/generate" and answer.status_code == 422)
+    assert "'llava' reads only text and pictures" in answer.text
+
+
 def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="places for 1 pictures, each the text '<image>'; 2 were sent"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [png(), png()]}}, **GREEDY)

@@ -119,11 +119,11 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     try:
         messages = prepare(conversation.messages, look)
     except UnsupportedFeature as error:
-        raise UnsupportedFeature(f"{error}; {reads(model)}", error.param) from None
+        raise UnsupportedFeature(f"{error}; {reads(model.name, model.pictures is not None)}", error.param) from None
     check_length(model, text_length(messages), "messages")
     return messages
 
 
-def reads(model: LoadedModel) -> str:
-    """What a model reads, in words for messages."""
-    return f"{model.name!r} reads only text" + ("" if model.pictures is None else " and pictures")
+def reads(name: str, sees: bool) -> str:
+    """What the model called `name` reads, which `sees` pictures or does not, in words for messages."""
+    return f"{name!r} reads only text" + (" and pictures" if sees else "")

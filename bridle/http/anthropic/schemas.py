@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from bridle.chat.conversation import reads
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
@@ -52,9 +53,9 @@ class MessagesBody(SamplingFields):
     output_config: OutputFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_chat(self, model: str) -> tuple[ChatBody, str]:
-        """The same as a chat with `model`, and the beginning of the answer: a last message of the assistant is
-        continued. Raises `InvalidRequest` that names the message or the tool at fault."""
+    def to_chat(self, model: str, sees: bool = False) -> tuple[ChatBody, str]:
+        """The same as a chat with `model`, which `sees` pictures or does not, and the beginning of the answer: a last
+        message of the assistant is continued. Raises `InvalidRequest` that names the message or the tool at fault."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:
@@ -62,7 +63,7 @@ class MessagesBody(SamplingFields):
         try:
             messages = self._messages()
         except UnsupportedFeature as error:
-            raise UnsupportedFeature(f"{error}; {model!r} reads only text", error.param) from None
+            raise UnsupportedFeature(f"{error}; {reads(model, sees)}", error.param) from None
         prefill = ""
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             prefill = messages.pop()["content"]

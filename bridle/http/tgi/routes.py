@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.chat.conversation import reads
 from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
@@ -30,6 +32,7 @@ from bridle.service.serving import Serving
 #: The text by which clients of models that see put an image into a prompt.
 _IMAGE = "](data:image/"
 _BEGIN = f"![{_IMAGE}"
+_OTHER_FILE = re.compile(r"!\[\]\(data:((?:audio|video)/[\w.+-]{1,60})")
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -112,6 +115,10 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
 
 def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
     """The text with a place for each picture that is written into it, and the pictures."""
+    if other := _OTHER_FILE.search(inputs):
+        raise UnsupportedFeature(
+            f"inputs has a file of type {other[1]!r}; {reads(model.name, model.pictures is not None)}", "inputs"
+        )
     if _IMAGE not in inputs:
         return inputs, []
     if model.pictures is None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from bridle.chat.conversation import reads
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
@@ -88,7 +89,7 @@ class ResponsesBody(SamplingFields):
         try:
             messages = _messages(self.instructions, self.input, sees)
         except UnsupportedFeature as error:
-            raise UnsupportedFeature(f"{error}; {model!r} reads only text", error.param) from None
+            raise UnsupportedFeature(f"{error}; {reads(model, sees)}", error.param) from None
         return ChatBody.model_construct(
             **given,
             messages=messages,
