@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.serve import ToolOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.cli.trace_options import TraceOptions
@@ -29,6 +31,8 @@ _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
 _TRACING = TraceOptions()
+_POLICIES = PolicyOptions()
+_TOOLS = ToolOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
     "/image FILE shows a picture with the next turn, /undo takes the last turn back, /quit ends."
@@ -47,6 +51,8 @@ def chat(
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
     tracing: TraceOptions = _TRACING,
+    policies: PolicyOptions = _POLICIES,
+    tools: ToolOptions = _TOOLS,
 ) -> int:
     """Talk to a model in the terminal.
 
@@ -73,8 +79,9 @@ def chat(
     steering.named()
     specs = adapter_specs(adapter)
     tracing.check()
-    config = model.to_config(name, warm_up=False)
-    with loaded_model(config, adapters=specs, control=steering.control()) as loaded:
+    config, demands = model.to_config(name, warm_up=False), policies.demands()
+    with loaded_model(config, adapters=specs, control=steering.control(), tools=tools.desk()) as loaded:
+        loaded.policies = demands
         if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None
@@ -207,6 +214,7 @@ class Conversation:
             adapter=self.adapter,
             trace=self.tracing.is_wanted,
             sights=turn.sights,
+            policies=self.loaded.demands(self.adapter),
         )
         return TextStream(self.loaded, request, on_record=self.tracing.printer(self.console))
 

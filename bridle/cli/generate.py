@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.serve import ToolOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.trace_options import TraceOptions
 from bridle.elsewhere.names import nearest
@@ -27,6 +29,8 @@ _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
 _TRACING = TraceOptions()
+_POLICIES = PolicyOptions()
+_TOOLS = ToolOptions()
 
 
 def generate(
@@ -42,6 +46,8 @@ def generate(
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
     tracing: TraceOptions = _TRACING,
+    policies: PolicyOptions = _POLICIES,
+    tools: ToolOptions = _TOOLS,
 ) -> int:
     """Continue a text.
 
@@ -73,7 +79,9 @@ def generate(
     tracing.check()
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
-    with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=steering.control()) as loaded:
+    config, demands, control = model.to_config(name, warm_up=False), policies.demands(), steering.control()
+    with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
+        loaded.policies = demands
         params = sampling.to_params(loaded)
         request = replace(_request(loaded, prompt, params, chosen, steering, chat, image), trace=tracing.is_wanted)
         if as_json:
@@ -117,6 +125,7 @@ def _request(
         add_special_tokens=not is_chat,
         pictures=sources,
         sights=sights,
+        policies=loaded.demands(adapter),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from bridle.cli.interrupts import ending_at_once
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bridle.service import AdapterSpec
     from bridle.service.control import ControlSettings
     from bridle.service.loading import LoadedModel
+    from bridle.tools import ToolDesk
 
 
 @contextmanager
@@ -25,23 +26,25 @@ def loaded_model(
     adapters: Sequence[AdapterSpec] = (),
     control: ControlSettings | None = None,
     more_adapters: bool = False,
+    tools: ToolDesk | None = None,
 ) -> Iterator[LoadedModel]:
     """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
-    whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added. Raises the
-    errors of loading."""
-    with shown(f"Loading {config.model}") as progress, ending_at_once():
-        from bridle.service.loading import load_model
+    whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added; `tools` are
+    what controllers may call, and are closed with the model. Raises the errors of loading."""
+    with ExitStack() as stack:
+        if tools is not None:
+            stack.callback(tools.close)
+        with shown(f"Loading {config.model}") as progress, ending_at_once():
+            from bridle.service.loading import load_model
 
-        if adapters or more_adapters:
-            from bridle.model.footprint import settle_adapters
+            if adapters or more_adapters:
+                from bridle.model.footprint import settle_adapters
 
-            config, engine_config = settle_adapters(config, engine_config or EngineConfig())
-        model = load_model(config, engine_config, progress=progress, control=control)
-    try:
+                config, engine_config = settle_adapters(config, engine_config or EngineConfig())
+            model = load_model(config, engine_config, progress=progress, control=control, tools=tools)
+        stack.callback(model.close)
         _add_adapters(model, adapters)
         yield model
-    finally:
-        model.close()
 
 
 def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:

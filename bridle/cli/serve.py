@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bridle.service.control import ControlSettings
     from bridle.service.keeper import ModelLoader
     from bridle.service.model_set import ModelSet
+    from bridle.tools import ToolDesk
 
 _SERVER = Group("Server", sort_key=5)
 _PROCESSES = Group("Processes", sort_key=8)
@@ -125,15 +126,21 @@ class ToolOptions:
         "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
     )
 
-    def add_to(self, settings: ServeSettings, replicas: int) -> ServeSettings:
+    def desk(self) -> ToolDesk | None:
+        """The tools of the file, started; whoever takes them closes them."""
+        if self.tools is None:
+            return None
+        from bridle.tools.file import read_tools
+
+        return read_tools(self.tools)
+
+    def add_to(self, settings: ServeSettings, replicas: int = 1) -> ServeSettings:
         """The settings of a server with these tools."""
         if self.tools is None:
             return settings
         if replicas > 1:
             raise InvalidRequest("tools run beside the engine, and replicas are other processes: use one", "tools")
-        from bridle.tools.file import read_tools
-
-        desk = read_tools(self.tools)
+        desk = self.desk()
         make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
         return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))
 

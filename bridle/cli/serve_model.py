@@ -16,7 +16,8 @@ from cyclopts import Group, Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.interrupts import ending_at_once
-from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions
+from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions, ToolOptions
 from bridle.cli.sizes import count
 from bridle.config import DType, EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
@@ -72,6 +73,8 @@ _MODELS_DEFAULT = ModelSetOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 _ADAPTER_DEFAULT = AdapterOptions()
+_POLICY_DEFAULT = PolicyOptions()
+_TOOL_DEFAULT = ToolOptions()
 
 
 def serve_model(
@@ -83,6 +86,8 @@ def serve_model(
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
     adapters: AdapterOptions = _ADAPTER_DEFAULT,
+    policies: PolicyOptions = _POLICY_DEFAULT,
+    tools: ToolOptions = _TOOL_DEFAULT,
 ) -> int:
     """Serve a model to LMQL and other clients of LMTP.
 
@@ -97,7 +102,9 @@ def serve_model(
     from bridle.lmtp.server import LmtpSettings
 
     settings = _settings(name, lmtp, models, access)
-    settings = adapters.add_to(replace(settings, control=control.to_settings()))
+    http = replace(settings.http, policies=policies.book())
+    settings = adapters.add_to(replace(settings, http=http, control=control.to_settings()))
+    settings = tools.add_to(settings)
     limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout, allowed_origins=access.cors_origin)
     if not lmtp.silent and lmtp.transport == "websocket" and name != "auto":
         _say(f"[Loading {name} with {_constructor(settings.model)}]")
@@ -153,25 +160,27 @@ def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOpti
 
 def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
     """Serve the parent process until it closes our standard input."""
-    from contextlib import closing
+    from contextlib import closing, nullcontext
 
     from bridle.http.server import load_registry
     from bridle.http.transport.logs import configure_logs
     from bridle.lmtp.server import LmtpServer, LocalHost
     from bridle.lmtp.server.lines import stdio_link
     from bridle.service import Admission
+    from bridle.service.policies import PolicyBook
 
     configure_logs(settings.log_format, settings.log_level)
     echo = (lambda text: _say_short(text, sys.stderr)) if verbose else None
 
     async def run() -> None:
-        server = LmtpServer(LocalHost(registry, Admission()), limits, echo)
+        host = LocalHost(registry, Admission(), policies=settings.http.policies or PolicyBook())
+        server = LmtpServer(host, limits, echo)
         await server.serve(await stdio_link())
         await server.close()
 
     with ending_at_once():
         registry = load_registry(settings)
-    with closing(registry):
+    with closing(registry), closing(settings.tools) if settings.tools is not None else nullcontext():
         asyncio.run(run())
 
 

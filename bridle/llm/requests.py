@@ -20,8 +20,6 @@ from bridle.llm.traces import is_traced
 from bridle.media import Source
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, OutputCollector, build_request
-from bridle.service.keys import LOCAL_USER
-from bridle.service.policies import NO_POLICIES, Applied, Asking
 from bridle.service.requests import Wanted
 from bridle.service.terms import Terms
 
@@ -76,17 +74,10 @@ class One:
             adapter=self.adapter,
             stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
             pictures=pictures,
-            policies=self._policies(model),
+            policies=model.demands(self.adapter, self.how.get("tenant", "")),
             **beside,
             **run_options(self.how),
         )
-
-    def _policies(self, model: LoadedModel) -> Applied:
-        """What holds for the text."""
-        if model.policies is None:
-            return NO_POLICIES
-        user = self.how.get("tenant", "") or LOCAL_USER.user
-        return model.policies.select(Asking(model.name, self.adapter, user), model)
 
 
 class RunOptions(TypedDict):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, MediaDevice
     from bridle.model.pooled.settings import Pooling
-    from bridle.service.policies import PolicySet
+    from bridle.service.policies import Applied, PolicySet
     from bridle.text import Tokenizer
     from bridle.tools import ToolDesk
 
@@ -114,6 +114,15 @@ class LoadedModel:
     def _parks(self) -> bool:
         """Whether KV may outlive its request at all."""
         return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
+
+    def demands(self, adapter: str | None = None, user: str = "") -> Applied:
+        """What holds for a text that comes through no server."""
+        from bridle.service.keys import LOCAL_USER
+        from bridle.service.policies import NO_POLICIES, Asking
+
+        if self.policies is None:
+            return NO_POLICIES
+        return self.policies.select(Asking(self.name, adapter, user or LOCAL_USER.user), self)
 
     def check_process(self) -> None:
         """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""

@@ -1,0 +1,34 @@
+"""The flag that holds all texts of a command to an operator's policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from bridle.service.policies import PolicyBook, PolicySet
+
+
+@Parameter(name="*", group=Group("Access", sort_key=6))
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """What holds for all texts."""
+
+    policies: Path | None = None
+    "TOML file of policies: what the operator demands of all texts, as with `bridle serve`."
+
+    def book(self) -> PolicyBook | None:
+        """The policies of a server."""
+        if self.policies is None:
+            return None
+        from bridle.service.policies import PolicyBook
+
+        return PolicyBook(self.policies)
+
+    def demands(self) -> PolicySet | None:
+        """The policies of a model that is used here."""
+        book = self.book()
+        return None if book is None else book.current
