@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
-from bridle.elsewhere.calls import ROUTES, WORDS, Route, Word
+from bridle.elsewhere.calls import ROUTES, WORDS, Route
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, Flag
-from bridle.elsewhere.rows import Field, System
+from bridle.elsewhere.rows import Field, System, Word
 from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.fields import Fields
@@ -52,7 +52,7 @@ _SAMPLERS_HEAD = """\
 
 What is drawn from, and what is kept out of it; [sampling.md](sampling.md) says what each does."""
 #: What libraries have in place of fields.
-_CALLED: tuple[System, ...] = ("guidance", "outlines", "LMQL", "Ray", "Pie")
+_CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", "LMQL", "Ray", "Pie")
 
 
 def meaning(row: Field, system: System) -> str:
@@ -81,7 +81,8 @@ PROBES = frozenset({"/health", "/ping"})
 def said(word: Word) -> str:
     """What the page says of a word."""
     here = [f"`{name}=`" for name in word.keywords] + [f"`LLM.{name}`" for name in word.members]
-    here += [f"`{name}`" for name in word.settings]
+    here += [f"`bridle.{name}`" for name in word.exports]
+    here += [f"`{name}`" for name in (*word.settings, *word.flags)]
     if not here:
         return f"absent: {word.why}"
     return ", ".join(here) + (f"; {word.why}" if word.why else "")

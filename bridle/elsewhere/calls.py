@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.elsewhere.rows import System, systems_of
+from bridle.elsewhere.programs import INFERLETS, STEERING
+from bridle.elsewhere.rows import System, Word, systems_of
 
 _TEXT = "models here read and write only text"
 _STORE = "the server keeps nothing: send the whole conversation"
@@ -19,19 +20,6 @@ class Route:
 
     systems: tuple[System, ...]
     path: str
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A function, a class or a setting of a library. `keywords` of `LLM`'s calls and `members` of it are what it is
-    here; without either it is absent."""
-
-    system: System
-    name: str
-    keywords: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -220,6 +208,7 @@ ROUTES: tuple[Route, ...] = (
     Route(("Anthropic",), "/v1/messages/count_tokens"),
 )
 
+
 WORDS: tuple[Word, ...] = (
     Word("guidance", "gen(regex=)", ("regex",)),
     Word("guidance", "gen(max_tokens=)", ("max_tokens",)),
@@ -249,6 +238,7 @@ WORDS: tuple[Word, ...] = (
     Word("LMQL", 'where X in ["a", "b"]', ("choice",)),
     Word("LMQL", "where STOPS_AT(X, ...)", ("stop",)),
     Word("LMQL", "lmql.score", (), ("score",)),
+    *STEERING,
     Word("Ray", "model_loading_config", settings=("model", "name")),
     Word("Ray", "engine_kwargs", settings=("model_options", "engine_options")),
     Word("Ray", "lora_config", settings=("adapters",)),
@@ -257,4 +247,5 @@ WORDS: tuple[Word, ...] = (
     Word("Ray", "engine_kwargs.tensor_parallel_size", settings=("shards",)),
     Word("Ray", "runtime_env", why="Serve's own, in the same file"),
     Word("Ray", "log_engine_metrics", why="metrics are always there, at /metrics"),
+    *INFERLETS,
 )

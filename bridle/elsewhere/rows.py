@@ -54,6 +54,22 @@ class Field:
         return value if self.convert is None or value is None else self.convert(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A function, a class or a setting of a library. `keywords` of `LLM`'s calls and `members` of it,
+    `settings` on Ray, `exports` of the package and `flags` of the server are what it is here; without any it is
+    absent."""
+
+    system: System
+    name: str
+    keywords: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    why: str = ""
+
+
 def same(systems: str, names: str, **examples: Any) -> list[Field]:
     """Fields that have the same name here; the names are words of one text."""
     return [Field(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
+from bridle.http.fields import InnerFields
 from bridle.http.state import http_state
 from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
@@ -17,10 +18,10 @@ from bridle.tools.functions import as_text
 router = APIRouter(route_class=BoundedRoute)
 
 
-class ToolResultBody(BaseModel):
+class ToolResultBody(InnerFields):
     """A `result`, text or JSON, or an `error` in words."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     result: Any = None
     error: str | None = None

@@ -138,7 +138,7 @@ def test_reasons_name_what_is_here() -> None:
 @pytest.mark.parametrize("file", NAMES, ids=lambda file: str(file.stem))
 def test_no_flag_is_missing(file: Path) -> None:
     listed = tomllib.loads(file.read_text(encoding="utf-8"))
-    assert len(listed["flags"].split()) >= 8
+    assert len(listed["flags"].split()) >= 8 or listed["system"] == "Pie"  # which has a file of settings
     assert not [name for name in listed["flags"].split() if row_of(listed["system"], name) is None]
 
 

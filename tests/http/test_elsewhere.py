@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.elsewhere.calls import ROUTES
+from bridle.elsewhere.calls import ROUTES, WORDS
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.sampling import SamplingParams, meanings
@@ -113,6 +113,8 @@ def test_no_field_and_no_route_is_missing(file: Path) -> None:
     assert not [name for name in listed.get("fields", "").split() if name not in rows]
     told = {route.path for route in ROUTES if system in route.systems}
     assert set(listed.get("routes", "").split()) <= told
+    words = {name for word in WORDS if word.system == system for name in word.name.split(", ")}
+    assert set(listed.get("words", "").split()) <= words
 
 
 def test_routes_are_the_same_where_they_are_here() -> None:

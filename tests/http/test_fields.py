@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bridle
 from bridle import LLM
+from bridle.cli.app import app
 from bridle.constraints.named import NAMES, SHORT
 from bridle.deploy.ray.settings import RaySettings
 from bridle.elsewhere.calls import ROUTES as ROUTES_THERE
@@ -259,10 +262,14 @@ def test_the_parameters_of_sampling_are_not_called_absent() -> None:
 
 def test_words_of_libraries_lead_to_what_is_here() -> None:
     known = {each.name for each in dataclasses.fields(SamplingParams)} | {*NAMES, *How.__annotations__}
+    flags = {name for argument in app["serve"].assemble_argument_collection() for name in argument.names}
     for word in WORDS:
         assert set(word.keywords) <= known and all(hasattr(LLM, name) for name in word.members), word
         assert set(word.settings) <= RaySettings.model_fields.keys(), word
-        assert word.keywords or word.members or word.settings or word.why, word
+        for name in word.exports:
+            assert operator.attrgetter(name)(bridle) is not None, word
+        assert set(word.flags) <= flags, word
+        assert any((word.keywords, word.members, word.settings, word.exports, word.flags, word.why)), word
 
 
 def test_routes_answer_as_the_page_says(server: httpx.Client) -> None:

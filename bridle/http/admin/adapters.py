@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from bridle.errors import UnknownModel, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.fields import InnerFields
 from bridle.http.state import borrow, http_state
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.identity import check_admin, identity_of
@@ -28,11 +29,9 @@ router = APIRouter(route_class=BoundedRoute)
 Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
 
 
-class AdapterBody(BaseModel):
+class AdapterBody(InnerFields):
     """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or a hub id that the
     server allows (by default the name); `model` is the base model, if not the default one."""
-
-    model_config = ConfigDict(strict=True)
 
     name: Name
     source: Name | None = None
@@ -40,10 +39,8 @@ class AdapterBody(BaseModel):
     model: Name | None = None
 
 
-class LoadBody(BaseModel):
+class LoadBody(InnerFields):
     """The same in vLLM's words."""
-
-    model_config = ConfigDict(strict=True)
 
     lora_name: Name
     lora_path: Name
@@ -51,10 +48,8 @@ class LoadBody(BaseModel):
     load_inplace: bool | None = None
 
 
-class UnloadBody(BaseModel):
+class UnloadBody(InnerFields):
     """The adapter to unload, in vLLM's words."""
-
-    model_config = ConfigDict(strict=True)
 
     lora_name: Name
     lora_int_id: int | None = None

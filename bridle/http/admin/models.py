@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from bridle.errors import ModelUnavailable
 from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
 from bridle.http.errors import error_response, json_response
+from bridle.http.fields import InnerFields
 from bridle.http.state import HttpState, borrow, http_state
 from bridle.http.transport.identity import check_admin
 from bridle.http.transport.json_body import BoundedRoute
@@ -21,10 +22,8 @@ _MAX_NAME_CHARS = 500
 router = APIRouter(route_class=BoundedRoute)
 
 
-class ModelBody(BaseModel):
+class ModelBody(InnerFields):
     """The model that a request is about."""
-
-    model_config = ConfigDict(strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
 

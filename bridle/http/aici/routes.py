@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from bridle.controllers.classes import is_class
@@ -30,7 +30,7 @@ from bridle.errors import (
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
-from bridle.http.fields import ControllerFields, Fields
+from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.state import HttpState, http_state, serving_of
 from bridle.http.transport.call import call_of, run_while_connected
@@ -122,10 +122,8 @@ class RunBody(ControllerFields, _Derived):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class TagsBody(BaseModel):
+class TagsBody(InnerFields):
     """Let `tags` point at an uploaded module."""
-
-    model_config = ConfigDict(strict=True)
 
     module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
