@@ -8,6 +8,7 @@ import { stop } from "./runs"
 import { Ancestry, Legend, RunActions } from "./runview"
 import { model, view } from "./settings"
 import { copy } from "./share"
+import { Spoken } from "./spoken"
 import { type Message, answer, path, runOf, say, show, talk, talkVersion } from "./talk"
 import { Timeline } from "./timeline"
 import { TokenText } from "./tokens"
@@ -63,13 +64,14 @@ function Answered({ message, isBusy }: { message: Message; isBusy: boolean }) {
   const asTokens = run && line && line.pieces.length > 0
   const thoughts = run?.thoughts || message.thoughts
   return (
-    <article class="message assistant" aria-label={message.model || "Model"} aria-busy={isRunning}>
+    <article class="message assistant" aria-label={message.model || "Model"}>
       <div class="who">{message.model}{run?.state.value === "stopped" && " · stopped"}</div>
       {run && <Ancestry run={run} />}
       {thoughts && !asTokens && <details><summary>Thoughts</summary><div class="said-text">{thoughts}</div></details>}
       {asTokens ? <TokenText run={run} line={line} hasPrompt={false} label="Answer" />
         : isRunning ? <div class="waiting" role="status"><i /><i /><i /><span class="offscreen">Waiting for the model</span></div>
           : <div class="said-text">{message.content}</div>}
+      {run && line && <Spoken run={run} line={line} />}
       {(run?.error || message.error) && <Notice text={run?.error || message.error} />}
       {isOpen && run && line && (
         <div class="under">
@@ -178,7 +180,7 @@ export function Chat() {
         <div class="column" role="log" aria-label="Conversation" aria-live="off">
           {!messages.length && (
             <div class="welcome">
-              <h1>Talk to <em>{model.value || "a model"}</em></h1>
+              <h2>Talk to <em>{model.value || "a model"}</em></h2>
               <p>Each answer shows where its tokens came from. Point at one to see what else it could have been.</p>
               {chosen?.has_chat_template === false
                 ? <Notice text={`${model.value} has no chat template: it continues texts.`} />

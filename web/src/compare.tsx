@@ -56,15 +56,34 @@ function Choose({ label, value, onChoose }: { label: string; value: Run | null; 
   )
 }
 
+const SAME = ""
+const NONE = "\0" // no name of an adapter
+
+/** The adapters of the model that the second run has. A model in the list may itself be one. */
+function adaptersOf(name: string) {
+  const base = models.value.find(each => each.id === name)?.parent ?? name
+  return models.value.filter(each => each.parent !== null && (each.parent === base || !base))
+}
+
 export function Compare() {
   const left = beside.left.value
   const right = beside.right.value
   const [name, setName] = useState("")
   const [seed, setSeed] = useState("")
+  const [adapter, setAdapter] = useState(SAME)
   const found = useDifferences(left, right)
+  const adapters = adaptersOf(name || (left?.request.body.model ?? ""))
+  const isKnown = adapter === SAME || adapter === NONE || adapters.some(each => each.id === adapter)
   const again = () => {
     const value = seed.trim() === "" ? seedOrNew() : Number(seed)
-    runBeside(left!, { seed: value, ...(name ? { model: name, adapter: undefined } : {}) })
+    const changes: Record<string, unknown> = { seed: value }
+    const of = name || left!.request.body.model
+    if (name) Object.assign(changes, { model: name, adapter: undefined })
+    if (isKnown && adapter !== SAME) {
+      const base = models.value.find(each => each.id === of)?.parent ?? of
+      Object.assign(changes, { model: base, adapter: adapter === NONE ? undefined : adapter })
+    }
+    runBeside(left!, changes)
   }
   return (
     <div class="compare">
@@ -83,6 +102,13 @@ export function Compare() {
               <option value="">the same model</option>
               {models.value.map(each => <option key={each.id} value={each.id}>{each.id}</option>)}
             </select>
+            {adapters.length > 0 && (
+              <select aria-label="Adapter of the second run" value={isKnown ? adapter : SAME} onChange={event => setAdapter(event.currentTarget.value)}>
+                <option value={SAME}>the same adapter</option>
+                <option value={NONE}>no adapter</option>
+                {adapters.map(each => <option key={each.id} value={each.id}>{each.id}</option>)}
+              </select>
+            )}
             <input class="seed" inputMode="numeric" aria-label="Seed of the second run" placeholder="new seed" value={seed}
               onInput={event => setSeed(event.currentTarget.value)} />
             <button class="primary" disabled={!left} onClick={again}>Run beside</button>

@@ -3,9 +3,9 @@
 // Without a program the prompt and the tokens up to there, with the chosen one, are a prompt. With one, it runs again from
 // its beginning, and a second controller beside it lets those tokens alone be drawn at their places.
 
-import { type Run, newRun, start } from "./runs"
+import { type Run, newRun, retell, start } from "./runs"
 import { seedOrNew } from "./settings"
-import type { Line } from "./story"
+import type { Inherited, Line } from "./story"
 
 const STEERING = ["controller", "controllers", "constraint", "regex", "response_format"]
 
@@ -57,26 +57,23 @@ export function forkAt(run: Run, output: number, at: number, chosen: number, tex
   const body = forkedRequest(run, line, at, chosen)
   const isGuided = body.controllers !== undefined
   const path = isGuided ? run.request.path : "v1/completions"
+  const inherited = isGuided ? null : inheritance(run, line, at, chosen, text)
   const forked = newRun(run.kind === "trace" ? "complete" : run.kind, run.title, { path, body }, {
-    ancestor: { run, output, at, chosen: text },
+    ancestor: { made: run.made, at, chosen: text, inherited },
     program: run.program,
   })
-  if (!isGuided) inherit(forked, run, line, at, chosen, text)
+  retell(forked)
+  if (inherited) forked.content = forked.story.line(0).text
   void start(forked, onEnd)
   return forked
 }
 
-/** Shows what was there before the fork as it was, although it is part of the new request's prompt. */
-function inherit(forked: Run, run: Run, line: Line, at: number, chosen: number, text: string): void {
-  const story = forked.story
-  story.prompt.push(...run.story.prompt)
-  story.promptTokens = run.story.promptTokens
-  story.promptRecord = run.story.promptRecord
-  const mine = story.line(0)
-  for (const number of line.alive.slice(0, at)) mine.push(line.pieces[number], true)
+/** What was there before the fork, as it was, although it is part of the new request's prompt. */
+function inheritance(run: Run, line: Line, at: number, chosen: number, text: string): Inherited {
+  const { prompt, promptTokens, promptRecord } = run.story
   const before = line.alive[at] === undefined ? undefined : line.pieces[line.alive[at]].record
   const record = { type: "token" as const, output: 0, step: before?.step ?? 0, token: chosen, text, spelled: text,
     forced: true, by: "you", draw: before?.draw }
-  mine.push({ text, origin: "forced", record, token: chosen }, true)
-  forked.content = mine.text
+  const kept = line.alive.slice(0, at).map(number => line.pieces[number])
+  return { prompt, promptTokens, promptRecord, pieces: [...kept, { text, origin: "forced", record, token: chosen }] }
 }

@@ -39,7 +39,7 @@ function Alternatives({ odds, token, title, onChoose }: {
 }) {
   return (
     <section>
-      <h3>{title}</h3>
+      <h2>{title}</h2>
       <ol class="odds">
         {(odds.top ?? []).map(([each, logprob], number) => {
           const text = odds.texts?.[number] ?? String(each)

@@ -2,7 +2,7 @@
 
 import { effect } from "@preact/signals"
 import type { TraceRecord } from "./records"
-import { type Kind, type Run, newRun, runs } from "./runs"
+import { type Kind, type Run, newRun, retell, runs } from "./runs"
 import { all, put, remove } from "./store"
 
 const MAX_KEPT = 30
@@ -11,6 +11,7 @@ const MAX_RECORDS = 20_000
 interface Kept {
   id: string; made: number; kind: Kind; title: string; request: Run["request"]; records: TraceRecord[]; error: string
   requestId: string; seconds: number; firstToken: number; program: Run["program"]; header: Run["header"]
+  ancestor?: Run["ancestor"]
 }
 
 const known = new Set<Run>()
@@ -22,18 +23,17 @@ export async function keepRuns(): Promise<void> {
   for (const { id: _, records, ...kept } of found.reverse()) {
     const run = newRun(kept.kind, kept.title, kept.request, kept)
     run.records = records
-    for (const record of records) run.story.add(record)
+    retell(run)
     run.state.value = kept.error ? "failed" : "done"
     known.add(run)
   }
   effect(() => {
     for (const run of runs.value) {
-      // What was forked begins with another run's tokens; its own records do not tell them.
-      if (known.has(run) || run.state.value === "running" || run.kind === "chat" || run.ancestor) continue
+      if (known.has(run) || run.state.value === "running" || run.kind === "chat") continue
       known.add(run)
-      if (run.records.length > MAX_RECORDS) continue
-      const { made, kind, title, request, records, error, requestId, seconds, firstToken, program, header } = run
-      const kept: Kept = { id: `${made}-${run.id}`, made, kind, title, request, records, error, requestId, seconds, firstToken, program, header }
+      if (run.records.length + (run.ancestor?.inherited?.pieces.length ?? 0) > MAX_RECORDS) continue
+      const { made, kind, title, request, records, error, requestId, seconds, firstToken, program, header, ancestor } = run
+      const kept: Kept = { id: `${made}-${run.id}`, made, kind, title, request, records, error, requestId, seconds, firstToken, program, header, ancestor }
       void put("runs", kept)
     }
   })

@@ -89,6 +89,7 @@ function App() {
       <Sidebar isOpen={hasHistory} onDone={() => setHistory(false)} />
       {(hasHistory || hasPanel) && <div class="shade" onClick={() => { setHistory(false); setPanel(false) }} />}
       <main>
+        <h1 class="offscreen">{VIEWS.find(([id]) => id === view.value)![1]}</h1>
         {view.value === "chat" ? <Chat /> : view.value === "complete" ? <Complete /> : view.value === "steer" ? <Steer /> : <Compare />}
       </main>
       <Panel isOpen={hasPanel || (pinned.value !== null && panel.value === "token")}

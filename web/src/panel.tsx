@@ -39,9 +39,11 @@ function Settings() {
 export function Panel({ isOpen, onClose }: { isOpen: boolean; onClose: () => void }) {
   return (
     <aside class={isOpen ? "panel open" : "panel"} aria-label="Details">
-      <div class="tabs" role="tablist" aria-label="Details">
-        <button role="tab" aria-selected={panel.value === "token"} onClick={() => (panel.value = "token")}>Token</button>
-        <button role="tab" aria-selected={panel.value === "settings"} onClick={() => (panel.value = "settings")}>Settings</button>
+      <div class="tabs">
+        <div role="tablist" aria-label="Details">
+          <button role="tab" aria-selected={panel.value === "token"} onClick={() => (panel.value = "token")}>Token</button>
+          <button role="tab" aria-selected={panel.value === "settings"} onClick={() => (panel.value = "settings")}>Settings</button>
+        </div>
         <span class="spring" />
         <button class="quiet only-phone" aria-label="Close details" onClick={onClose}>×</button>
       </div>

@@ -4,14 +4,15 @@
 import { type Signal, signal } from "@preact/signals"
 import { ApiError, stream, traceOf } from "./api"
 import { type Header, type TraceRecord, VERSION, parseTraces } from "./records"
-import { Story } from "./story"
+import { type Inherited, Story } from "./story"
 
 export type Kind = "complete" | "chat" | "steer" | "trace"
 export type State = "running" | "done" | "stopped" | "failed"
 
 export interface Request { path: string; body: Record<string, any> }
-/** Where a run came from: another one, with a token chosen by hand. `shared` tokens of its text were there before. */
-export interface Ancestor { run: Run; output: number; at: number; chosen: string }
+/** Where a run came from: another one, by when it was made, with a token chosen by hand. `inherited` is what stood before
+ *  that token, which the run's own records do not tell. */
+export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null }
 
 export interface Run {
   id: number
@@ -45,10 +46,12 @@ export const current = { complete: signal<Run | null>(null), steer: signal<Run |
 export const beside = { left: signal<Run | null>(null), right: signal<Run | null>(null) }
 
 let lastId = 0
+let lastMade = 0
 
 export function newRun(kind: Kind, title: string, request: Request, more: Partial<Run> = {}): Run {
+  lastMade = Math.max(lastMade + 1, Date.now()) // no two are made at the same time
   const run: Run = {
-    id: ++lastId, kind, title, made: Date.now(), request, story: new Story(), records: [], version: signal(0),
+    id: ++lastId, kind, title, made: lastMade, request, story: new Story(), records: [], version: signal(0),
     state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
     firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null, ...more,
   }
@@ -62,22 +65,37 @@ function soon(then: () => void): void {
   else requestAnimationFrame(then)
 }
 
+/** Shows in a run what it inherited, and then what its records tell. */
+export function retell(run: Run): void {
+  run.story = new Story()
+  if (run.ancestor?.inherited) run.story.inherit(run.ancestor.inherited)
+  for (const record of run.records) run.story.add(record)
+}
+
 /** Sends the run's request and reads its answer; `onEnd` is called in the end, whatever happened. */
 export async function start(run: Run, onEnd: () => void = () => {}): Promise<void> {
   run.abort = new AbortController()
   const began = performance.now()
   let isWaiting = false
+  let isDue = false
   const show = () => {
+    isDue = true
     if (isWaiting) return
     isWaiting = true
     soon(() => {
-      isWaiting = false
+      isDue = false
+      const began = performance.now()
       run.version.value++
+      // The first is called when the picture is made. Until as much time has passed again, the page is its reader's.
+      setTimeout(() => setTimeout(() => {
+        isWaiting = false
+        if (isDue) show()
+      }, performance.now() - began))
     })
   }
   const again = async () => {
-    run.story = new Story()
     run.records = []
+    retell(run)
     run.version.value++
     await new Promise(resolve => setTimeout(resolve, COMPILING_PAUSE))
     if (run.abort?.signal.aborted) throw new DOMException("", "AbortError")
@@ -166,7 +184,7 @@ export function openTraces(name: string, text: string): Run[] {
     const body = { model: header.model, prompt: header.prompt ?? [], ...header.sampling }
     const run = newRun("trace", name, { path: "v1/completions", body }, { header, requestId: header.request_id })
     run.records = records
-    for (const record of records) run.story.add(record)
+    retell(run)
     run.state.value = "done"
     return run
   })

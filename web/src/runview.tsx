@@ -2,9 +2,10 @@
 
 import { useState } from "preact/hooks"
 import { Menu, Notice } from "./parts"
-import { type Run, beside, stop, summary, traceText } from "./runs"
+import { type Run, beside, runs, stop, summary, traceText } from "./runs"
 import { type Colours, colours, folds, view } from "./settings"
 import { type Shape, asProgram, copy, download } from "./share"
+import { Spoken } from "./spoken"
 import { type Line, type Origin, counts } from "./story"
 import { Timeline } from "./timeline"
 import { TokenText } from "./tokens"
@@ -70,7 +71,9 @@ export function RunActions({ run }: { run: Run }) {
 
 export function Ancestry({ run }: { run: Run }) {
   if (!run.ancestor) return null
-  return <p class="ancestry">Forked from run {run.ancestor.run.id} at token {run.ancestor.at + 1}, with <code>{run.ancestor.chosen}</code></p>
+  const { made, at, chosen } = run.ancestor
+  const from = runs.value.find(each => each.made === made)
+  return <p class="ancestry">Forked from {from ? `run ${from.id}` : "an earlier run"} at token {at + 1}, with <code>{chosen}</code></p>
 }
 
 interface Props { run: Run; marks?: (line: Line) => Set<number> | null; isSmall?: boolean }
@@ -81,7 +84,7 @@ export function RunView({ run, marks, isSmall = false }: Props) {
   const line = run.story.lines.get(run.selected.value) ?? run.story.line(0)
   const hasForks = run.story.lines.size > 1
   return (
-    <article class="run" aria-busy={state === "running"} aria-label={`Run ${run.id}`}>
+    <article class="run" aria-label={`Run ${run.id}`}>
       <header class="run-head">
         <span class={`state ${state}`}><i />{state === "running" ? "writing" : state}</span>
         <span class="summary">{summary(run)}</span>
@@ -93,6 +96,7 @@ export function RunView({ run, marks, isSmall = false }: Props) {
       <Legend run={run} line={line} />
       {hasForks && <Tree run={run} />}
       <TokenText key={line.index} run={run} line={line} marks={marks?.(line)} label={hasForks ? `Fork ${line.index}` : "Text"} />
+      <Spoken run={run} line={line} />
       <Timeline run={run} line={line} />
       <Said line={line} />
     </article>

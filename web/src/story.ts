@@ -85,6 +85,14 @@ export class Line {
     this.versions[this.starts.length - 1]++
   }
 
+  /** Takes over everything of a line from which nothing was taken back. */
+  private copy(from: Line): void {
+    this.pieces = from.pieces.slice()
+    this.alive = from.alive.slice()
+    this.starts.splice(0, 1, ...from.starts)
+    this.versions.splice(0, 1, ...from.versions)
+  }
+
   takeBack(count: number): void {
     for (const number of this.alive.splice(Math.max(this.alive.length - count, 0))) {
       const piece = this.pieces[number]
@@ -101,10 +109,14 @@ export class Line {
 
   fork(index: number): Line {
     const line = new Line(index, this, this.alive.length)
-    for (const number of this.alive) line.push(this.pieces[number], true)
+    if (this.alive.length < this.pieces.length) for (const number of this.alive) line.push(this.pieces[number], true)
+    else line.copy(this) // of long texts there may be many forks
     return line
   }
 }
+
+/** What a run begins with that goes on from another one's text: its prompt, and tokens of the text. */
+export interface Inherited { prompt: Piece[]; promptTokens: number[]; promptRecord: PromptRecord | null; pieces: Piece[] }
 
 export class Story {
   readonly prompt: Piece[] = []
@@ -112,6 +124,14 @@ export class Story {
   promptRecord: PromptRecord | null = null
   readonly lines = new Map<number, Line>([[0, new Line(0)]])
   version = 0
+
+  /** Begins with what another run had told. */
+  inherit({ prompt, promptTokens, promptRecord, pieces }: Inherited): void {
+    this.prompt.push(...prompt)
+    this.promptTokens = promptTokens
+    this.promptRecord = promptRecord
+    for (const piece of pieces) this.line(0).push(piece, true)
+  }
 
   line(index: number): Line {
     let line = this.lines.get(index)

@@ -132,7 +132,7 @@ export function TokenText({ run, line, hasPrompt = true, marks = null, label = "
   }
   const prompt = run.story.prompt
   return (
-    <div ref={root} class={`tokens ${run.state.value}`} tabIndex={0} role="group" onPointerOver={event => look(event.target)}
+    <div ref={root} class={`tokens ${run.state.value}`} tabIndex={0} role="group" aria-busy={run.state.value === "running"} onPointerOver={event => look(event.target)}
       onClick={event => choose(event.target)} onKeyDown={walk} onPointerLeave={() => (looked.value = pinned.value)}
       aria-label={`${label}: ${line.alive.length} tokens. Arrow keys walk along them, Enter tells more.`}>
       {hasPrompt && prompt.length > 0 && (

@@ -5,8 +5,12 @@ import type { Line } from "./story"
 
 const MAX_SHOWN = 160
 
-function own(line: Line): string {
-  return line.alive.slice(line.numShared).map(number => line.pieces[number].text).join("") + line.tail
+/** The beginning of what an output wrote itself, and whether there is more of it. With many forks this is asked for often. */
+function own(line: Line): { text: string; isCut: boolean } {
+  let text = ""
+  for (let at = line.numShared; at < line.alive.length && text.length <= MAX_SHOWN; at++) text += line.pieces[line.alive[at]].text
+  if (text.length <= MAX_SHOWN) text += line.tail
+  return { text: text.slice(0, MAX_SHOWN), isCut: text.length > MAX_SHOWN }
 }
 
 /** A flat list of the tree's outputs, parents first, each with its depth. */
@@ -38,14 +42,14 @@ export function Tree({ run }: { run: Run }) {
   return (
     <div class="tree" role="tree" aria-label="Forks" onKeyDown={move}>
       {rows.map(({ line, depth }) => {
-        const text = own(line)
+        const { text, isCut } = own(line)
         const isSelected = line.index === selected
         const state = line.end?.error ? "failed" : line.end ? "done" : "running"
         return (
           <div key={line.index} class={`fork ${state} depth${Math.min(depth, 8)}`} role="treeitem" aria-level={depth}
             aria-selected={isSelected} tabIndex={isSelected ? 0 : -1} onClick={() => (run.selected.value = line.index)}>
             <span class="fork-name">{line.index}</span>
-            <span class="fork-text">{text.slice(0, MAX_SHOWN) || "…"}{text.length > MAX_SHOWN ? "…" : ""}</span>
+            <span class="fork-text">{text || "…"}{isCut ? "…" : ""}</span>
             <span class="fork-more">
               {line.variables.size > 0 && `${line.variables.size} var${line.variables.size === 1 ? "" : "s"} · `}
               {line.alive.length - line.numShared} tok{line.end?.reason ? ` · ${line.end.reason}` : ""}
@@ -65,13 +69,13 @@ export function Said({ line }: { line: Line }) {
     <div class="said">
       {variables.length > 0 && (
         <section>
-          <h3>Variables</h3>
+          <h2>Variables</h2>
           <dl class="facts wide">
             {variables.map(([name, value]) => [<dt key={name}>{name}</dt>, <dd key={`${name} `}><code>{value}</code></dd>])}
           </dl>
         </section>
       )}
-      {line.logs && <section><h3>Log</h3><pre class="log" tabIndex={0}>{line.logs}</pre></section>}
+      {line.logs && <section><h2>Log</h2><pre class="log" tabIndex={0}>{line.logs}</pre></section>}
     </div>
   )
 }
