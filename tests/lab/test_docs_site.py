@@ -72,6 +72,14 @@ def test_what_pages_link_to_is_there() -> None:
     assert named == [name for name in bridle.__all__ if name != "__version__"]
 
 
+def test_every_picture_is_shown_by_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = {
+        target for page in pages for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    assert {path.name for path in (ROOT / "docs/pictures").iterdir()} <= {Path(target).name for target in shown}
+
+
 #: What a browser loads by itself.
 LOADED = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]+?(?:src|href)=[\"']?((?:https?:)?//[^\"'> ]+)")
 STYLED = re.compile(r"(?:url\(\s*[\"']?|@import\s+[\"'])((?:https?:)?//[^\"')]+)")
