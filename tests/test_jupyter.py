@@ -77,6 +77,12 @@ class Kernel:
         """What a cell printed."""
         return "".join(each["text"] for each in self.run(code) if each["type"] == "stream")
 
+    def interrupt(self) -> None:
+        """What the stop button does. The question after it wakes a kernel whose loop sleeps: it hears of the cancelling
+        of a cell with `await` when the loop turns next."""
+        self.manager.interrupt_kernel()
+        self.client.kernel_info()
+
     def close(self) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
@@ -104,7 +110,6 @@ def pages(shown: list[dict[str, Any]], kind: str) -> list[str]:
     [
         "llm.generate(['a', 'b'], controller=Waits({marker!r}))",
         "await llm.generate_async('a', controller=Waits({marker!r}))",
-        "llm.stream('a', controller=Waits({marker!r}))",
         "llm.session(controller=Waits({marker!r}), chat_template='hello').send('a')",
     ],
 )
@@ -113,7 +118,7 @@ def test_an_interrupt_ends_a_cell(kernel: Kernel, tmp_path: Path, call: str) -> 
     before = int(kernel.says("print(llm.statistics().finished['cancelled'])"))
     cell = kernel.begin(call.format(marker=str(marker)))
     until(marker.exists)
-    kernel.manager.interrupt_kernel()
+    kernel.interrupt()
     answer, _ = kernel.end(cell)
     assert answer["status"] == "error" and answer["ename"] in ("KeyboardInterrupt", "CancelledError")
     kernel.run(f"import time\nwhile llm.statistics().finished['cancelled'] <= {before}: time.sleep(0.01)")
@@ -124,7 +129,7 @@ def test_an_interrupt_between_a_stream_and_its_reading_leaves_it_readable(kernel
     marker = tmp_path / "begun"
     cell = kernel.begin(f"stream = llm.stream('a')\npathlib.Path({str(marker)!r}).touch()\nwhile True: pass")
     until(marker.exists)
-    kernel.manager.interrupt_kernel()
+    kernel.interrupt()
     answer, _ = kernel.end(cell)
     assert answer["ename"] == "KeyboardInterrupt"
     kernel.run("assert stream.read() == llm.generate('a')[0].text")
