@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from bridle import LLM, SamplingParams, WasmController
+from bridle import LLM, ModelConfig, SamplingParams, WasmController
 from bridle.controllers import standard
 from bridle.outputs import FinishReason, RequestOutput
-from bridle.service import ControlSettings
+from bridle.service import ControlSettings, load_model
 from lab.demo.corpus.world import GROUPS
+from tests.controllers.example_tools import example_tools
 from tests.sources import ROOT
 
 FOLDER = ROOT / "examples"
@@ -20,10 +22,11 @@ Example = Callable[[str], RequestOutput]
 
 
 @pytest.fixture(scope="module")
-def run(script_store: Path) -> Iterator[Example]:
+def run(script_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     control = ControlSettings(store=script_store)
     sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-    with LLM("demo", control=control) as llm:
+    desk = example_tools(tmp_path_factory.mktemp("starts"))
+    with closing(desk), LLM(load_model(ModelConfig("demo"), control=control, tools=desk)) as llm:
         module = llm.upload(standard.load("jsctrl"))
 
         def one(name: str) -> RequestOutput:
@@ -65,3 +68,12 @@ def test_banned_phrases_are_taken_back(run: Example) -> None:
     assert not any(phrase in text for phrase in ("had an idea", "very much", "The next day"))
     assert logs.count("taken back:") >= 2
     assert output.outputs[0].usage.rewound_tokens >= 4
+
+
+def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
+    """One answers the other's question; what the model wrote before is never computed again."""
+    output = run("agent")
+    assert output.text.endswith('{"time":"12:34"}It is 12:34 in Tokyo.')
+    assert output.storage == {"answer": b"It is 12:34 in Tokyo."}
+    assert 'called: Tokyo {"time":"12:34"}' in output.outputs[0].logs
+    assert output.usage.rewound_tokens == 0

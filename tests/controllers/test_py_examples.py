@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from bridle import LLM, RequestOutput, SamplingParams, WasmController
-from bridle.service import ControlSettings
+from bridle import LLM, ModelConfig, RequestOutput, SamplingParams, WasmController
+from bridle.service import ControlSettings, load_model
+from tests.controllers.example_tools import example_tools
 from tests.sources import ROOT
 
 FOLDER = ROOT / "examples"
@@ -18,12 +20,13 @@ RunExample = Callable[..., RequestOutput]
 
 
 @pytest.fixture(scope="module")
-def run(py_store: Path) -> Iterator[RunExample]:
+def run(py_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunExample]:
     """Runs an example by its name."""
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     settings = ControlSettings("on", args=args, store=py_store)
-    with LLM("demo", control=settings) as llm:
+    desk = example_tools(tmp_path_factory.mktemp("starts"))
+    with closing(desk), LLM(load_model(ModelConfig("demo"), control=settings, tools=desk)) as llm:
 
         def once(name: str, prompt: str = "") -> RequestOutput:
             controller = WasmController("pyctrl", (FOLDER / f"{name}.py").read_text(encoding="utf-8"))
@@ -73,3 +76,11 @@ def test_tool_call(run: RunExample) -> None:
     call = json.loads(output.text.partition("<tool_call>\n")[2].removesuffix("\n</tool_call>"))
     assert call == {"name": "weather", "arguments": {"city": "Oslo"}}
     assert output.usage.sampled_tokens < 10 < output.usage.forced_tokens
+
+
+def test_an_agent_calls_two_servers_of_tools(run: RunExample) -> None:
+    """One answers the other's question; what the model wrote before is never computed again."""
+    output = run("agent")
+    assert output.text.endswith('{"time": "12:34"}It is 12:34 in Oslo.')
+    assert output.storage["answer"] == b"It is 12:34 in Oslo."
+    assert "called: Oslo {'time': '12:34'}" in output.outputs[0].logs and output.usage.rewound_tokens == 0

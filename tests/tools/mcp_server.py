@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import Any
 
-TOOLS = ("echo", "slow", "dies", "huge", "broken", "fails", "structured", "mixed")
+TOOLS = ("echo", "slow", "dies", "huge", "broken", "fails", "structured", "mixed", "get_current_time")
 
 
 def say(message: dict[str, Any]) -> None:
@@ -46,6 +46,8 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         case "mixed":
             picture = {"type": "image", "data": "", "mimeType": "image/png"}
             return {"content": [{"type": "text", "text": "one"}, picture, {"type": "text", "text": "two"}]}
+        case "get_current_time":  # as the reference server for times answers
+            return text(json.dumps({"timezone": arguments["timezone"], "datetime": "2026-11-23T12:34:56+00:00"}))
     return text("?")
 
 

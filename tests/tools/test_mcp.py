@@ -54,7 +54,7 @@ def test_a_server_answers_many_calls_in_one_life(lab: Lab) -> None:
     assert lab.ask("it.fails").error == "no such city"
     assert lab.ask("it").error == "it is a server; its tools are called it.TOOL"
     assert lab.ask("it.absent").error == (
-        "it has no tool 'absent'; there are echo, slow, dies, huge, broken, fails, structured, mixed"
+        "it has no tool 'absent'; there are echo, slow, dies, huge, broken, fails, structured, mixed, get_current_time"
     )
     assert lab.ask("it.broken").text == "after the broken line"  # a line that is no message is passed over
     assert lab.num_starts == 1

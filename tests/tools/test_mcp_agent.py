@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from bridle import LLM, Controller, Decision, ModelConfig
-from bridle.controllers import SequenceView
-from bridle.service import load_model
+from bridle import LLM, Controller, Decision, ModelConfig, SamplingParams, WasmController
+from bridle.controllers import SequenceView, standard
+from bridle.service import ControlSettings, load_model
 from bridle.tools import Call
 from bridle.tools.file import make_desk
+from tests.controllers.example_tools import example_tools
+from tests.sources import ROOT
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 
@@ -54,3 +58,21 @@ def test_an_agent_with_two_servers(tmp_path: Path) -> None:
         text = llm.generate("In Oslo it is noon. In", controller=Agent(), max_tokens=40)[0].text
     desk.close()
     assert text in (" Asia/Tokyo 19:00", " Asia/Tokyo 20:00")  # summer in Oslo, or winter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["js", "py"])
+def test_the_examples_with_the_reference_server(language: str, request: pytest.FixtureRequest) -> None:
+    """`examples/tools.toml` and the agents beside it, as they stand."""
+    limits = ("max_prepare_wait=800000", "max_init_time=10000")
+    args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
+    control = ControlSettings("on", args=args, store=request.config.cache.mkdir("bridle-py-store"))
+    desk = example_tools(None)
+    with closing(desk), LLM(load_model(ModelConfig("demo"), control=control, tools=desk)) as llm:
+        module = llm.upload(standard.load("jsctrl")) if language == "js" else "pyctrl"
+        script = (ROOT / "examples" / f"agent.{language}").read_text(encoding="utf-8")
+        sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+        (output,) = llm.generate("", sampling, controller=WasmController(module, script))
+        assert desk.counts()["town"].num_calls == desk.counts()["time"].num_calls == 1
+    assert re.search(r'</tool_call>\{"time": ?"\d\d:\d\d"\}It is', output.text)
+    assert output.storage["answer"].startswith(b"It is") and output.usage.rewound_tokens == 0

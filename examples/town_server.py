@@ -1,0 +1,26 @@
+"""A server of the Model Context Protocol with one tool: which time zone a city has.
+
+    python examples/town_server.py
+
+It speaks over its standard input and output, and is started by whoever calls it: `examples/tools.toml` names it, and
+the agents of `agent.js` and `agent.py` call it as `town.zone`. It needs the package `mcp` (`pip install
+'bridle[tools]'`).
+"""
+
+from mcp.server.mcpserver import MCPServer
+
+ZONES = {"Oslo": "Europe/Oslo", "Tokyo": "Asia/Tokyo", "Lima": "America/Lima"}
+
+server = MCPServer("town")
+
+
+@server.tool()
+def zone(city: str) -> str:
+    """The time zone of a city."""
+    if city not in ZONES:
+        raise ValueError(f"nothing is known of {city}; known are {', '.join(ZONES)}")
+    return ZONES[city]
+
+
+if __name__ == "__main__":
+    server.run()

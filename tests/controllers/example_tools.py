@@ -1,0 +1,27 @@
+"""The tools of `examples/tools.toml` for tests: its own server as it stands, the reference server for times replaced by
+one that is always at the same moment, or as it stands too."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+from bridle.tools import ToolDesk
+from bridle.tools.file import make_desk
+from tests.sources import ROOT
+
+STAND_IN = ROOT / "tests" / "tools" / "mcp_server.py"
+
+
+def example_tools(starts: Path | None) -> ToolDesk:
+    """`starts` is a folder for the stand-in to note its starts in; None: the reference server itself."""
+    content = tomllib.loads((ROOT / "examples" / "tools.toml").read_text(encoding="utf-8"))
+    for table in content["tools"].values():
+        program, *arguments = table["mcp"]
+        assert program == "python"  # this one, and files of this checkout
+        table["mcp"] = [sys.executable, *(str(ROOT / each) if each.endswith(".py") else each for each in arguments)]
+    if starts is not None:
+        content["tools"]["time"]["mcp"] = [sys.executable, "-I", "-S", str(STAND_IN), str(starts)]
+    content["limits"] = {"timeout": 300}  # a busy machine starts a server slowly
+    return make_desk(content)
