@@ -139,7 +139,11 @@ class ToolOptions:
         if self.tools is None:
             return settings
         if replicas > 1:
-            raise InvalidRequest("tools run beside the engine, and replicas are other processes: use one", "tools")
+            raise InvalidRequest(
+                "tools do not go with replicas: an output whose replica is lost begins again on another, and would "
+                "make its calls a second time; use one replica, with shards if the model needs them",
+                "tools",
+            )
         desk = self.desk()
         make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
         return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))

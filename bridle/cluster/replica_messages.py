@@ -68,6 +68,7 @@ class Submit(_Wire):
     runs: Runs = ()
     trace: bool = False
     tools: tuple[str, ...] | None = None
+    client_tools: tuple[str, ...] = ()
     parks: bool = False
     continues: str = ""
     guard: Guard | None = None

@@ -78,7 +78,7 @@ class PythonControllerPool(AtOncePool[_Instance]):
             return failed
         view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt, _encode=self._encode)
         if not controller.is_pure:
-            view._caller = Caller(self._desk, request.tools, request.tenant)
+            view._caller = Caller(self._desk, request.tools, request.tenant, request.client_tools)
         self._opened[request.id] = _Instance(controller, view)
         return opened(prompt)
 

@@ -102,8 +102,9 @@ class Request:
     another engine and that its client has; the output continues after them. It is allowed only for a single output
     without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
     asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
-    a `Traced` event. `tools` are those that its controllers may call (None: all). The KV of one that `parks` is held
-    back from eviction for a while once an output has ended by itself; one that `continues` such a request takes it up.
+    a `Traced` event. `tools` are those that its controllers may call (None: all), `client_tools` those that its client
+    answers. The KV of one that `parks` is held back from eviction for a while once an output has ended by itself; one
+    that `continues` such a request takes it up.
     `guard` is what an operator demands of its texts.
     """
 
@@ -125,6 +126,7 @@ class Request:
     runs: Runs = ()
     trace: bool = False
     tools: tuple[str, ...] | None = None
+    client_tools: tuple[str, ...] = ()
     parks: bool = False
     continues: str = ""
     guard: Guard | None = None

@@ -66,6 +66,7 @@ class ControllerFields(Fields):
     controller: str | None = None
     controller_arg: Any = None
     controllers: list[Any] | None = None
+    client_tools: list[str] | None = None
 
 
 class InnerFields(Fields):

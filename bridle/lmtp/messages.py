@@ -70,6 +70,7 @@ class Generate:
     controller: str | None = None
     controller_arg: Any = None
     controllers: tuple[Any, ...] = ()
+    client_tools: tuple[Any, ...] = ()
     constraint: Mapping[str, Any] | None = None
     adapter: str | None = None
     rewind: str = "hold"

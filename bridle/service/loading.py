@@ -37,6 +37,7 @@ from bridle.service.control import (
 )
 from bridle.service.defaults import read_defaults
 from bridle.service.vocabularies import check_sizes
+from bridle.tools import ToolDesk
 
 if TYPE_CHECKING:
     from bridle.aici.client import DemandedPool, RuntimePool
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from bridle.model.pooled.settings import Pooling
     from bridle.service.policies import Applied, PolicySet
     from bridle.text import Tokenizer
-    from bridle.tools import ToolDesk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -169,14 +169,16 @@ def load_model(
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
     run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
     get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
-    process. `tools` are what controllers may call; whoever made them closes them. Raises
+    process. `tools` are what controllers may call; whoever made them closes them. Without any they may call those of
+    clients. Raises
     `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
     parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
     adapters = _make_adapters(parts.executor, engine_config)
-    client, constraints = _start_engine(parts, engine_config, pools, adapters, tools)
+    desk = ToolDesk() if tools is None else tools
+    client, constraints = _start_engine(parts, engine_config, pools, adapters, desk)
     name = name or model_name(config.model)
     return LoadedModel(
         name,
@@ -191,9 +193,18 @@ def load_model(
         engine=engine_config,
         defaults=parts.defaults,
         pooling=parts.pooling,
-        tools=tools,
-        shutdown=client.close,
+        tools=desk,
+        shutdown=client.close if desk is tools else partial(_close_both, client, desk),
     )
+
+
+def _close_both(client: AsyncEngine, desk: ToolDesk, drain: float = 0.0) -> None:
+    """Close an engine, and then the desk that it has alone."""
+    try:
+        client.close(drain)
+    finally:
+        desk.unwatch(client.wake)
+        desk.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +293,7 @@ def _start_engine(
     config: EngineConfig,
     pools: Sequence[ControllerPool],
     adapters: AdapterPool | None,
-    tools: ToolDesk | None,
+    tools: ToolDesk,
 ) -> tuple[AsyncEngine, ConstraintPool]:
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
@@ -318,10 +329,9 @@ def _start_engine(
         runtime.wake = client.wake
     if parts.demanded is not None:
         parts.demanded.wake = client.wake
-    if tools is not None:
-        tools.watch(client.wake)
-        if runtime is not None:
-            runtime.tools.desk = tools
+    tools.watch(client.wake)
+    if runtime is not None:
+        runtime.tools.desk = tools
     return client.start(), constraints
 
 

@@ -52,7 +52,7 @@ class Wanted(TypedDict, total=False):
 class OwnOptions(TypedDict, total=False):
     """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
     one that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
-    all). `policies` are what the operator demands."""
+    all), `client_tools` those that the client answers. `policies` are what the operator demands."""
 
     request_id: str | None
     adapter: str | None
@@ -61,6 +61,7 @@ class OwnOptions(TypedDict, total=False):
     terms: Terms
     metadata: Mapping[str, str] | None
     tools: tuple[str, ...] | None
+    client_tools: tuple[str, ...]
     policies: Applied
 
 
@@ -158,6 +159,7 @@ def make_request(
         tell_resuming=options.get("tell_resuming", False),
         trace=options.get("trace", False),
         tools=options.get("tools"),
+        client_tools=options.get("client_tools", ()),
         parks=options.get("parks", False),
         continues=options.get("continues", ""),
         metadata=dict(options.get("metadata") or {}),

@@ -326,6 +326,7 @@ class Serving:
             terms=story.terms,
             metadata=story.metadata,
             tools=self._tools(),
+            client_tools=steering.client_tools,
             policies=policies,
             **wanted,
         )

@@ -21,6 +21,7 @@ from bridle.service.keys import Identity
 from bridle.service.loading import LoadedModel
 from bridle.service.rewind import RewindPolicy
 from bridle.shown import shown
+from bridle.tools import check_client_tools
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
@@ -34,7 +35,7 @@ NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 class Named(Protocol):
     """How a request names its controllers, on every API: one with its argument, and further ones in a list, each a name
-    or an object with the same two fields."""
+    or an object with the same two fields; and the tools that they may call and its client answers."""
 
     @property
     def controller(self) -> str | None: ...
@@ -45,6 +46,9 @@ class Named(Protocol):
     @property
     def controllers(self) -> Sequence[Any] | None: ...
 
+    @property
+    def client_tools(self) -> Sequence[str] | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
@@ -53,16 +57,18 @@ class Controllers:
     controller: str | None = None
     controller_arg: Any = None
     controllers: Sequence[Any] | None = None
+    client_tools: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
     """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
-    how text is told that a controller may take back."""
+    how text is told that a controller may take back, `client_tools` are those that the client answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
     rewind: RewindPolicy = RewindPolicy.HOLD
+    client_tools: tuple[str, ...] = ()
 
     @property
     def whole(self) -> object | None:
@@ -101,8 +107,23 @@ def steering_of(
         for name, argument in _each(named)
     ]
     if not made:
+        if named.client_tools:
+            raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
         return PLAIN if form is None else Steering(constraint=form)
-    return Steering(compose(*made), form, RewindPolicy(rewind or "hold"))
+    return Steering(compose(*made), form, RewindPolicy(rewind or "hold"), _client_tools(named, model))
+
+
+def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
+    """The tools that the client answers."""
+    if not named.client_tools:
+        return ()
+    if model.tools is None:
+        raise UnsupportedFeature(
+            f"{model.name!r} has replicas, whose controllers call no tools: an output that begins again on another "
+            "replica would make its calls a second time",
+            "client_tools",
+        )
+    return check_client_tools(named.client_tools, model.tools.names)
 
 
 def _each(named: Named) -> Iterator[tuple[str, Any]]:

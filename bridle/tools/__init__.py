@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridle.tools.call import Call
-from bridle.tools.client import CALL_VARIABLE, ClientTool
+from bridle.tools.client import CALL_VARIABLE, OF_REQUESTS, ClientTool, check_client_tools
 from bridle.tools.desk import Caller, Tool, ToolDesk
 from bridle.tools.functions import FunctionTool, function_tools
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
@@ -11,6 +11,7 @@ from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 __all__ = [
     "CALL_VARIABLE",
     "DEFAULT_LIMITS",
+    "OF_REQUESTS",
     "Call",
     "Caller",
     "ClientTool",
@@ -18,5 +19,6 @@ __all__ = [
     "Tool",
     "ToolDesk",
     "ToolLimits",
+    "check_client_tools",
     "function_tools",
 ]

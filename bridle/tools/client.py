@@ -1,18 +1,23 @@
 """Tools whose answers come from the client: its stream tells of a call, another request of the same user answers it.
 
-An operator names such a tool, and says what it is for; whoever sent the request that calls it has to know what to do.
+An operator names such a tool, and says what it is for; or a request names tools of its own. Whoever sent the request
+that calls one has to know what to do.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from bridle.errors import ToolFailed
+from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
 
 #: How the variable is called by which a client is told of a call; its id follows.
 CALL_VARIABLE = "tool_call:"
+#: The name under which calls of tools that requests name are counted; no tool can be called so.
+OF_REQUESTS = "(client)"
+MAX_CLIENT_TOOLS, MAX_NAME_CHARS = 64, 128
 
 
 class ClientTool:
@@ -30,3 +35,23 @@ class ClientTool:
 
     async def close(self) -> None:
         """It holds nothing."""
+
+
+def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[str, ...]:
+    """The tools that a request names as its client's own. None has the name of one that the operator has `taken`,
+    whoever may use that: who asks must not answer in its place. Raises `InvalidRequest`."""
+    if len(names) > MAX_CLIENT_TOOLS:
+        raise InvalidRequest(f"client_tools has {len(names)} names; at most {MAX_CLIENT_TOOLS}", "client_tools")
+    for name in names:
+        if not isinstance(name, str) or not is_name(name):
+            raise InvalidRequest(
+                f"client_tools has {shown(name)}; must be 1 to {MAX_NAME_CHARS} printable characters", "client_tools"
+            )
+        if name in taken or name.partition(".")[0] in taken:
+            raise InvalidRequest(f"client_tools has {shown(name)}, which is a tool of the server's", "client_tools")
+    return tuple(names)
+
+
+def is_name(name: str) -> bool:
+    """Whether a tool can be called so."""
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != OF_REQUESTS

@@ -22,16 +22,17 @@ from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
 from bridle.tools.access import EVERYBODY, Grant
 from bridle.tools.call import Call
-from bridle.tools.client import CALL_VARIABLE, ClientTool
+from bridle.tools.client import CALL_VARIABLE, MAX_NAME_CHARS, OF_REQUESTS, ClientTool, is_name
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
 _log = logging.getLogger(__name__)
 
 _MAX_ERROR_CHARS = 2_000
-_MAX_NAME_CHARS = 128
 _MAX_NAMED = 16
 #: How long the desk waits at its end for tools that have to be closed, in seconds.
 _PATIENCE = 5.0
+#: How many calls a client is told of at once that wait for its answers.
+_MAX_TOLD = 100
 
 Arguments = dict[str, Any]
 #: What the log has of calls: nothing, which tool and how it went, or also what was said.
@@ -97,6 +98,7 @@ class ToolDesk:
             _check_name(name)
         self._lock = threading.Lock()
         self._listeners: set[Callable[[], None]] = set()
+        self._of_requests = ClientTool("What requests name as tools of their clients.")
         self._counts = {name: ToolCounts() for name in self._tools}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -135,12 +137,17 @@ class ToolDesk:
         self._listeners.discard(on_done)
 
     def begin(
-        self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None, user: str = ""
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        user: str = "",
+        client_tools: Collection[str] = (),
     ) -> Call:
-        """Begin a call on behalf of a user. Never blocks, and never raises."""
+        """Begin a call on behalf of a user, whose client answers `client_tools`. Never blocks, and never raises."""
         call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
         try:
-            job = self._checked(call, name, arguments, timeout)
+            job = self._checked(call, name, arguments, timeout, client_tools)
             loop = self._admit(job)
             if isinstance(job.tool, ClientTool):
                 self._tell_client(job, user)
@@ -158,6 +165,17 @@ class ToolDesk:
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
         call.notice = CALL_VARIABLE + call_id, msgspec.json.encode({"name": call.name, "arguments": job.given})
 
+    def asked_of(self, user: str) -> list[tuple[str, str]]:
+        """The calls that wait for an answer of this user's: their ids, and what their notices say. The oldest ones, if
+        they are many."""
+        asked = [(call_id, call) for call_id, (owner, call) in list(self._asked.items()) if owner == user]
+        notices = [(call_id, call.notice) for call_id, call in asked[:_MAX_TOLD]]
+        return [(call_id, notice[1].decode()) for call_id, notice in notices if notice is not None]
+
+    def waits_for(self, call_id: str, user: str) -> bool:
+        """Whether such a call of this user's waits for an answer."""
+        return call_id in self._asked and self._asked[call_id][0] == user
+
     def answer(self, call_id: str, user: str, text: str, error: str | None = None) -> None:
         """End a call that a client was told of. Raises `InvalidRequest` if there is none of that user's, and for an
         answer that is too long."""
@@ -172,12 +190,26 @@ class ToolDesk:
             raise InvalidRequest(f"call {shown(call_id)} is over", "call_id")
         self._tell()
 
-    def _checked(self, call: Call, name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> _Job:
+    def _find(self, name: str, client_tools: Collection[str]) -> tuple[str, str, Tool]:
+        """The tool that a name means: under which name it is counted, which part of it is meant, and itself."""
+        entry = entry_of(name, self._tools)
+        if entry is not None:
+            return entry, name[len(entry) + 1 :], self._tools[entry]
+        if isinstance(name, str) and name in client_tools:
+            return OF_REQUESTS, "", self._of_requests
+        raise ToolFailed(f"there is no such tool; there are {listed((*self.names, *client_tools))}")
+
+    def _checked(
+        self,
+        call: Call,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        timeout: float | None,
+        client_tools: Collection[str],
+    ) -> _Job:
         """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
         limits = self.limits
-        entry = entry_of(name, self._tools)
-        if entry is None:
-            raise ToolFailed(f"there is no such tool; there are {listed(self.names)}")
+        entry, member, tool = self._find(name, client_tools)
         if timeout is not None and not 0 < timeout <= limits.max_timeout:
             raise ToolFailed(f"timeout is {timeout:g}; must be more than 0 and at most {limits.max_timeout:g} seconds")
         try:
@@ -189,8 +221,7 @@ class ToolDesk:
                 f"its arguments have {len(text)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
             )
         seconds = limits.timeout if timeout is None else timeout
-        member = name[len(entry) + 1 :]
-        return _Job(entry, member, self._tools[entry], msgspec.json.decode(text), seconds, call)
+        return _Job(entry, member, tool, msgspec.json.decode(text), seconds, call)
 
     def _admit(self, job: _Job) -> asyncio.AbstractEventLoop:
         """Count one more call; returns the loop that runs it. Raises `ToolFailed`."""
@@ -206,8 +237,9 @@ class ToolDesk:
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
                 self._thread.start()
             self._live.add(job.call)
-            self._counts[job.name].num_calls += 1
-            self._counts[job.name].num_running += 1
+            counts = self._counts.setdefault(job.name, ToolCounts())
+            counts.num_calls += 1
+            counts.num_running += 1
             return self._loop
 
     # -- the desk's thread -------------------------------------------------------------------------------
@@ -315,12 +347,13 @@ class ToolDesk:
 
 @dataclass(slots=True)
 class Caller:
-    """Calls tools on behalf of one request, all its outputs together. `names` are those that it may use (None: all).
-    One thread at a time."""
+    """Calls tools on behalf of one request, all its outputs together. `names` are those of the desk that it may use
+    (None: all), `client_tools` those that its client answers. One thread at a time."""
 
     desk: ToolDesk
     names: Collection[str] | None = None
     user: str = ""
+    client_tools: Collection[str] = ()
     num_calls: int = 0
     pending: list[Call] = field(default_factory=list)
 
@@ -329,18 +362,18 @@ class Caller:
         limits = self.desk.limits
         self.pending = [call for call in self.pending if not call.is_done]
         why = None
-        if self.names is not None and entry_of(name, self.names) is None:
-            why = f"there is no such tool for this request; there are {listed(self.names)}"
+        if self.names is not None and entry_of(name, self.names) is None and name not in self.client_tools:
+            why = f"there is no such tool for this request; there are {listed((*self.names, *self.client_tools))}"
         elif len(self.pending) >= limits.max_pending:
             why = f"{len(self.pending)} calls of this request are under way; at most {limits.max_pending} (max_pending)"
         elif self.num_calls >= limits.max_calls:
             why = f"this request has made {self.num_calls} calls; at most {limits.max_calls} (max_calls)"
         if why is not None:
-            call = Call(str(name)[:_MAX_NAME_CHARS])
+            call = Call(str(name)[:MAX_NAME_CHARS])
             call.end(error=why)
             return call
         self.num_calls += 1
-        call = self.desk.begin(name, arguments, timeout, self.user)
+        call = self.desk.begin(name, arguments, timeout, self.user, self.client_tools)
         self.pending.append(call)
         return call
 
@@ -378,7 +411,7 @@ def listed(names: Collection[str]) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidRequest(
-            f"tools has a name {shown(name)}; must be 1 to {_MAX_NAME_CHARS} printable characters", "tools"
+            f"tools has a name {shown(name)}; must be 1 to {MAX_NAME_CHARS} printable characters", "tools"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,8 @@ from bridle.outputs import FinishReason, RequestOutput
 from bridle.service import ControlSettings, load_model
 from lab.demo.corpus.world import GROUPS
 from tests.controllers.example_tools import example_tools
+from tests.http.controlled import lent
+from tests.http.harness import served
 from tests.sources import ROOT
 
 FOLDER = ROOT / "examples"
@@ -22,20 +25,25 @@ Example = Callable[[str], RequestOutput]
 
 
 @pytest.fixture(scope="module")
-def run(script_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
+def llm(script_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     control = ControlSettings(store=script_store)
-    sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     desk = example_tools(tmp_path_factory.mktemp("starts"))
-    with closing(desk), LLM(load_model(ModelConfig("demo"), control=control, tools=desk)) as llm:
-        module = llm.upload(standard.load("jsctrl"))
+    with closing(desk), LLM(load_model(ModelConfig("demo"), control=control, tools=desk)) as loaded:
+        yield loaded
 
-        def one(name: str) -> RequestOutput:
-            controller = WasmController(module, (FOLDER / f"{name}.js").read_text(encoding="utf-8"))
-            (output,) = llm.generate("\n", sampling, controller=controller)
-            assert all(o.finish_reason is FinishReason.CONTROLLER for o in output.outputs), output.outputs
-            return output
 
-        yield one
+@pytest.fixture(scope="module")
+def run(llm: LLM) -> Example:
+    sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    module = llm.upload(standard.load("jsctrl"))
+
+    def one(name: str) -> RequestOutput:
+        controller = WasmController(module, (FOLDER / f"{name}.js").read_text(encoding="utf-8"))
+        (output,) = llm.generate("\n", sampling, controller=controller)
+        assert all(o.finish_reason is FinishReason.CONTROLLER for o in output.outputs), output.outputs
+        return output
+
+    return one
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.stem)
@@ -77,3 +85,14 @@ def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
     assert output.storage == {"answer": b"It is 12:34 in Tokyo."}
     assert 'called: Tokyo {"time":"12:34"}' in output.outputs[0].logs
     assert output.usage.rewound_tokens == 0
+
+
+def test_a_human_is_asked_in_the_middle_of_a_text(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program of its own: it reads a stream, and answers what that asks."""
+    questions: list[str] = []
+    human = runpy.run_path(str(FOLDER / "human.py"))
+    with served(lent(llm.model)) as url:
+        human["main"](url, lambda question: questions.append(question) or "Emma")
+    assert questions == ["\nWhat is her name? "]
+    text = capsys.readouterr().out
+    assert "there was a girl named Emma. " in text and text.endswith(".\n")

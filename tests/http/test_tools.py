@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bridle.tools.access import Grant
 from tests.http.harness import scripted_model, served
 from tests.http.test_borrowed_fields import of_eight, text_of
 from tests.http.test_fields import ROUTES, post
+from tests.waiting import until
 
 KEYS: dict[str, str] = {}
 
@@ -114,6 +116,75 @@ def test_a_human_is_asked_in_the_middle_of_a_text(server: httpx.Client, route: s
     assert "yes" in rest or ("y" in rest and "es" in rest)
     late = server.post(f"/v1/tool_results/{call_id}", json={"result": "again"})
     assert late.status_code == 400
+
+
+def of(user: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[user]}"}
+
+
+@pytest.mark.parametrize("route", ["/v1/run", "/v1/completions", "/v1/chat/completions"])
+def test_a_request_names_tools_that_its_client_answers(server: httpx.Client, route: str) -> None:
+    fields = of_eight(
+        route, {"controller": "class:Says", "controller_arg": "phone.home", "client_tools": ["phone.home"]}
+    )
+    body = ROUTES[route][0] | fields | ({} if route == "/v1/run" else {"stream": True})
+    with server.stream("POST", route, json=body) as stream:
+        lines = stream.iter_lines()
+        call_id, wanted = told(lines)
+        assert wanted == {"name": "phone.home", "arguments": {}}
+        assert server.post(f"/v1/tool_results/{call_id}", json={"error": "no"}, headers=of("otto")).status_code == 400
+        assert server.post(f"/v1/tool_results/{call_id}", json={"error": "no"}).status_code == 204
+        assert "refused" in re.sub(r"[^a-z]", "", "".join(re.findall(r'"(?:text|content)": ?"(\w+)"', "".join(lines))))
+
+
+def waiting(server: httpx.Client, user: str, name: str) -> list[dict[str, Any]]:
+    calls = server.get("/v1/tool_results", headers=of(user)).json()["data"]
+    return [call for call in calls if call["name"] == name]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_calls_are_listed_for_who_has_no_stream(server: httpx.Client, route: str) -> None:
+    name = f"ask-{route}"
+    fields = of_eight(route, {"controller": "class:Says", "controller_arg": name, "client_tools": [name]})
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(post, server, route, fields)
+        (call,) = until(lambda: waiting(server, "anna", name))
+        assert call == {"id": call["id"], "object": "tool_call", "name": name, "arguments": {}}
+        assert waiting(server, "otto", name) == []
+        assert server.post(f"/v1/tool_results/{call['id']}", json={"result": "yes"}).status_code == 204
+        assert text_of(asking.result()) == "yes"
+    assert waiting(server, "anna", name) == []
+
+
+def test_a_call_ends_with_its_clients_stream(server: httpx.Client) -> None:
+    body = {"prompt": "x", "stream": True, "max_tokens": 8}
+    fields = {"controller": "class:Says", "controller_arg": "leave", "client_tools": ["leave"]}
+    with server.stream("POST", "/v1/completions", json=body | fields) as stream:
+        call_id, _ = told(stream.iter_lines())
+        assert [call["id"] for call in waiting(server, "anna", "leave")] == [call_id]
+    until(lambda: not waiting(server, "anna", "leave"), "the call is over with its stream")
+    late = server.post(f"/v1/tool_results/{call_id}", json={"result": "yes"})
+    assert late.status_code == 400 and "waits for an answer" in late.text
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"client_tools": ["a"], "controller": None}, "client_tools needs a controller that calls them"),
+        ({"client_tools": ["greet"]}, "client_tools has 'greet', which is a tool of the server's"),
+        ({"client_tools": ["annas.x"]}, "client_tools has 'annas.x', which is a tool of the server's"),
+        ({"client_tools": ["(client)"]}, "must be 1 to 128 printable characters"),
+        ({"client_tools": ["a\n"]}, "must be 1 to 128 printable characters"),
+        ({"client_tools": ["a"] * 65}, "client_tools has 65 names; at most 64"),
+    ],
+)
+def test_client_tools_that_are_refused(server: httpx.Client, route: str, fields: dict[str, Any], why: str) -> None:
+    given = {"controller": "class:Says", "controller_arg": "x"} | fields
+    if given["controller"] is None:
+        given = {name: value for name, value in given.items() if name == "client_tools"}
+    refused = post(server, route, of_eight(route, given))
+    assert refused.status_code in (400, 422) and why in refused.text  # TGI says 422
 
 
 @pytest.mark.parametrize(

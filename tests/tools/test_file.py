@@ -166,7 +166,7 @@ def test_the_flag(file: Path) -> None:
     assert settings.make_loader(settings.engine, settings.control)._tools is settings.tools  # type: ignore[attr-defined]
     settings.tools.close()
     assert ToolOptions().add_to(ServeSettings(), 4).tools is None
-    with pytest.raises(InvalidRequest, match="replicas are other processes"):
+    with pytest.raises(InvalidRequest, match="make its calls a second time"):
         ToolOptions(tools=file).add_to(ServeSettings(), 2)
 
 

@@ -54,7 +54,8 @@ class ToolVariables:
     def inform(self, ask: Ask) -> Values:
         """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
         if ask.request is not None:
-            self._groups[ask.seq_id] = _Group(Caller(self.desk, ask.request.tools, ask.request.tenant))
+            asked = ask.request
+            self._groups[ask.seq_id] = _Group(Caller(self.desk, asked.tools, asked.tenant, asked.client_tools))
         elif ask.parent is not None and ask.parent in self._groups:
             self._groups[ask.seq_id] = self._groups[ask.parent]
             self._groups[ask.seq_id].num_outputs += 1

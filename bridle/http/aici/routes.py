@@ -98,9 +98,10 @@ class RunBody(ControllerFields, _Derived):
         """The controllers. The argument's field is there, so an argument that is null says so; that of `none`, which is
         no controller, is its prompt."""
         if self.controller == NO_CONTROLLER:
-            return Controllers(controllers=self.controllers)
+            return Controllers(controllers=self.controllers, client_tools=self.client_tools)
         is_said = self.controller_arg is not None or is_class(self.controller)
-        return Controllers(self.controller, self.controller_arg if is_said else "null", self.controllers)
+        argument = self.controller_arg if is_said else "null"
+        return Controllers(self.controller, argument, self.controllers, self.client_tools)
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""

@@ -181,18 +181,22 @@ class _ToolCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        desk = next((model.tools for model in self._models if model.tools is not None), None)
-        if desk is None:
+        desks = {id(model.tools): model.tools for model in self._models if model.tools is not None}  # mostly one
+        if not desks:
             return
         calls = CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"])
         failed = CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"])
         seconds = CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"])
         running = GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"])
-        for name, counts in desk.counts().items():
-            calls.add_metric([name], counts.num_calls)
-            failed.add_metric([name], counts.num_failed)
-            seconds.add_metric([name], counts.seconds)
-            running.add_metric([name], counts.num_running)
+        total: dict[str, list[float]] = {}
+        for desk in desks.values():
+            for name, counts in desk.counts().items():
+                known = total.setdefault(name, [0.0] * 4)
+                found = (counts.num_calls, counts.num_failed, counts.seconds, counts.num_running)
+                total[name] = [a + b for a, b in zip(known, found, strict=True)]
+        for name, values in total.items():
+            for family, value in zip((calls, failed, seconds, running), values, strict=True):
+                family.add_metric([name], value)
         yield from (calls, failed, seconds, running)
 
 

@@ -15,15 +15,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+import msgspec
+
 from bridle.controllers.composition import own_of
 from bridle.engine.request import Request
 from bridle.errors import BridleError, InvalidRequest
 from bridle.lmtp.failures import failure_of
 from bridle.lmtp.messages import Event, StreamAnswer, StreamId, Token
 from bridle.outputs import Event as EngineEvent
-from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, Stored, TokenEvent
 from bridle.service import DeltaReader, OutputCollector
 from bridle.service.generation import error_of
+from bridle.tools import CALL_VARIABLE
 
 #: How many tokens of a stream LMQL reads before it uses the first. The query sees a failure among these.
 _NUM_READ_AHEAD = 4
@@ -72,6 +75,8 @@ class GenerateTeller:
         self.is_over = self.has_failed = False
 
     def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
+        if self._is_steered and self._how.is_extended:
+            yield from self._calls(events)
         for event in events if self._finals is None else self._finals.take(events):
             yield from self._tell_one(event)
             if self.is_over:
@@ -113,6 +118,13 @@ class GenerateTeller:
             case Log() if self._how.shows_events:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
+    def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
+        """The calls of tools that the client is to answer, whether or not it wants to see what may change."""
+        for event in events:
+            if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
+                call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}
+                yield self._event("tool_call", event.index, **call)
+
     def _finish(self, event: Finished) -> Iterator[StreamAnswer]:
         error = error_of(event)
         if error is not None:
@@ -153,8 +165,8 @@ class GenerateTeller:
                 self.num_told += 1
                 yield token
 
-    def _event(self, name: str, branch: int, **data: object) -> Event:
-        return Event(event=name, stream_id=self._how.stream_id, data={"branch": branch, **data})
+    def _event(self, event: str, branch: int, /, **data: object) -> Event:
+        return Event(event=event, stream_id=self._how.stream_id, data={"branch": branch, **data})
 
 
 class ScoreTeller:

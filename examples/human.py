@@ -1,0 +1,56 @@
+"""A human who is asked in the middle of a text: the stream tells of the question, a POST answers it, the text goes on.
+
+    bridle serve demo
+    python examples/human.py
+
+The script below runs in the server. It calls a tool that the request has named as its client's own; its text waits with
+its KV until this program has sent what was typed.
+"""
+
+import json
+import sys
+from urllib.request import Request, urlopen
+
+SCRIPT = """
+await $`Once upon a time there was a girl named `
+const name = await tool("ask", { question: "What is her name?" }, { timeout: 600_000 }).text()
+await $`${name}.`
+await gen({ maxTokens: 40, stopAt: "." })
+"""
+RUN = {"controller": "jsctrl", "controller_arg": SCRIPT, "client_tools": ["ask"], "max_tokens": 200}
+
+
+def post(url, body):
+    """Send an object as JSON; gives the answer as it comes in."""
+    return urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+
+
+def items(stream):
+    """The objects of a stream of server-sent events."""
+    for line in stream:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[len("data: ") :])
+
+
+def main(server="http://127.0.0.1:8080", ask=input):
+    """Print the text, and pass each question on to `ask`."""
+    with post(f"{server}/v1/run", RUN) as stream:
+        for item in items(stream):
+            for fork in item.get("forks", ()):
+                print(fork["text"], end="", flush=True)
+                for write in fork.get("storage", ()):
+                    tell(server, write["WriteVar"], ask)
+    print()
+
+
+def tell(server, variable, ask):
+    """Answer the call that a variable tells of."""
+    kind, _, call_id = variable["name"].partition(":")
+    if kind == "tool_call":
+        call = json.loads(bytes.fromhex(variable["value"]))
+        answer = ask(f"\n{call['arguments']['question']} ")
+        post(f"{server}/v1/tool_results/{call_id}", {"result": answer}).close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
