@@ -1,53 +1,31 @@
 """Servers of the Model Context Protocol as tools, by the official package `mcp` (`pip install 'bridle[tools]'`).
 
 A server is started, or connected to, at the first call of one of its tools, and again at the first call after it has
-ended; a call that was under way then fails. Whatever a server sends is bounded before it is read. All of it runs on the
+ended; a call that was under way then fails. `mcp_transports.py` has what carries the messages. All of it runs on the
 desk's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridle.errors import InvalidRequest, ToolFailed, UnsupportedFeature
+from bridle.errors import ToolFailed, UnsupportedFeature
 from bridle.shown import shown
 from bridle.tools.desk import Arguments, listed
+from bridle.tools.mcp_transports import START_SECONDS, McpServer, connect
 
 if TYPE_CHECKING:
     from mcp import ClientSession
 
-_log = logging.getLogger(__name__)
+__all__ = ["McpServer", "McpTool", "check_installed"]
 
 _MISSING = "the package mcp is not installed; pip install 'bridle[tools]'"
-#: How long a server may take to start, in seconds, and how long a failed start is remembered.
-_START, _PAUSE = 60.0, 1.0
-#: A message holds more than the answer in it.
-_ENVELOPE = 64 << 10
+#: How long a failed start is remembered, in seconds.
+_PAUSE = 1.0
 _MAX_SHOWN = 1_000
 _MAX_TOOLS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class McpServer:
-    """How to reach a server: a `command` that speaks over its standard input and output, with `env` beside the usual
-    variables, or a `url`, with `headers`. Of its tools those in `tools` are offered (None: all)."""
-
-    command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    tools: frozenset[str] | None = None
-    max_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == (self.url is not None):
-            raise InvalidRequest("an MCP server needs either a command or a url", "mcp")
 
 
 class McpTool:
@@ -69,6 +47,12 @@ class McpTool:
         """Call a tool of the server."""
         if not member:
             raise ToolFailed(f"it is a server; its tools are called {self._name}.TOOL")
+        try:
+            return await self._call(member, arguments)
+        except _Forgotten:  # so the call has not been made
+            return await self._call(member, arguments)
+
+    async def _call(self, member: str, arguments: Arguments) -> str:
         life = await self._ready()
         if member not in life.tools:
             raise ToolFailed(f"{self._name} has no tool {shown(member)}; there are {listed(life.tools)}")
@@ -95,6 +79,10 @@ class McpTool:
             await self._life.close()
 
 
+class _Forgotten(ToolFailed):
+    """A server does not know the session, since it was started again."""
+
+
 class _Life:
     """A server from its start to its end, in a task of its own. `ready` is done once its tools are known."""
 
@@ -106,6 +94,7 @@ class _Life:
         self.tools: tuple[str, ...] = ()
         self._ended: asyncio.Future[str] = loop.create_future()  # why it is over
         self._session: ClientSession | None = None
+        self._is_forgotten = False
         self._task = loop.create_task(self._run())
 
     @property
@@ -118,6 +107,10 @@ class _Life:
         if not self._ended.done():
             self._ended.set_result(why)
 
+    def _forget(self) -> None:
+        """Note that the server answers as one that was started again."""
+        self._is_forgotten = True
+
     async def call(self, tool: str, arguments: Arguments) -> str:
         """Call a tool; fails if the server ends first."""
         assert self._session is not None
@@ -126,10 +119,13 @@ class _Life:
         asking = asyncio.ensure_future(self._session.call_tool(tool, arguments))
         try:
             await asyncio.wait((asking, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise ToolFailed(f"{self._name} ended during the call: {self._ended.result()}")
+            if not asking.done() or asking.cancelled():  # what carries its messages failed, which ends it
+                raise ToolFailed(f"{self._name} ended during the call: {await self._why()}")
             return _text_of(asking.result())
         except MCPError as error:
+            if self._is_forgotten:
+                self.end("it was started again")
+                raise _Forgotten(f"{self._name} was started again") from None
             raise ToolFailed(f"{self._name}: {str(error)[:_MAX_SHOWN]}") from None
         except (ValueError, RuntimeError, OSError) as error:
             raise ToolFailed(f"{self._name}: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}") from None
@@ -137,16 +133,21 @@ class _Life:
             asking.cancel()
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    async def _why(self) -> str:
+        """Why it is over, once it is."""
+        await asyncio.wait((self._ended,))
+        return self._ended.result()
+
     async def _run(self) -> None:
         from mcp import ClientSession
 
         why = "it was closed"
         try:
             async with (
-                _transport(self._server, self.end) as (reading, writing),
+                connect(self._server, self.end, self._forget) as (reading, writing),
                 ClientSession(reading, writing) as session,
             ):
-                async with asyncio.timeout(_START):
+                async with asyncio.timeout(START_SECONDS):
                     await self._begin(session)
                 self._session = session
                 self.ready.set_result(None)
@@ -200,7 +201,7 @@ def _words(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
-        return f"it was not ready within {_START:g} seconds"
+        return f"it was not ready within {START_SECONDS:g} seconds"
     return str(error)[:_MAX_SHOWN] or type(error).__name__
 
 
@@ -225,111 +226,3 @@ def check_installed() -> None:
 
     if find_spec("mcp") is None:
         raise UnsupportedFeature(_MISSING, "mcp")
-
-
-def _transport(server: McpServer, end: Any) -> contextlib.AbstractAsyncContextManager[tuple[Any, Any]]:
-    return _spoken_over_http(server) if server.url is not None else _spoken_over_pipes(server, end)
-
-
-@contextlib.asynccontextmanager
-async def _spoken_over_http(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """A connection to a server over HTTP, whose answers are bounded."""
-    import httpx2
-    from mcp.client.streamable_http import streamable_http_client
-
-    limit = server.max_bytes + _ENVELOPE
-
-    class Bounded(httpx2.AsyncByteStream):
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            num_bytes = 0
-            async for piece in self._stream:
-                num_bytes += len(piece)
-                if num_bytes > limit:
-                    raise httpx2.ReadError(f"an answer has more than {limit} bytes (max_result_bytes)")
-                yield piece
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-
-    async def bound(response: Any) -> None:
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            response.stream = Bounded(response.stream)
-
-    timeout = httpx2.Timeout(_START, read=None)
-    async with (
-        httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, event_hooks={"response": [bound]}) as client,
-        streamable_http_client(str(server.url), http_client=client, max_sse_event_size=limit) as (reading, writing),
-    ):
-        yield reading, writing
-
-
-@contextlib.asynccontextmanager
-async def _spoken_over_pipes(server: McpServer, end: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A server in a process of its own. A line that is too long, or the end of the process, ends it.
-
-    The package's own transport keeps a line of any length; this one reads no more than the limit.
-    """
-    import anyio
-    from mcp.client.stdio import get_default_environment
-    from mcp.shared.message import SessionMessage
-    from mcp_types import jsonrpc_message_adapter
-
-    limit = server.max_bytes + _ENVELOPE
-    process = await asyncio.create_subprocess_exec(
-        *server.command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=get_default_environment() | dict(server.env),
-        limit=limit,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-    heard, reading = anyio.create_memory_object_stream[Any](0)
-    writing, to_say = anyio.create_memory_object_stream[Any](0)
-
-    async def listen() -> None:
-        try:
-            while line := await stdout.readline():
-                try:
-                    message: Any = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-                except ValueError:
-                    _log.warning("an MCP server says what is no message: %s", shown(line.decode(errors="replace")))
-                    message = ToolFailed("it said what is no message")
-                await heard.send(message)
-            end(f"its process ended with code {await process.wait()}")
-        except ValueError:
-            end(f"it sent a message of more than {limit} bytes (max_result_bytes)")
-        except anyio.BrokenResourceError:
-            pass  # the session is over
-
-    async def speak() -> None:
-        with contextlib.suppress(OSError, anyio.BrokenResourceError):
-            async for message in to_say:
-                stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                await stdin.drain()
-
-    tasks = [asyncio.ensure_future(listen()), asyncio.ensure_future(speak())]
-    try:
-        yield reading, writing
-    finally:
-        for task in tasks:
-            task.cancel()
-        for stream in (heard, reading, writing, to_say):
-            stream.close()
-        await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process: it may see that nobody speaks to it any more; else it is killed."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(1):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -87,7 +87,9 @@ def test_an_agent_calls_two_servers_of_tools(run: Example) -> None:
     assert output.usage.rewound_tokens == 0
 
 
-def test_a_human_is_asked_in_the_middle_of_a_text(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_human_is_asked_in_the_middle_of_a_text(
+    run: Example, llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:  # `run`, so that the controller is compiled
     """A program of its own: it reads a stream, and answers what that asks."""
     questions: list[str] = []
     human = runpy.run_path(str(FOLDER / "human.py"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from bridle.aici.runtime.limits import Limits
 from bridle.cli import main
 from bridle.controllers.kit import LANGUAGES, Language, new_controller
 from bridle.errors import InvalidRequest
+from bridle.tools import ToolDesk, function_tools
 from tests.http.controlled import Client, controlled_model, ids, last_fork, lent, text_of
 from tests.http.harness import served, tokenizer
 from tests.waiting import PATIENCE
@@ -35,7 +37,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         return row
 
     store, patient = tmp_path_factory.mktemp("store"), ("--limit", "max_prepare_wait=600000")
-    with controlled_model(store, *patient, next_token=prefers) as model, served(lent(model)) as url:
+    desk = ToolDesk(function_tools({"add": lambda a, b: a + b, 'say "x"\\n': lambda: "said"}))
+    with (
+        closing(desk),
+        controlled_model(store, *patient, next_token=prefers) as model,
+        served(lent(model)) as url,
+    ):
+        assert model.control is not None
+        model.control.tools.desk = desk
+        desk.watch(model.client.wake)
         client = Client(url)
         yield client
         client.close()
@@ -285,3 +295,60 @@ def test_the_c_helpers_do_what_they_say(client: Client, tmp_path: Path) -> None:
         assert last_fork(items, index)["error"] == "", last_fork(items, index)
         assert text_of(items, index).endswith(f"{letter}!? ↩ {letter}"), text_of(items, index)
     assert '"value": "00ff78"' in str(items).replace("'", '"')
+
+
+C_TOOLS = """
+#include "bridle_steps.h"
+
+/* Three calls at once: an answer, one of a tool with an odd name, and one that has none. */
+static struct bridle_call calls[3];
+static uint32_t step_number;
+static struct bridle_text text;
+
+void aici_init(void) {}
+uint32_t aici_create(void) { return 0; }
+void aici_init_prompt(uint32_t handle) { (void)handle; bridle_keep_prompt(); }
+
+static void write_text(void) {
+  struct bridle_tokens tokens = bridle_tokens_of(aici_host_tokenize(text.data, text.length));
+  bridle_append(0, tokens.data, tokens.count);
+}
+
+void aici_mid_process(uint32_t handle) {
+  (void)handle;
+  if (!step_number++) {
+    calls[0] = bridle_tool("add", "{\\"a\\": 20, \\"b\\": 22}", 0);
+    calls[1] = bridle_tool("say \\"x\\"\\\\n", 0, 60000);
+    calls[2] = bridle_tool("absent", 0, 0);
+  }
+  for (int i = 0; i < 3; i++)
+    if (!bridle_call_is_done(&calls[i])) {
+      bridle_wait_for(&calls[i]);
+      return;
+    }
+  if (text.length) {
+    bridle_stop();
+    return;
+  }
+  struct bridle_text found = {0};
+  for (int i = 0; i < 3; i++) {
+    bridle_add(&text, bridle_call_text(&calls[i], &found) ? "<" : "!");
+    bridle_add(&text, found.data);
+  }
+  bridle_cancel(&calls[0]); /* of no effect: it is over */
+  write_text();
+}
+"""
+
+
+def test_a_module_in_c_calls_tools(client: Client, tmp_path: Path) -> None:
+    made = new_controller("mine", "c", tmp_path)
+    made.first.write_text(C_TOOLS)
+    makefile = made.folder / "Makefile"
+    makefile.write_text(makefile.read_text().replace("-Wextra", "-Wextra -Werror"))
+    _make(made.folder, *_settings("c"))
+    module = client.upload((made.folder / "mine.wasm").read_bytes())
+    items = client.run(module, prompt="Some")
+    assert last_fork(items)["error"] == "", last_fork(items)
+    expected = '<42<said!there is no such tool; there are add, say "x"\\n'
+    assert text_of(items) == expected

@@ -518,4 +518,86 @@ static inline uint32_t bridle_get_variable(const char *name, struct bridle_text 
   return number;
 }
 
+/* -- tools -----------------------------------------------------------------------------------------------------------
+ *
+ *   struct bridle_call call = bridle_tool("weather", "{\"city\": \"Oslo\"}", 0);
+ *   ...
+ *   if (!bridle_call_is_done(&call)) return bridle_wait_for(&call);
+ *   if (bridle_call_text(&call, &text)) ... the answer ...; else ... why there is none ...
+ */
+
+/* A call that is under way, or over. Its variable is this sequence's own, so forks call for themselves. */
+struct bridle_call {
+  char variable[40]; /* with room for what stands behind it */
+  uint32_t length;
+};
+
+/* A JSON text of words. */
+static inline void bridle_add_quoted(struct bridle_text *text, const char *words) {
+  static const char digits[] = "0123456789abcdef";
+  bridle_add(text, "\"");
+  for (; *words; words++) {
+    char escaped[] = {'\\', 'u', '0', '0', digits[(uint8_t)*words >> 4], digits[*words & 15]};
+    if (*words == '"' || *words == '\\' || (uint8_t)*words < 32) bridle_add_bytes(text, escaped, sizeof escaped);
+    else bridle_add_bytes(text, words, 1);
+  }
+  bridle_add(text, "\"");
+}
+
+static inline const char *bridle_call_variable(struct bridle_call *call, const char *ending) {
+  bridle_copy(call->variable + call->length, ending, bridle_length(ending) + 1);
+  return call->variable;
+}
+
+/* Call a tool; gives a handle at once. `arguments` is a JSON object, 0 for none; 0 milliseconds is the usual time. */
+static inline struct bridle_call bridle_tool(const char *name, const char *arguments, uint32_t milliseconds) {
+  static uint32_t number;
+  static struct bridle_text text;
+  struct bridle_call call = {.length = 0};
+  text.length = 0;
+  bridle_add(&text, "tool:");
+  bridle_add_number(&text, aici_host_self_seq_id());
+  bridle_add(&text, "-");
+  bridle_add_number(&text, number++);
+  bridle_copy(call.variable, text.data, call.length = text.length);
+  text.length = 0;
+  bridle_add(&text, "{\"name\":");
+  bridle_add_quoted(&text, name);
+  bridle_add(&text, ",\"arguments\":");
+  bridle_add(&text, arguments ? arguments : "{}");
+  if (milliseconds) {
+    bridle_add(&text, ",\"timeout\":");
+    bridle_add_real(&text, milliseconds / 1000.0);
+  }
+  bridle_add(&text, "}");
+  bridle_set_variable(bridle_call_variable(&call, ""), text.data, text.length);
+  return call;
+}
+
+static inline int bridle_call_is_done(struct bridle_call *call) {
+  static struct bridle_text answer;
+  return bridle_get_variable(bridle_call_variable(call, ":answer"), &answer) != 0;
+}
+
+/* Be asked again once it has ended. */
+static inline void bridle_wait_for(struct bridle_call *call) {
+  static struct bridle_text json;
+  json.length = 0;
+  bridle_add(&json, "{\"wait\":{\"variable\":");
+  bridle_add_quoted(&json, bridle_call_variable(call, ":answer"));
+  bridle_add(&json, ",\"newer_than\":0}}");
+  bridle_return(&json);
+}
+
+/* 1, and its answer in `into`; 0, and there why it has none. A zero stands behind it. */
+static inline int bridle_call_text(struct bridle_call *call, struct bridle_text *into) {
+  if (bridle_get_variable(bridle_call_variable(call, ":error"), into)) return 0;
+  return bridle_get_variable(bridle_call_variable(call, ":answer"), into) != 0;
+}
+
+/* Give it up. */
+static inline void bridle_cancel(struct bridle_call *call) {
+  bridle_set_variable(bridle_call_variable(call, ""), "", 0);
+}
+
 #endif
