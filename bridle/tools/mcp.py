@@ -24,6 +24,10 @@ __all__ = ["McpServer", "McpTool", "check_installed"]
 _MISSING = "the package mcp is not installed; pip install 'bridle[tools]'"
 #: How long a failed start is remembered, in seconds.
 _PAUSE = 1.0
+#: How long a connection that was closed may take to say why, in seconds.
+_MOMENT = 30.0
+#: What the package says where it was closed; servers use the same code for whatever they like.
+_CLOSED = "Connection closed"
 _MAX_SHOWN = 1_000
 _MAX_TOOLS = 1_000
 
@@ -115,6 +119,7 @@ class _Life:
         """Call a tool; fails if the server ends first."""
         assert self._session is not None
         from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
 
         asking = asyncio.ensure_future(self._session.call_tool(tool, arguments))
         try:
@@ -123,6 +128,10 @@ class _Life:
                 raise ToolFailed(f"{self._name} ended during the call: {await self._why()}")
             return _text_of(asking.result())
         except MCPError as error:
+            if error.code == CONNECTION_CLOSED and error.message == _CLOSED:  # and then it says why
+                await asyncio.wait((self._ended,), timeout=_MOMENT)
+            if self._ended.done():
+                raise ToolFailed(f"{self._name} ended during the call: {self._ended.result()}") from None
             if self._is_forgotten:
                 self.end("it was started again")
                 raise _Forgotten(f"{self._name} was started again") from None
@@ -134,7 +143,7 @@ class _Life:
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _why(self) -> str:
-        """Why it is over, once it is."""
+        """Why it is over, once it is. Who waits may be cancelled, and the future must not be with them."""
         await asyncio.wait((self._ended,))
         return self._ended.result()
 
@@ -151,7 +160,7 @@ class _Life:
                     await self._begin(session)
                 self._session = session
                 self.ready.set_result(None)
-                why = await self._ended
+                why = await self._why()
         except BaseException as error:
             why = self._ended.result() if self._ended.done() else _words(error)
             if not isinstance(error, (Exception, asyncio.CancelledError)):

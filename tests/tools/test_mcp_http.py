@@ -21,6 +21,13 @@ from tests.waiting import PATIENCE, until
 pytest.importorskip("mcp.server.mcpserver", reason="the package mcp is not installed")
 
 LIMIT = 100_000
+#: Tools whose calls are answered wrongly, and how that is told.
+FAULTS = {
+    "broken": "it: Failed to parse JSON response",
+    "fails": "it: Server returned an error response",
+    "huge": f"it ended during the call: an answer has more than {LIMIT + 65_536} bytes (max_result_bytes)",
+    "event": f"exceeded the {LIMIT + 65_536} byte limit",
+}
 JSON, EVENTS = "application/json", "text/event-stream"
 
 
@@ -86,25 +93,29 @@ def make_app(seen: list[dict[str, Any]]) -> ASGIApp:
         await asyncio.Event().wait()
         return ""
 
-    for name in ("broken", "fails", "huge", "event"):
+    for name in FAULTS:
         server.add_tool(lambda: "", name=name)
     return Faulty(server.streamable_http_app(), seen)
 
 
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
 @contextmanager
-def serving(seen: list[dict[str, Any]], port: int = 0) -> Iterator[int]:
-    """A server in a thread, on that port or any."""
-    listener = socket.create_server(("127.0.0.1", port))
+def serving(listener: socket.socket, seen: list[dict[str, Any]]) -> Iterator[int]:
+    """A server in a thread, at the port of a listener that outlives it."""
     config = uvicorn.Config(make_app(seen), log_config=None, timeout_graceful_shutdown=0)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread = threading.Thread(target=server.run, args=([listener.dup()],), daemon=True)
     thread.start()
     try:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        listener.close()
 
 
 def desk_of(port: int) -> ToolDesk:
@@ -119,9 +130,9 @@ def ask(desk: ToolDesk, name: str, timeout: float | None = None, **arguments: ob
     return call
 
 
-def test_a_server_over_http_answers_and_its_faults_are_told() -> None:
+def test_a_server_over_http_answers_and_its_faults_are_told(listener: socket.socket) -> None:
     seen: list[dict[str, Any]] = []
-    with serving(seen) as port:
+    with serving(listener, seen) as port:
         desk = desk_of(port)
         try:
             assert ask(desk, "it.echo", word="grün").text == "grün"
@@ -131,27 +142,32 @@ def test_a_server_over_http_answers_and_its_faults_are_told() -> None:
                 == "it has no tool 'absent'; there are echo, hangs, broken, fails, huge, event"
             )
             assert ask(desk, "it.hangs", 0.05).error == "did not answer within 0.05 seconds"
-            for name in ("broken", "fails", "huge", "event"):
-                failed = ask(desk, f"it.{name}", 5.0)
-                assert failed.error is not None, name
+            for name, why in FAULTS.items():
+                failed = ask(desk, f"it.{name}")
+                assert failed.error is not None and why in failed.error, name
                 assert ask(desk, "it.echo", word=name).text == name  # nobody else is hurt
         finally:
             desk.close()
 
 
-def test_a_server_over_http_that_restarts_is_connected_to_again() -> None:
+def test_a_server_over_http_that_restarts_is_connected_to_again(listener: socket.socket) -> None:
     """A session that the new one does not know is begun anew, and the call made then: the old one did not run it."""
     seen: list[dict[str, Any]] = []
-    with serving(seen) as port:
-        desk = desk_of(port)
-        assert ask(desk, "it.echo", word="before").text == "before"
+    desk = desk_of(listener.getsockname()[1])
     try:
-        away = ask(desk, "it.echo", word="away")
-        assert away.error is not None
-        with serving(seen, port):
-            assert ask(desk, "it.echo", word="after").text == "after"
-        with serving(seen, port):  # nothing was asked meanwhile
-            assert ask(desk, "it.echo", word="again").text == "again"
+        for word in ("before", "after", "again"):
+            with serving(listener, seen):
+                assert ask(desk, "it.echo", word=word).text == word
+                assert ask(desk, "it.echo", word=word).text == word
     finally:
         desk.close()
-    assert [each["method"] for each in seen].count("initialize") <= 4
+    assert [each["method"] for each in seen].count("initialize") == 3
+
+
+def test_nobody_is_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not listening
+        desk = desk_of(taken.getsockname()[1])
+        error = ask(desk, "it.echo").error
+        desk.close()
+    assert error == "it did not start: All connection attempts failed"
