@@ -210,8 +210,10 @@ class ToolDesk:
         """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
         limits = self.limits
         entry, member, tool = self._find(name, client_tools)
-        if timeout is not None and not 0 < timeout <= limits.max_timeout:
-            raise ToolFailed(f"timeout is {timeout:g}; must be more than 0 and at most {limits.max_timeout:g} seconds")
+        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout <= limits.max_timeout):
+            raise ToolFailed(
+                f"timeout is {shown(timeout)}; must be more than 0 and at most {limits.max_timeout:g} seconds"
+            )
         try:
             text = msgspec.json.encode(dict(arguments or {}))
         except Exception as error:  # whatever the objects of a caller may raise
@@ -303,7 +305,7 @@ class ToolDesk:
         if self._log == "none":
             return
         call = job.call
-        outcome = "answered" if call.error is None else call.error
+        outcome = "answered" if call.error is None else shown(" ".join(call.error.split()))
         _log.info("tool %s after %.3f s: %s", call.name, seconds, outcome)
         if self._log == "content":
             answer = shown(call.text) if call.error is None else "none"

@@ -12,7 +12,8 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
@@ -22,6 +23,8 @@ from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
 _MAX_DESCRIPTION_CHARS = 300
 
+T = TypeVar("T")
+
 
 class Threads:
     """How many threads functions may have. Safe from any thread."""
@@ -30,15 +33,25 @@ class Threads:
         self.most, self.num = most, 0
         self._lock = threading.Lock()
 
-    def take(self) -> None:
-        """One more. Raises `ToolFailed` where there are too many."""
+    def start(self, function: Callable[[], T], name: str) -> Future[T]:
+        """Run a function in a thread of its own. Its place is free again once it has returned, or was given up before
+        it began. Raises `ToolFailed` where there are too many."""
+        self._take()
+        try:
+            future = start_thread(function, name[:40])
+        except RuntimeError as error:  # the system gives no more threads
+            self._give_back()
+            raise ToolFailed(f"no thread could be started: {error}") from None
+        future.add_done_callback(lambda done: self._give_back())
+        return future
+
+    def _take(self) -> None:
         with self._lock:
             if self.num >= self.most:
                 raise ToolFailed(f"{self.num} functions run, or hang; at most {self.most} (max_threads)")
             self.num += 1
 
-    def give_back(self) -> None:
-        """One less."""
+    def _give_back(self) -> None:
         with self._lock:
             self.num -= 1
 
@@ -77,8 +90,6 @@ class FunctionTool:
         return as_text(result)
 
     async def _in_thread(self, arguments: Arguments) -> Any:
-        self._threads.take()
-
         def run() -> Any:
             try:
                 return self._function(**arguments)
@@ -86,10 +97,8 @@ class FunctionTool:
                 raise
             except BaseException as error:  # it must not end the desk's loop
                 raise ToolFailed(f"raised {error!r}") from None
-            finally:
-                self._threads.give_back()
 
-        return await asyncio.wrap_future(start_thread(run, f"bridle-tool-{self._name}"[:40]))
+        return await asyncio.wrap_future(self._threads.start(run, f"bridle-tool-{self._name}"))
 
     async def close(self) -> None:
         """A function holds nothing."""

@@ -26,7 +26,6 @@ import msgspec
 
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
-from bridle.threads import start_thread
 from bridle.tools.addresses import Networks, checked_address
 from bridle.tools.desk import Arguments
 from bridle.tools.functions import Threads
@@ -144,17 +143,13 @@ class HttpTool:
         if member:
             raise ToolFailed(f"it has no part {shown(member)}")
         method, target, body, kind = self._checked(arguments)
-        self._threads.take()
         exchange = _Exchange(self._limits, method, target, body, kind)
-
-        def run() -> str:
-            try:
-                return exchange.run()
-            finally:
-                self._threads.give_back()
-
+        seconds = self._limits.timeout
         try:
-            return await asyncio.wrap_future(start_thread(run, "bridle-tool-http"))
+            async with asyncio.timeout(seconds):  # of all of it: a socket's own limit begins anew with each byte
+                return await asyncio.wrap_future(self._threads.start(exchange.run, "bridle-tool-http"))
+        except TimeoutError:
+            raise ToolFailed(f"did not answer within {seconds:g} seconds (timeout)") from None
         finally:
             exchange.abort()
 
@@ -215,20 +210,26 @@ class _Exchange:
 
     def _connect(self, address: str) -> socket.socket:
         target = self._target
-        plain = socket.create_connection((address, target.port), self._remaining)
-        sock: socket.socket = plain
+        self._hold(None)
+        sock: socket.socket = socket.create_connection((address, target.port), self._remaining)
         try:
             if target.scheme == "https":
-                sock = ssl.create_default_context().wrap_socket(plain, server_hostname=target.host)
-            with self._lock:
-                if self._is_over:
-                    raise ToolFailed("was cancelled")
-                self._socket = sock
+                context = ssl.create_default_context()
+                sock = context.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+            self._hold(sock)
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
         except BaseException:
             sock.close()
-            plain.close()
             raise
         return sock
+
+    def _hold(self, sock: socket.socket | None) -> None:
+        """Note what `abort` is to end. Raises `ToolFailed` if it was called."""
+        with self._lock:
+            if self._is_over:
+                raise ToolFailed("was cancelled")
+            self._socket = sock
 
     def _read(self, response: http.client.HTTPResponse) -> str:
         limit = self._limits.max_bytes

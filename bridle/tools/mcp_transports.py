@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -116,6 +118,7 @@ async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIte
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=get_default_environment() | dict(server.env),
+        start_new_session=True,  # Ctrl-C in a terminal is for the server alone, which drains
         limit=limit,
     )
     heard, reading = anyio.create_memory_object_stream[Any](0)
@@ -178,5 +181,5 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with what it has started, as `npx` does
         await process.wait()

@@ -184,6 +184,56 @@ def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolDesk) -> N
         asking.close()
 
 
+def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: ToolDesk) -> None:
+    """What was read makes room, so the limit is that of calls."""
+    before = desk.counts()["add"].num_calls
+    ran = js(
+        """
+        let sum = 0
+        for (let i = 0; i < 150; i++) sum = await tool("add", { a: sum, b: i }).json()
+        await $`${sum}`
+        """
+    )
+    assert (ran.text(), ran.error()) == (str(sum(range(150))), "")
+    assert desk.counts()["add"].num_calls - before == 150
+
+
+def test_a_hundred_thousand_calls_end_their_own_request(js: Run, desk: ToolDesk) -> None:
+    ran = js("for (let i = 0; i < 100_000; i++) tool('hangs')\nawait $`x`")
+    assert "limit" in ran.error() or "at most" in ran.error() or "more than" in ran.error(), ran.error()
+    until(lambda: not desk.counts()["hangs"].num_running)
+    assert js("await $`${await tool('echo', { text: 'alive' }).text()}`").text() == "alive"
+
+
+def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolDesk) -> None:
+    """Nobody could learn of its answer, so it must not run on."""
+    ran = js(
+        """
+        import { setVar, getVar } from "aici"
+        setVar("tool:x", JSON.stringify({ name: "hangs", timeout: 300 }))
+        await $`a`
+        setVar("tool:x", JSON.stringify({ name: "echo", arguments: { text: "b" } }))
+        await waitVars("tool:x:answer")
+        await $`${getVar("tool:x:answer").decode()}`
+        """
+    )
+    assert (ran.text(), ran.error()) == ("ab", "")
+    until(lambda: not desk.counts()["hangs"].num_running)
+
+
+def test_a_call_that_is_nested_deeply_is_malformed(js: Run, desk: ToolDesk) -> None:
+    """It is read on the engine's thread, which has to live on."""
+    ran = js(
+        """
+        import { setVar, getVar } from "aici"
+        setVar("tool:x", '{"name": "echo", "arguments": {"text": ' + "[".repeat(9000) + "]".repeat(9000) + "}}")
+        await waitVars("tool:x:answer")
+        console.log(getVar("tool:x:error").decode())
+        """
+    )
+    assert "malformed call: maximum recursion depth exceeded" in ran.logs("a"), ran.error()
+
+
 def test_malformed_calls_are_told(js: Run, desk: ToolDesk) -> None:
     ran = js(
         """

@@ -16,7 +16,7 @@ from bridle.engine import AsyncEngine, Engine
 from bridle.engine.client import EventStream
 from bridle.engine.decision import Branch, Decision
 from bridle.engine.request import Request
-from bridle.errors import ControllerError, ToolFailed
+from bridle.errors import ControllerError, ShardUnavailable, ToolFailed
 from bridle.outputs import FinishReason
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.tools import Call, ToolDesk, ToolLimits, function_tools
@@ -29,11 +29,11 @@ VOCAB = 32
 class Running:
     """An engine in its thread over a scripted model, with a desk of functions; what is left at the end is an error."""
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]], **limits: Any) -> None:
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], faults: Any = None, **limits: Any) -> None:
         bounds = ToolLimits(**limits)
         self.desk = ToolDesk(function_tools(functions, bounds), bounds)
         self.pool = PythonControllerPool(VOCAB, self.desk, lambda text: [ord(letter) % VOCAB for letter in text])
-        self.executor = ScriptedExecutor(VOCAB, record=True)
+        self.executor = ScriptedExecutor(VOCAB, record=True, faults=faults)
         self.engine = Engine(self.executor, pools=composed(self.pool))
         self.client = AsyncEngine(self.engine)
         self.desk.watch(self.client.wake)
@@ -75,8 +75,8 @@ Make = Callable[..., Running]
 def running() -> Iterator[Make]:
     made: list[Running] = []
 
-    def make(functions: Mapping[str, Callable[..., Any]], **limits: Any) -> Running:
-        made.append(Running(functions, **limits))
+    def make(functions: Mapping[str, Callable[..., Any]], faults: Any = None, **limits: Any) -> Running:
+        made.append(Running(functions, faults, **limits))
         return made[-1]
 
     yield make
@@ -134,6 +134,20 @@ def test_others_go_on_while_one_waits(running: Make) -> None:
     assert lab.desk.counts()["slow"].num_running  # all of that was beside the call
     gate.set()
     assert len(read(stream).outputs[0].tokens) == 4
+
+
+def test_a_call_outlives_the_shard_that_is_lost_meanwhile(running: Make) -> None:
+    """The KV is computed again, and the call is not made again."""
+    gate = threading.Event()
+    lab = running({"slow": lambda: gate.wait(PATIENCE) and "ok"}, faults={6: ShardUnavailable("gone")})
+    stream = lab.submit(Asks("slow"), max_tokens=8)
+    until(lambda: lab.desk.counts()["slow"].num_running)
+    other = lab.run(None, (5, 1), max_tokens=12)
+    assert len(other.outputs[0].tokens) == 12 and lab.engine.statistics().num_lost_devices == 1
+    gate.set()
+    got = read(stream)
+    assert got.outputs[0].tokens == [ord("o") % VOCAB, ord("k") % VOCAB]
+    assert got.outputs[0].reason is FinishReason.CONTROLLER and lab.desk.counts()["slow"].num_calls == 1
 
 
 def test_a_wait_is_longer_than_idle_steps_allow(running: Make) -> None:
@@ -271,7 +285,7 @@ async def hangs() -> str:
         (failing("dies", {"now": True}), "its arguments do not fit: got an unexpected keyword argument 'now'"),
         (failing("raises", {"x": "y" * 70_000}), "its arguments have 70008 bytes; at most 65536 (max_argument_bytes)"),
         (failing("raises", {"x": object()}), "its arguments are no JSON"),
-        (failing("hangs", timeout=1e9), "timeout is 1e+09; must be more than 0 and at most 600 seconds"),
+        (failing("hangs", timeout=1e9), "timeout is 1000000000.0; must be more than 0 and at most 600 seconds"),
     ],
     ids=["raises", "dies", "hangs", "absent", "100 MB", "odd", "unfit", "long", "no JSON", "too patient"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any, ClassVar
@@ -189,6 +190,62 @@ def test_a_call_that_is_given_up_ends_its_connection(service: int) -> None:
     until(lambda: threads.num == 0)  # long before the time is up
     assert call.error == "was cancelled"
     desk.close()
+
+
+def test_a_look_up_that_hangs_keeps_its_thread_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be stopped. Its call ends in time, its thread counts until it returns, and then connects to nothing."""
+    gate, real = threading.Event(), socket.getaddrinfo
+    connected: list[Any] = []
+
+    def resolve(host: Any, *rest: Any, **options: Any) -> list[Any]:
+        if host == "hangs.example":
+            gate.wait(PATIENCE)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
+        return list(real(host, *rest, **options))
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr("socket.create_connection", lambda *rest: connected.append(rest))
+    rule, threads = Rule.of("GET http://hangs.example/"), Threads(1)
+    desk = ToolDesk({"web": HttpTool((rule,), HttpLimits(private=LOOPBACK, timeout=0.05), threads)})
+    try:
+        for why in (
+            "did not answer within 0.05 seconds (timeout)",
+            "1 functions run, or hang; at most 1 (max_threads)",
+        ):
+            call = desk.begin("web", {"url": "http://hangs.example/"})
+            until(partial(getattr, call, "is_done"))
+            assert call.error == why
+        assert threads.num == 1
+        gate.set()
+        until(lambda: threads.num == 0)
+        assert not connected
+    finally:
+        gate.set()
+        desk.close()
+
+
+def test_a_thread_that_is_given_up_before_it_begins_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            begun.append(self)
+
+    threads, ran = Threads(1), []
+    monkeypatch.setattr("bridle.threads.threading.Thread", Late)
+    future = threads.start(lambda: ran.append(1), "late")
+    assert threads.num == 1 and future.cancel() and threads.num == 0
+    begun[0].run()
+    assert not ran and threads.num == 0
+
+    class Never(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("bridle.threads.threading.Thread", Never)
+    with pytest.raises(ToolFailed, match="no thread could be started: can't start new thread"):
+        threads.start(lambda: None, "none")
+    assert threads.num == 0
 
 
 # -- rules -------------------------------------------------------------------------------------------------

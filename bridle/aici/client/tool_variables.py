@@ -85,13 +85,13 @@ class ToolVariables:
         """Begin a call, or give one up; returns what the client is to be told."""
         if value.name.endswith((ANSWER, ERROR)):
             return None  # a guest's own business
+        if value.name in group.calls:
+            group.calls[value.name].cancel()  # nobody can learn of its answer any more
         if not value.value:
-            if value.name in group.calls:
-                group.calls[value.name].cancel()
             return None
         try:
             wanted = _decoder.decode(value.value)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             call = group.calls[value.name] = Call("?")
             call.end(error=f"malformed call: {error}")
             return None

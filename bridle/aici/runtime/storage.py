@@ -1,7 +1,8 @@
 """Shared variables of a request: byte strings with versions, seen by all of its sequences.
 
 A write may be conditional on the version, which makes it an atomic exchange between forks. Everything a guest can
-make grow here is bounded, and each refusal names its limit.
+make grow here is bounded, and each refusal names its limit. Calls of tools are variables with names of their own; what
+is left of those whose answers were read makes room for others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from bridle.aici.runtime.wasm import GuestFault
 
 _commands = msgspec.json.Decoder(StorageCommand)
 _MISSING = b'{"VariableMissing":{}}'
+#: The variables of a call are `tool:ID`, and these behind it.
+_TOOL, _ANSWER, _ERROR = "tool:", ":answer", ":error"
+#: So many answers that were read last are kept: a guest reads on behind an answer.
+_NUM_KEPT = 4
 
 
 def parse_command(data: bytes) -> ReadVar | WriteVar:
@@ -54,6 +59,7 @@ class SharedVariables:
     limits: Limits
     _values: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     _size: int = 0
+    _answers_read: dict[str, None] = field(default_factory=dict)  # by call, the oldest first
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
@@ -70,6 +76,10 @@ class SharedVariables:
         found = self._values.get(name)
         if found is None:
             return _MISSING
+        if name.startswith(_TOOL) and name.endswith(_ANSWER):
+            call = name.removesuffix(_ANSWER)
+            self._answers_read.pop(call, None)
+            self._answers_read[call] = None
         return msgspec.json.encode({"ReadVar": {"version": found[0], "value": found[1].hex()}})
 
     def _write(self, command: WriteVar) -> bytes:
@@ -82,11 +92,25 @@ class SharedVariables:
             raise GuestFault("storage command: value is not hexadecimal") from None
         if command.op == "Append" and old is not None:
             value = old[1] + value
+        self._make_room(command.name, len(value), len(old[1]) if old else None)
         self._check(command.name, len(value), len(old[1]) if old else None)
         version = old[0] + 1 if old else 1
         self._size += len(value) - (len(old[1]) if old else 0)
         self._values[command.name] = (version, value)
         return msgspec.json.encode({"WriteVar": {"version": version}})
+
+    def _make_room(self, name: str, size: int, old_size: int | None) -> None:
+        """Forget calls of tools whose answers were read, as many as it takes."""
+        calls = list(self._answers_read)[:-_NUM_KEPT] if len(self._answers_read) > _NUM_KEPT else []
+        for call in calls:
+            is_full = old_size is None and len(self._values) >= self.limits.max_variables
+            if not is_full and self._size + size - (old_size or 0) <= self.limits.max_variable_bytes:
+                return
+            if name.startswith(call):
+                continue  # it is being used again
+            del self._answers_read[call]
+            for each in (call, call + _ANSWER, call + _ERROR):
+                self._size -= len(self._values.pop(each, (0, b""))[1])
 
     def _check(self, name: str, size: int, old_size: int | None) -> None:
         limits = self.limits
