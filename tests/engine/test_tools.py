@@ -143,9 +143,11 @@ def test_a_call_outlives_the_shard_that_is_lost_meanwhile(running: Make) -> None
     stream = lab.submit(Asks("slow"), max_tokens=8)
     until(lambda: lab.desk.counts()["slow"].num_running)
     other = lab.run(None, (5, 1), max_tokens=12)
-    assert len(other.outputs[0].tokens) == 12 and lab.engine.statistics().num_lost_devices == 1
+    assert len(other.outputs[0].tokens) == 12
     gate.set()
     got = read(stream)
+    prompts = [row for plan in lab.executor.plans for row in plan.rows if row.num_scheduled >= 3]
+    assert len(prompts) >= 2  # that of the one that waits, before the loss and after it
     assert got.outputs[0].tokens == [ord("o") % VOCAB, ord("k") % VOCAB]
     assert got.outputs[0].reason is FinishReason.CONTROLLER and lab.desk.counts()["slow"].num_calls == 1
 

@@ -184,20 +184,22 @@ class _ToolCollector(Collector):
         desks = {id(model.tools): model.tools for model in self._models if model.tools is not None}  # mostly one
         if not desks:
             return
-        calls = CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"])
-        failed = CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"])
-        seconds = CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"])
-        running = GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"])
+        families: list[Any] = [
+            CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"]),
+            CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"]),
+            CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"]),
+            GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"]),
+        ]
         total: dict[str, list[float]] = {}
         for desk in desks.values():
             for name, counts in desk.counts().items():
-                known = total.setdefault(name, [0.0] * 4)
+                known = total.setdefault(name, [0.0] * len(families))
                 found = (counts.num_calls, counts.num_failed, counts.seconds, counts.num_running)
                 total[name] = [a + b for a, b in zip(known, found, strict=True)]
         for name, values in total.items():
-            for family, value in zip((calls, failed, seconds, running), values, strict=True):
+            for family, value in zip(families, values, strict=True):
                 family.add_metric([name], value)
-        yield from (calls, failed, seconds, running)
+        yield from families
 
 
 class _PolicyCollector(Collector):
