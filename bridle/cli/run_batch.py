@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import ModelOptions
-from bridle.cli.serve import ControlOptions
+from bridle.cli.serve import ControlOptions, ToolOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bridle.http.openai.batch import BatchRequest
     from bridle.http.settings import HttpSettings
     from bridle.service.control import ControlSettings
+    from bridle.tools import ToolDesk
 
 _MODEL = ModelOptions()
 _ADAPTERS = AdapterOptions()
@@ -43,6 +44,7 @@ def run_batch(
     strict_fields: Annotated[bool, Parameter(negative="")] = False,
     policies: Path | None = None,
     trace: Path | None = None,
+    tools: Path | None = None,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
@@ -73,6 +75,8 @@ def run_batch(
         TOML file of policies that hold for all texts, as with `bridle serve`.
     trace
         Folder for how each token came to be: a file for each request, by the `request_id` of its answer.
+    tools
+        TOML file of tools that controllers may call, as with `bridle serve`.
     """
     from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs
@@ -90,7 +94,8 @@ def run_batch(
         settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields, policies=book)
         if trace is not None:
             settings = replace(settings, trace_folder=trace, trace_share=1.0)
-        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))
+        desk = ToolOptions(tools=tools).desk()
+        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings, desk))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
@@ -110,7 +115,11 @@ def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[Batch
 
 @contextmanager
 def _served(
-    config: ModelConfig, adapters: AdapterOptions, control: ControlSettings | None, settings: HttpSettings
+    config: ModelConfig,
+    adapters: AdapterOptions,
+    control: ControlSettings | None,
+    settings: HttpSettings,
+    tools: ToolDesk | None,
 ) -> Iterator[FastAPI]:
     """The application that answers: that of a server over a loaded model, without a socket."""
     from bridle.cli.loading import loaded_model
@@ -120,7 +129,7 @@ def _served(
 
     known = adapters.to_set()
     engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
-    with loaded_model(config, engine, known.named, control, known.is_open) as model:
+    with loaded_model(config, engine, known.named, control, known.is_open, tools) as model:
         app = create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)
         try:
             yield app

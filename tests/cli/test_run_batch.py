@@ -11,12 +11,16 @@ import pytest
 
 from bridle.cli import main
 from bridle.errors import InvalidRequest
-from bridle.http import create_app
-from bridle.http.openai.batch import BatchRequest, answer_batch, batch_settings, read_requests
+from bridle.http import HttpSettings, create_app
+from bridle.http.openai.batch import URLS, BatchRequest, answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
 from bridle.traced.rebuild import rebuild
 from bridle.traces import read
+from bridle.tools import ToolDesk, function_tools
 from tests.http.harness import saying, scripted_model
+from tests.http.test_borrowed_fields import of_eight
+from tests.http.test_fields import ROUTES
+from tests.http.test_tools import Says
 
 
 def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
@@ -28,6 +32,8 @@ def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
     [
         ([b"{\n"], "line 1 is no request"),
         ([_line("a"), b"\n", _line("a")], "line 3 repeats custom_id 'a'"),
+        ([_line("a", client_tools=["ask"])], "line 1 has client_tools; a batch has no client that could answer them"),
+        ([_line("a", "/generate", parameters={"client_tools": ["ask"]})], "line 1 has client_tools"),
         ([_line("a", "/v1/models")], "line 1 asks for 'POST /v1/models'"),
         ([b'{"custom_id": 1, "url": "/generate", "body": {}}'], "line 1 is no request"),
         ([_line("a"), b'{"custom_id": "\xff", "url": "/generate", "body": {}}'], "line 2 is no request"),
@@ -68,6 +74,31 @@ async def test_lines_of_many_prompts_are_no_crowd() -> None:
     model.close()
     assert [answer["status_code"] for answer in answers] == [200] * 4
     assert all(choice["text"] == "Hello." for answer in answers for choice in answer["body"]["choices"])
+
+
+async def test_lines_call_the_operators_tools() -> None:
+    desk = ToolDesk(function_tools({"greet": lambda: "hi"}))
+    model = scripted_model(tools=desk)
+    app = create_app(ModelRegistry([model]), HttpSettings(controller_classes={"Says": Says}))
+    requests = []
+    for url in sorted(URLS & ROUTES.keys()):
+        body = ROUTES[url][0] | of_eight(url, {"controller": "class:Says", "controller_arg": "greet"})
+        whole = {"inputs": "Say", "parameters": body} if url == "/generate" else body
+        requests.append(BatchRequest(url, url, whole))
+    answers = {each["custom_id"]: each["response"] async for each in answer_batch(app, requests, 2)}
+    model.close()
+    desk.close()
+    assert len(answers) == 5 and {each["status_code"] for each in answers.values()} == {200}, answers
+    assert all('"hi"' in json.dumps(each["body"]) for each in answers.values())
+    assert desk.counts()["greet"].num_calls == 5
+
+
+def test_a_file_of_tools_is_read_before_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, tools = tmp_path / "in.jsonl", tmp_path / "tools.toml"
+    source.write_bytes(_line("a", prompt="x"))
+    tools.write_text("[tools.x]\n", encoding="utf-8")
+    assert main(["run-batch", str(source), "--tools", str(tools), "--model", "nothing"]) == 2
+    assert "tools.x must have one of python, http, mcp, client" in capsys.readouterr().err
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

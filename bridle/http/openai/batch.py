@@ -42,6 +42,12 @@ class BatchRequest(msgspec.Struct):
         fields = inner if isinstance(inner, dict) else self.body
         return bool(fields.get("controller") or fields.get("controllers"))
 
+    @property
+    def asks_its_client(self) -> bool:
+        """Whether the body names tools that its client is to answer."""
+        inner = self.body.get("parameters")
+        return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))
+
     def steered(self, given: dict[str, Any]) -> BatchRequest:
         """The request with the fields of a constraint or of controllers, if it makes text and has none of them
         itself."""
@@ -70,6 +76,10 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
             shown = f"{request.method} {request.url}"[:80]
             raise InvalidRequest(
                 f"line {number} asks for {shown!r}; a batch may POST to {', '.join(sorted(URLS))}", "FILE"
+            )
+        if request.asks_its_client:
+            raise InvalidRequest(
+                f"line {number} has client_tools; a batch has no client that could answer them", "FILE"
             )
         if request.custom_id in seen:
             raise InvalidRequest(f"line {number} repeats custom_id {request.custom_id[:80]!r}", "FILE")
