@@ -61,9 +61,11 @@ class Work:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has cost. `firsts` are the seconds from each result to the first token after it."""
+    """What a run has cost. `firsts` are the seconds from each result to the first token after it, `steps` the steps
+    that the engine took meanwhile, for all agents and others together."""
 
     firsts: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     paid: int = 0
     others: int = 0
 
@@ -104,6 +106,7 @@ def _figures(work: Work, tally: Tally, statistics: EngineStatistics) -> dict[str
     computed = statistics.num_computed_tokens - tally.others
     return {
         "first_token_seconds": median(tally.firsts),
+        "first_token_steps": median(tally.steps),
         "computed_tokens": computed,
         "computed_twice": computed - work.agents * (work.total - 1),
         "paid_tokens": tally.paid,
@@ -165,12 +168,13 @@ async def _outside(client: AsyncEngine, work: Work, number: int, is_scarce: bool
             parks=call < work.calls,
             continues=f"agent-{number}-{call - 1}",
         )
-        began, is_first = time.perf_counter(), True
+        began, is_first, steps = time.perf_counter(), True, _steps(client)
         async for events in client.submit(request):
             for event in _good(events):
                 if isinstance(event, TokenEvent):
                     if is_first and call:
                         tally.firsts.append(time.perf_counter() - began)
+                        tally.steps.append(_steps(client) - steps)
                     is_first = False
                     said.append(event.token)
         tally.paid += len(request.prompt) + work.answer
@@ -202,7 +206,7 @@ class _Agent(Controller):
 
 async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool, tally: Tally) -> None:
     loop, wanted = asyncio.get_running_loop(), asyncio.Event()
-    given, results, was_forced = [0.0], [0], False
+    given, steps, results, was_forced = [0.0], [0], [0], False
     agent = _Agent(work, number, lambda: loop.call_soon_threadsafe(wanted.set), lambda: results[0])
 
     async def tools() -> None:
@@ -210,7 +214,7 @@ async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool,
             await wanted.wait()
             wanted.clear()
             await _tool(client, work, number, call, is_scarce, tally)
-            given[0] = time.perf_counter()
+            given[0], steps[0] = time.perf_counter(), _steps(client)
             results[0] += 1
 
     prompt = _tokens(number, work.context)
@@ -223,9 +227,14 @@ async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool,
                 continue
             if was_forced and not event.forced:
                 tally.firsts.append(time.perf_counter() - given[0])
+                tally.steps.append(_steps(client) - steps[0])
             was_forced = event.forced
     await serving
     tally.paid += work.total
+
+
+def _steps(client: AsyncEngine) -> int:
+    return client.statistics().num_steps
 
 
 def _good(events: list[Event]) -> list[Event]:
@@ -241,10 +250,12 @@ def _show(console: Console, work: Work, figures: list[dict[str, Any]]) -> None:
 
     title = f"{work.agents} agents of {work.calls} calls over {work.context} tokens"
     table = Table(title=title, title_justify="left")
-    for name in ("cache", "run as", "first token, ms", "computed", "of them twice", "paid for", "preempted"):
+    for name in ("cache", "run as", "first token, ms", "steps", "computed", "of them twice", "paid for", "preempted"):
         table.add_column(name, justify="left" if name in ("cache", "run as") else "right")
     for each in figures:
         counts = (each[name] for name in ("computed_tokens", "computed_twice", "paid_tokens", "preemptions"))
         first = f"{1e3 * each['first_token_seconds']:.1f}"
-        table.add_row(each["cache"], each["way"], first, *(f"{count:,}" for count in counts))
+        steps = f"{each['first_token_steps']:g}"
+        table.add_row(each["cache"], each["way"], first, steps, *(f"{count:,}" for count in counts))
     console.print(table)
+    console.print("No server of llama.cpp stands beside these; `bridle bench cpu` has llama.cpp itself.")
