@@ -14,9 +14,9 @@ from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.batch import URLS, BatchRequest, answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
+from bridle.tools import ToolDesk, function_tools
 from bridle.traced.rebuild import rebuild
 from bridle.traces import read
-from bridle.tools import ToolDesk, function_tools
 from tests.http.harness import saying, scripted_model
 from tests.http.test_borrowed_fields import of_eight
 from tests.http.test_fields import ROUTES
