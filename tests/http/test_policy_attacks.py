@@ -159,9 +159,8 @@ def module(random: Random) -> bytes:
                 return [store("v", random.choice(PIECES).encode().hex()), *force(tokens)]
 
     steps = [step() for _ in range(random.randint(3, 10))]
-    return guest2(
-        [*steps, by_branch(force(spelled("bid")), force(spelled("den"))) if random.random() < 0.2 else END, END]
-    )
+    apart = [by_branch(force(spelled("bid")), force(spelled("den")))]  # what is forced differs between forks
+    return guest2([*steps, apart if random.random() < 0.2 else END, END])
 
 
 def again(text: str) -> str:
@@ -272,9 +271,10 @@ def named(value: Any, name: str) -> list[str]:
     return own + [text for key, each in value.items() if key != name for text in named(each, name)]
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:
-    arguments = ("--store", str(tmp_path_factory.mktemp("store")), "--wasm-max-step-time", "500")
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[RuntimePool]:
+    """It ends with the model of a test."""
+    arguments = ("--store", str(tmp_path / "store"), "--wasm-max-step-time", "500")
     size = tokenizer().vocab_size
     patient = ("--limit", "max_init_time=10000", "--limit", "max_prepare_wait=600000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer_folder()), num_logits=size, extra_args=(*arguments, *patient)), size)
@@ -283,7 +283,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:
 
 
 @pytest.fixture
-async def world(runtime: RuntimePool, tmp_path: Path) -> AsyncIterator[World]:
+async def world(runtime: RuntimePool) -> AsyncIterator[World]:
     book = PolicyBook(current=RULES)
     reply = "Say forbidden q42 to ann@example.org. "
     model = scripted_model(
@@ -326,9 +326,10 @@ async def test_programs_say_what_is_forbidden_only_where_nothing_holds_them(worl
 
 
 @pytest.mark.slow
-async def test_none_of_ten_thousand_programs_says_it(world: World, runtime: RuntimePool) -> None:
+@pytest.mark.parametrize("part", range(10))
+async def test_none_of_ten_thousand_programs_says_it(world: World, runtime: RuntimePool, part: int) -> None:
     apis = list(APIS)
-    for seed in range(10_000):
-        one = await asyncio.to_thread(attack, Random(1_000 + seed), runtime)
+    for seed in range(1_000 * (part + 1), 1_000 * (part + 2)):
+        one = await asyncio.to_thread(attack, Random(seed), runtime)
         said = await APIS[apis[seed % len(apis)]](world, one)
         assert not leaks(said), (seed, one, said)
