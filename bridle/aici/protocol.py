@@ -17,6 +17,7 @@ from bridle.errors import ProtocolError
 
 #: Names of our additions to dialect 2, told in the reply to `tokens`.
 EXTENSIONS = (
+    "ahead",
     "bias",
     "candidates",
     "constraints",
@@ -90,7 +91,8 @@ class MidOp(Struct, omit_defaults=True):
     D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
     has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
     `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
-    `variables` are set before it is asked: names, and values in hexadecimal.
+    `variables` are set before it is asked: names, and values in hexadecimal; `ahead` are tokens that are likely to come
+    next, of which clones of it are told; the first `foreseen` of `tokens` were drawn as its clones had been told.
     """
 
     id: SeqId
@@ -103,6 +105,8 @@ class MidOp(Struct, omit_defaults=True):
     candidates: list[tuple[TokenId, float]] | None = None
     turns: Count | UnsetType = UNSET
     variables: list[tuple[str, str]] | UnsetType = UNSET
+    ahead: list[TokenId] | UnsetType = UNSET
+    foreseen: Count | UnsetType = UNSET
 
 
 class MidProcess(Message, tag="mid_process"):
@@ -224,13 +228,15 @@ class StorageCommand(Struct):
 
 
 class SeqResult(Struct, Generic[Result]):
-    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens."""
+    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Addition: `ahead`, the
+    answers of clones to the first of the tokens ahead."""
 
     error: str = ""
     result: Result | None = None
     storage: list[StorageCommand] = []
     logs: str = ""
     micros: int = 0
+    ahead: list[Foreseen] | UnsetType = UNSET
 
 
 class Pong(Struct):
@@ -297,6 +303,13 @@ class Branch(Struct):
     wait: bool | UnsetType = UNSET
     waits_for: list[tuple[str, int]] | UnsetType = UNSET
     turns: Count | UnsetType = UNSET
+
+
+class Foreseen(Struct):
+    """Addition: what a clone would do after `token`, one of those ahead, if those before it came first."""
+
+    token: TokenId
+    branches: list[Branch]
 
 
 class Branches(Struct):

@@ -16,9 +16,9 @@ from bridle.controllers.composed_output import Output
 from bridle.controllers.composed_part import Part
 from bridle.controllers.composition import Composed, is_lenient, shown_number
 from bridle.controllers.neutral_pool import NeutralPool
-from bridle.controllers.shared_pool import FIRST_PART, ForesightedSharedPool, SharedPool
+from bridle.controllers.shared_pool import FIRST_PART, SharedPool, shared
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
     """The pools, and one more for requests with several controllers that live in these."""
-    shared = [ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool) for pool in pools]
-    return (*shared, ComposedPool(shared, vocab_size))
+    both = [shared(pool) for pool in pools]
+    return (*both, ComposedPool(both, vocab_size))
 
 
 class ComposedPool:

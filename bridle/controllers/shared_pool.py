@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool
 from bridle.engine.request import Request
 
 #: The sequences of composed controllers have numbers from here on, above all of the engine's.
@@ -85,3 +85,19 @@ class ForesightedSharedPool(SharedPool):
         """As the pool does."""
         assert isinstance(self._pool, ForesightedPool)
         return self._pool.foresee(seq_id, tokens)
+
+
+class ForetoldSharedPool(ForesightedSharedPool):
+    """One that says so of what it was told ahead."""
+
+    @property
+    def is_told_ahead(self) -> bool:
+        """As the pool says."""
+        return isinstance(self._pool, ForetoldPool) and self._pool.is_told_ahead
+
+
+def shared(pool: ControllerPool) -> SharedPool:
+    """The pool for two askers, with all that it can do."""
+    if isinstance(pool, ForetoldPool):
+        return ForetoldSharedPool(pool)
+    return ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool)

@@ -105,6 +105,7 @@ class Engine:
             vocab_size=self.info.vocab_size,
             max_idle_steps=self.config.max_idle_steps,
             max_noops=self.config.max_noops,
+            foretell=speculation.foretell,
         )
         self._openings = Openings(self._intake, self._steering, self._progress, self._begin, clock)
         self._ids = count()

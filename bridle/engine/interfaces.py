@@ -126,7 +126,8 @@ class Ask:
     tokens were drawn one after the other, each as the pool foresaw it after the one before. A `final` ask wants no
     decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
     it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
-    `variables` are set before it is asked, where the pool of its kind has variables.
+    `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are tokens that are likely
+    to be drawn next, for a pool that `is_told_ahead`.
     """
 
     seq_id: int
@@ -143,6 +144,7 @@ class Ask:
     num_foreseen: int = 0
     may_force: bool = True
     variables: tuple[tuple[str, bytes], ...] = ()
+    ahead: tuple[int, ...] = ()
 
 
 class StoredValue(NamedTuple):
@@ -156,13 +158,15 @@ class StoredValue(NamedTuple):
 @dataclass(slots=True)
 class Answer:
     """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
-    often the controller was asked for it."""
+    often the controller was asked for it. `ahead` is for the pool itself: tokens that may come, and what it would
+    answer after each."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
     turns: int = 1
+    ahead: tuple[tuple[int, Decision], ...] = ()
 
 
 class ControllerPool(Protocol):
@@ -212,6 +216,16 @@ class ForesightedPool(Protocol):
         """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
         quickly known. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence
         whose last answer was collected."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class ForetoldPool(ForesightedPool, Protocol):
+    """One that foresees only what it was told `ahead`, together with an ask: its controllers are far away."""
+
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether it makes use of that now."""
         raise NotImplementedError
 
 

@@ -125,6 +125,8 @@ class DraftState:
     copied: Tally = field(default_factory=Tally)
     modelled: Tally = field(default_factory=Tally)
     source: Tally = field(init=False)  # that of the drafts of the step under way
+    told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
+    chance: float = 0.0  # that each of these is right if those before it are
 
     def __post_init__(self) -> None:
         self.source = self.copied

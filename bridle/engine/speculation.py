@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposal
-from bridle.engine.interfaces import ForesightedPool
+from bridle.engine.interfaces import ForesightedPool, ForetoldPool
 from bridle.engine.sequence import Sequence
 from bridle.engine.step_cost import StepCost, Tally
 from bridle.errors import InvalidRequest
@@ -28,6 +28,8 @@ _MOST = 16
 _CHOSEN = 0.8
 #: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
 _LEAST_COPIED = 0.2
+#: The most tokens that controllers are told ahead in one step.
+_MOST_TOLD = 64
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Speculation:
         self._model = model
         self._modelled, self._copied = Tally(), Tally()  # how often either was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
+        self._num_sequences = 1  # of the step that was planned last
         self.cost = StepCost()
 
     def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
@@ -84,20 +87,50 @@ class Speculation:
             return AUTO_DRAFTS if seq.sampling.prediction_ids or proposal(seq) else self._default
         return wanted
 
+    def foretell(self, sequences: Iterable[Sequence]) -> Drafts:
+        """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
+        asked now. `draft` gives no others for them."""
+        chosen = list(sequences)
+        if not self.is_wanted(chosen):
+            return {}
+        for seq in chosen:
+            seq.drafts.told = ()
+        wishes = self._wishes(chosen)
+        if not wishes:
+            return {}
+        num_sequences = max(self._num_sequences, len(chosen))
+        step = _Step(self.cost.of_step(num_sequences), self.cost.of_row(), num_sequences, _MOST_TOLD)
+        guesses = self._guess(_worthy(wishes, step), step)
+        drafts = _worth_while(guesses, step)
+        for guess in guesses:
+            state = guess.wish.seq.drafts
+            state.told, state.chance = drafts.get(guess.wish.seq.id, ()), guess.chance
+        return drafts
+
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
         """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
         chosen = list(sequences)
-        wishes = [wish for seq in chosen if (wish := self._wish(seq)) is not None]
+        self._num_sequences = len(chosen)
+        wishes = self._wishes(chosen)
         if not wishes or room <= 0:
             return {}
         step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
-        if step.row * len(chosen) >= step.seconds:
-            wishes = [wish for wish in wishes if not wish.is_free]
+        wishes = _worthy(wishes, step)
+        told = [wish for wish in wishes if wish.seq.drafts.told is not None]
+        guesses = [_Guess(wish, tokens, wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
+        guesses += self._guess([wish for wish in wishes if wish.seq.drafts.told is None] if told else wishes, step)
+        return _worth_while(guesses, step)
+
+    def _wishes(self, sequences: Iterable[Sequence]) -> list[_Wish]:
+        return [wish for seq in sequences if (wish := self._wish(seq)) is not None]
+
+    def _guess(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
+        """What drafters say, each about what those before it say nothing about."""
         guesses = self._take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses))
         if self._model is not None:
             guesses += self._ask(self._model, _others(wishes, guesses), step)
-        return _worth_while(guesses, step)
+        return guesses
 
     def _wish(self, seq: Sequence) -> _Wish | None:
         wanted = self._wanted(seq)
@@ -182,6 +215,22 @@ class Speculation:
         return own if self._model is None else (*own, self._model)
 
 
+def _worthy(wishes: list[_Wish], step: _Step) -> list[_Wish]:
+    """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
+    if step.row * step.num_sure < step.seconds:
+        return wishes
+    return [wish for wish in wishes if not wish.is_free]
+
+
+def _told(wish: _Wish) -> tuple[int, ...]:
+    """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
+    seq, pool = wish.seq, _pool_of(wish.seq)
+    tokens = (seq.drafts.told or ())[: wish.limit]
+    if tokens and seq.control.answer is not None and isinstance(pool, ForesightedPool):
+        return tokens[: len(pool.foresee(seq.id, tokens))]
+    return tokens
+
+
 def _others(wishes: list[_Wish], guesses: list[_Guess]) -> list[_Wish]:
     """The wishes for which there is no guess."""
     guessed = {guess.wish.seq.id for guess in guesses}
@@ -203,9 +252,16 @@ def _may_draft(seq: Sequence) -> bool:
     return seq.draws.was_forked or seq.sampling.n == 1
 
 
+def _pool_of(seq: Sequence) -> object:
+    return seq.control.pool
+
+
 def _is_foreseen(seq: Sequence) -> bool:
-    """Whether what steers `seq` may be asked ahead."""
-    return getattr(seq.request.controller, "is_pure", True) and isinstance(seq.control.pool, ForesightedPool)
+    """Whether what steers `seq` may be asked ahead, or was."""
+    pool = _pool_of(seq)
+    if not getattr(seq.request.controller, "is_pure", True) or not isinstance(pool, ForesightedPool):
+        return False
+    return seq.drafts.told is not None or not isinstance(pool, ForetoldPool)
 
 
 def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter, step: _Step) -> dict[int, int]:

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
+from bridle.engine.drafters import Drafts
 from bridle.engine.guard import Guard
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, StoredValue
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, StoredValue
 from bridle.engine.media import splits
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
@@ -35,7 +36,8 @@ class Steering:
     """Asks the pools and keeps the answers.
 
     `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The `Finished` event of an output
-    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
+    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it. `foretell`
+    drafts for sequences that are about to be asked.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Steering:
         max_idle_steps: int,
         max_noops: int,
         last_words: float = 0.25,
+        foretell: Callable[[list[Sequence]], Drafts] = lambda sequences: {},
     ) -> None:
         self.pools = tuple(pools)
         self._progress = progress
@@ -60,6 +63,7 @@ class Steering:
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
+        self._foretell = foretell
         self._watch = DeadlockWatch(max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
@@ -133,7 +137,17 @@ class Steering:
         self.goodbyes.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
+            if isinstance(pool, ForetoldPool) and pool.is_told_ahead:
+                batch = self._with_drafts(batch)
             pool.ask(batch)
+
+    def _with_drafts(self, asks: list[Ask]) -> list[Ask]:
+        """The asks with what is likely to be drawn next."""
+        asked = [seq for ask in asks if not ask.final and (seq := self.sequences.get(ask.seq_id)) is not None]
+        drafts = self._foretell(asked)
+        if not drafts:
+            return asks
+        return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def end(self, seq: Sequence, event: Finished) -> bool:
         """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""

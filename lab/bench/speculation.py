@@ -1,9 +1,10 @@
 """What drafted tokens gain: the same requests without drafts, with a number of them, and with as many as pay.
 
-Four questions. On real text (the demo model): editing and copying, JSON under a schema, free text. On a shape of real
-size: predictions of a chosen share of right tokens, from all to none; and a draft model that is always right, and one
-that never is. And beside transformers and llama.cpp on the same weights and task, what each gains over itself. Every
-drafted run must give the tokens of the plain one.
+Four questions. On real text (the demo model): editing and copying, alone and under a Wasm controller, JSON under a
+schema, free text. On a shape of real size: predictions of a chosen share of right tokens, from all to none; and a draft
+model that is always right, and one that never is. And beside transformers and llama.cpp on the same weights and task,
+what each gains over itself. Every drafted run must give the tokens of the plain one. Ratios of processor time stand
+beside those of time, for machines that do other work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from bridle.aici.client import WasmController
 from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.control_guests import trivial
 from bridle.bench.settings import Settings
 from bridle.errors import InternalError
 from bridle.sampling import AUTO_DRAFTS, SamplingParams
@@ -50,6 +53,7 @@ class Task:
     temperature: float = 0.0
     constraint: dict[str, Any] | None = None
     predictions: tuple[int, ...] = ()
+    module: str | None = None  # a Wasm controller that steers them
 
     def sampling(self, speculate: int, seed: int) -> SamplingParams:
         return SamplingParams(
@@ -93,7 +97,8 @@ def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dic
         Task("JSON under a schema", "Answer: ", 64, 0.8, {"json_schema": _SCHEMA}),
         Task("free text", "The first thing one notices is ", length, 0.8),
     ]
-    with LLM("demo") as llm:
+    with LLM("demo", control=True) as llm:
+        tasks.append(replace(tasks[0], name="copying, steered by Wasm", module=llm.upload(trivial())))
         return [each for task in tasks for batch in batches for each in _compare(llm, "demo", task, batch, num_rounds)]
 
 
@@ -119,13 +124,16 @@ def _compare(llm: LLM, model: str, task: Task, batch: int, num_rounds: int) -> l
     """The ways in turns. Outputs of one sequence must be the same; of many, batches of other sizes may round
     otherwise."""
     seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
+    processor: dict[str, list[float]] = {way: [] for way in _WAYS}
     accepted: dict[str, float] = {}
     expected: list[list[int]] | None = None
     for number in range(num_rounds + 1):
         for way, speculate in _WAYS.items():
+            began = time.process_time()
             spent, outputs, accepted[way] = _timed(llm, task, batch, speculate)
             if number:
                 seconds[way].append(spent)
+                processor[way].append(time.process_time() - began)
             expected = expected or outputs
             if batch == 1 and outputs != expected:
                 raise InternalError(f"{task.name}: with {way} drafts the output is another one")
@@ -138,6 +146,7 @@ def _compare(llm: LLM, model: str, task: Task, batch: int, num_rounds: int) -> l
             "drafts": way,
             "seconds": median(seconds[way]),
             "over_none": plain / median(seconds[way]),
+            "processor_over_none": median(processor["none"]) / median(processor[way]),
             "accepted": accepted[way],
         }
         for way in _WAYS
@@ -157,6 +166,7 @@ def _run(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[list[Any], l
         [task.prompt] * batch,
         [task.sampling(speculate, seed) for seed in range(batch)],
         constraint=task.constraint,
+        controller=None if task.module is None else WasmController(task.module),
         use_tqdm=False,
     )
     outputs = [result.outputs[0] for result in results]
@@ -200,14 +210,14 @@ def _copying(num_rounds: int) -> dict[str, float]:
 def _print_table(console: Console, figures: list[dict[str, Any]], peers: dict[str, dict[str, float]]) -> None:
     from rich.table import Table
 
-    table = Table(title="speed with drafted tokens, over that without")
+    table = Table(title="speed with drafted tokens, over that without (by processor time)")
     for heading in ("model", "task", "sequences", *list(_WAYS)[1:], "accepted by auto"):
         table.add_column(heading, justify="left" if heading in ("model", "task") else "right")
     size = len(_WAYS)
     for start in range(0, len(figures), size):
         _, *drafted = figures[start : start + size]
         first = drafted[0]
-        ratios = [f"{each['over_none']:.2f}" for each in drafted]
+        ratios = [f"{each['over_none']:.2f} ({each['processor_over_none']:.2f})" for each in drafted]
         table.add_row(first["model"], first["task"], str(first["sequences"]), *ratios, f"{drafted[-1]['accepted']:.0%}")
     console.print(table)
     for what, gains in peers.items():

@@ -94,12 +94,16 @@ class _Shared:
 
     def __init__(self, pool: RuntimePool) -> None:
         self._pool = pool
-        for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
+        for name in ("accepts", "open", "abandon", "ask", "collect", "close", "foresee"):
             setattr(self, name, getattr(pool, name))
 
     @property
     def is_busy(self) -> bool:
         return self._pool.is_busy
+
+    @property
+    def is_told_ahead(self) -> bool:
+        return self._pool.is_told_ahead
 
     def shutdown(self) -> None:
         pass

@@ -79,15 +79,22 @@ def test_a_program_gives_the_same_tokens_everywhere(pool: RuntimePool, seed: int
         check(engine, request, roots[request.id], replays[request.id])
 
 
-def check(engine: Engine, request: Request, root: programs.Node, got: Replay) -> None:
+def reference(
+    engine: Engine, request: Request, root: programs.Node
+) -> dict[tuple[tuple[int, int], ...], ReferenceOutput]:
+    """What a naive reference makes of a program, by path."""
     model = engine._executor.model  # type: ignore[attr-defined]
-    expected = run_reference(
+    return run_reference(
         model,
         request,
         lambda view: programs.decide(programs.lookup(root, view), request.sampling),
         max_model_len=NUM_BLOCKS * BLOCK_SIZE,
         eos_token_ids=(EOS,),
     )
+
+
+def check(engine: Engine, request: Request, root: programs.Node, got: Replay) -> None:
+    expected = reference(engine, request, root)
     assert set(got.by_path) == set(expected)
     for path, output in got.by_path.items():
         wanted: ReferenceOutput = expected[path]

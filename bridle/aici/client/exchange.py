@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import UnsetType
+
 from bridle.aici import protocol
 from bridle.aici.client.process import RuntimeProcess
 from bridle.aici.masks import MaskReader
@@ -67,8 +69,8 @@ class Dialect2:
         sequences that are done wait hardly longer for the others."""
         for ask in asks:
             self._remember(ask)
-        knows_turns = "turns" in self._process.extensions
-        message = protocol.MidProcess(ops=[_operation(ask, knows_turns) for ask in asks], freed=list(freed))
+        known = self._process.extensions
+        message = protocol.MidProcess(ops=[_operation(ask, known) for ask in asks], freed=list(freed))
         if patience and "deadline_ms" in self._process.extensions:
             message.deadline_ms = round(1000 * patience, 3)
         if patience and "reply_ms" in self._process.extensions:
@@ -111,9 +113,18 @@ class Dialect2:
             answer.turns = branches[0].turns
         try:
             answer.decision = self._decision(ask.seq_id, branches, data)
+            answer.ahead = self._ahead(ask.seq_id, result.ahead, data)
         except (ProtocolError, InvalidRequest) as error:
             answer.error = ControllerError(str(error))
         return answer
+
+    def _ahead(
+        self, seq_id: int, known: list[protocol.Foreseen] | UnsetType, data: protocol.MidData2
+    ) -> tuple[tuple[int, Decision], ...]:
+        """What clones of the controller answered to tokens that may come."""
+        if not isinstance(known, list):
+            return ()
+        return tuple((each.token, self._decision(seq_id, each.branches, data)) for each in known)
 
     def _decision(self, seq_id: int, branches: list[protocol.Branch], data: protocol.MidData2) -> Decision:
         if len(branches) == 1 and branches[0].wait is True:
@@ -162,10 +173,14 @@ def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue,
     return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
 
 
-def _operation(ask: Ask, knows_turns: bool) -> protocol.MidOp:
+def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:
     op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
-    if ask.turns > 1 and knows_turns:
+    if ask.turns > 1 and "turns" in extensions:
         op.turns = ask.turns
+    if ask.ahead and "ahead" in extensions:
+        op.ahead = list(ask.ahead)
+    if ask.num_foreseen:  # by clones, which only a runtime has that knows of them
+        op.foreseen = ask.num_foreseen
     if ask.variables:
         op.variables = [(name, value.hex()) for name, value in ask.variables]
     if ask.candidates is not None:

@@ -24,6 +24,7 @@ from bridle.aici.client.opening import FirstWords, instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
 from bridle.aici.client.tool_variables import ToolVariables
+from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, ProtocolError
@@ -66,6 +67,7 @@ class RuntimePool:
         self._first_words = FirstWords()
         self.tools = ToolVariables()
         self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
+        self._foreseen: dict[int, tuple[tuple[int, Decision], ...]] = {}  # what clones of guests answered
         self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self._strays: deque[Request] = deque()  # requests among those that went away
         self._stray_ids = count(_STRAYS)
@@ -116,6 +118,7 @@ class RuntimePool:
         self._live.clear()
         self._leaving.clear()
         self._held.clear()
+        self._foreseen.clear()
         self._queue = _Queue()
 
     # -- ControllerPool ----------------------------------------------------------------------------------
@@ -197,6 +200,7 @@ class RuntimePool:
         """Send the asks, or queue them while an exchange is under way."""
         life = self._sync()
         for ask in asks:
+            self._foreseen.pop(ask.seq_id, None)
             if self._is_lost(ask, life):
                 self._answers[ask.seq_id] = Answer(error=ControllerError("the control runtime ended a moment ago"))
                 self._live.discard(ask.seq_id)
@@ -240,11 +244,26 @@ class RuntimePool:
         known = ask.parent if ask.parent is not None else ask.seq_id
         return life is None or known not in self._live
 
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether the runtime tells clones of tokens that may come."""
+        return self._life is not None and "ahead" in self._life.process.extensions
+
+    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        """What clones of the controller answered, if these are the tokens that they were told of."""
+        known: list[Decision] = []
+        for token, (told, decision) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
+            if token != told:
+                break
+            known.append(decision)
+        return known
+
     def close(self, seq_ids: Sequence[int]) -> None:
         """Free the instances; unknown ids are ignored."""
         life = self._sync()
         self.tools.leave(seq_ids)
         for seq_id in seq_ids:
+            self._foreseen.pop(seq_id, None)
             self._answers.pop(seq_id, None)
             self._held.pop(seq_id, None)
             if seq_id in self._live:
@@ -336,6 +355,8 @@ class RuntimePool:
         for seq_id, answer in answers.items():
             if answer.stored or (answer.decision is not None and not answer.decision.is_draw):
                 self.tools.hear(seq_id, answer)
+            if answer.ahead and seq_id in self._live:
+                self._foreseen[seq_id] = answer.ahead
         if answers.keys() <= self._live:
             self._answers.update(answers)
         else:

@@ -8,7 +8,9 @@ from collections import deque
 
 from bridle.aici.protocol import PreResult, WriteVar
 from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.ahead import Lookahead
 from bridle.aici.runtime.hosted import Hosted
+from bridle.aici.runtime.wasm import GuestStopped
 from bridle.errors import ControllerError
 
 Op = m.Step2 | m.PostPre | m.Mid1
@@ -17,13 +19,31 @@ Op = m.Step2 | m.PostPre | m.Mid1
 class Seat:
     """A hosted sequence in its worker. The worker's mutex guards `is_running` and `is_dropped`."""
 
-    __slots__ = ("hosted", "is_dropped", "is_running", "request")
+    __slots__ = ("ahead", "hosted", "is_dropped", "is_running", "request")
 
     def __init__(self, hosted: Hosted, request: int) -> None:
         self.hosted = hosted
+        self.ahead = Lookahead()
         self.request = request
         self.is_running = False
         self.is_dropped = False
+
+    def take_foreseen(self, op: Op, budget_ms: float) -> tuple[str, list[WriteVar]]:
+        """Let the clone that was told of the op's foreseen tokens take the guest's place, and forget the others.
+        Returns what was held for it."""
+        logs, writes = "", list[WriteVar]()
+        if isinstance(op, m.Step2) and op.foreseen:
+            known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
+            self.hosted, logs, writes = self.ahead.accept(self.hosted, known, budget_ms)
+            if self.is_dropped:  # its predecessor was told
+                self.hosted.instance.cancel(GuestStopped("the sequence was freed"))
+        self.ahead.forget()
+        return logs, writes
+
+    def close(self) -> None:
+        """Free all memory. No callback may be running."""
+        self.hosted.instance.close()
+        self.ahead.close()
 
 
 class Step:
@@ -44,28 +64,38 @@ def start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 
 
-def run_op(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float) -> m.Answer:
-    """Run the callbacks of one op; returns its answer without the parts that every answer has."""
+def run_op(seat: Seat, op: Op, budget_ms: float, patience_ms: float) -> m.Answer:
+    """Run the callbacks of one op; returns its answer without the time that it took."""
     answer = m.Answer(op.key, "", "", [], 0, None, [])
-    hosted.instance.be_patient(patience_ms)
+    seat.hosted.instance.be_patient(patience_ms)
     try:
-        if isinstance(op, m.Step2):
-            for name, value in op.variables:
-                hosted.instance.variables.execute(WriteVar(name, value, "Set"))
-            choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
-            choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
-            answer.result = m.Chosen(choice.branches, turns)
-            answer.masks = [memoryview(mask) for mask in choice.masks]
-        elif isinstance(op, m.PostPre):
-            _run_phases(hosted, op, budget_ms, answer)
-        else:
-            splice, mask = hosted.mid(op.group, budget_ms)
-            answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
+        answer.logs, answer.storage = seat.take_foreseen(op, budget_ms)
+        _call(seat.hosted, op, budget_ms, patience_ms, answer)
     except ControllerError as error:
         answer.error = str(error)
     except Exception as error:  # a bug of bridle: it must not end the neighbours
         answer.error = f"internal error of the runtime: {error!r}"
+    instance = seat.hosted.instance
+    answer.logs += instance.log.take()
+    answer.storage += instance.writes
+    instance.writes = []
     return answer
+
+
+def _call(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float, answer: m.Answer) -> None:
+    hosted.instance.seq_id = op.seq_id
+    if isinstance(op, m.Step2):
+        for name, value in op.variables:
+            hosted.instance.variables.execute(WriteVar(name, value, "Set"))
+        choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
+        choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
+        answer.result = m.Chosen(choice.branches, turns)
+        answer.masks = [memoryview(mask) for mask in choice.masks]
+    elif isinstance(op, m.PostPre):
+        _run_phases(hosted, op, budget_ms, answer)
+    else:
+        splice, mask = hosted.mid(op.group, budget_ms)
+        answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
 
 
 def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answer) -> None:

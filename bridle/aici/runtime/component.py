@@ -81,7 +81,7 @@ class ComponentInstance(Instance):
             raise self.broke(GuestFault(f"result of {len(result)} bytes exceeds the limit of {limit}"))
         return result.encode()
 
-    def fork(self, variables: Any = None) -> Instance:
+    def fork(self, variables: Any = None, spare: Instance | None = None) -> Instance:
         raise self.broke(ControllerError("a component is forked with its process"))
 
     def become(self, branch: int) -> None:

@@ -14,6 +14,7 @@ from bridle.aici.masks import MaskLayout, MaskWriter
 from bridle.aici.protocol import (
     Branch,
     Branches,
+    Foreseen,
     MidData2,
     MidOp,
     MidProcess,
@@ -22,6 +23,7 @@ from bridle.aici.protocol import (
     StorageCommand,
 )
 from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.ahead import MAX_AHEAD
 from bridle.aici.runtime.forks import Forks
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
@@ -64,6 +66,8 @@ class Engine2:
         for job in jobs:
             seq_id = job.op.seq_id
             results[seq_id] = self._result(job, patience)
+        for job in jobs:  # the rows for masks that are needed come first
+            self._add_ahead(job, results[job.op.seq_id])
         freed = request.freed if request.freed is not UNSET else []
         gone = [self._table.by_id[seq_id] for seq_id in dict.fromkeys(freed) if seq_id in self._table.by_id]
         self._steps.release(gone, "the sequence was freed")
@@ -87,6 +91,12 @@ class Engine2:
             raise InvalidRequest(f"op of sequence {op.id} lacks backtrack or tokens")
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
         step.turns = 1 if op.turns is UNSET else min(max(op.turns, 1), MAX_TURNS)
+        step.ahead = [] if op.ahead is UNSET else op.ahead[:MAX_AHEAD]
+        step.foreseen = 0 if op.foreseen is UNSET else op.foreseen
+        if step.foreseen > len(op.tokens) or (step.foreseen and op.backtrack):
+            raise InvalidRequest(
+                f"op of sequence {op.id}: {step.foreseen} of {len(op.tokens)} tokens cannot be foreseen"
+            )
         if op.req_id is not None:
             if op.clone_id is not None:
                 raise InvalidRequest(f"op of sequence {op.id} has both req_id and clone_id")
@@ -176,7 +186,18 @@ class Engine2:
                     return f"backtrack of {splice.backtrack}, but the engine cannot backtrack"
         return None
 
-    def _place(self, answer: m.Answer, branches: list[Branch], seq_id: int) -> str | None:
+    def _add_ahead(self, job: Job, result: SeqResult[Branches]) -> None:
+        """Put what clones answered beside a guest's own answer, as far as the engine can follow and there is room."""
+        if job.answer is None or result.result is None or not job.answer.ahead:
+            return
+        result.ahead = []
+        for each in job.answer.ahead:
+            is_refused = self._check(job.sequence, each.branches) or self._place(each, each.branches, job.op.seq_id)
+            if is_refused:
+                return
+            result.ahead.append(Foreseen(each.token, each.branches))
+
+    def _place(self, answer: m.Answer | m.Foreseen, branches: list[Branch], seq_id: int) -> str | None:
         """Write the masks that the branches use, and give the branches their rows. Returns what is wrong, or None."""
         rows: dict[int, int] = {}
         for branch in branches:

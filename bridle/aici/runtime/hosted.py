@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bridle.aici.protocol import Branch, MidResult, PreResult, Splice
 from bridle.aici.runtime.guests import (
@@ -26,6 +26,7 @@ from bridle.aici.runtime.guests import (
     resting,
 )
 from bridle.aici.runtime.instance import Instance
+from bridle.aici.runtime.storage import Variables
 from bridle.errors import ControllerError, ControllerTrap
 
 #: Rounds of forced tokens that a pre phase may have; one more is an error.
@@ -80,6 +81,15 @@ class Hosted:
         other.guest = guest_of(other.instance)
         other.length, other.rewound, other.waits = self.length, self.rewound, 0
         other._stage = self._stage.copy(branch)
+        return other
+
+    def clone(self, spare: Instance | None, variables: Variables) -> Hosted:
+        """This sequence once more, to see what it would do; it may take the memory of a `spare` instance."""
+        other = object.__new__(Hosted)
+        other.key, other.instance = self.key, self.instance.fork(variables, spare)
+        other.guest = guest_of(other.instance)
+        other.length, other.rewound, other.waits = self.length, self.rewound, self.waits
+        other._stage = replace(self._stage, told=list(self._stage.told))
         return other
 
     def become(self, key: int, branch: int) -> None:

@@ -38,6 +38,8 @@ NO_SEQ_ID = 424242
 _MAX_ERROR = 8 << 10
 #: The CPU time left to a guest that was told that it is to end, in seconds.
 _MERCY = 0.02
+#: What an instance keeps for its store.
+_STORE = ("_exports", "_functions", "_store", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +204,24 @@ class Instance:
 
     # -- copying -------------------------------------------------------------------------------------------
 
-    def fork(self, variables: Variables | None = None) -> Instance:
-        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`."""
+    def fork(self, variables: Variables | None = None, spare: Instance | None = None) -> Instance:
+        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`. A
+        `spare` instance of the same program, which nobody needs, gives its store."""
         assert self.program.facts.is_copyable and self.broken is None
+        if spare is not None and spare.memory.size > self.memory.size:  # a memory does not shrink
+            spare.close()
+            spare = None
+        store = {} if spare is None else {name: spare.__dict__[name] for name in _STORE}
         other = object.__new__(Instance)
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__ | store)
         other.blobs = dict(self.blobs)
         other.log = LogBuffer(self.surroundings.limits.max_log)
         other.writes, other.masks = [], []
         other.constraints = {handle: matcher.deep_copy() for handle, matcher in self.constraints.items()}
         other.variables = variables or self.variables
         other.failure = None
-        other._open()
+        if spare is None:
+            other._open()
         other._copy_state(self)
         return other
 

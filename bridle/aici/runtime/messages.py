@@ -23,7 +23,8 @@ class Packed(Struct, array_like=True, tag=True):
 
 class Step2(Packed):
     """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
-    `variables` are set first: names, and values in hexadecimal."""
+    `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were drawn as clones
+    of the guest had been told; clones are told of those `ahead`, after its answer."""
 
     key: int
     seq_id: int
@@ -36,6 +37,8 @@ class Step2(Packed):
     candidates: list[tuple[int, float]] | None = None
     turns: int = 1
     variables: list[tuple[str, str]] = []
+    foreseen: int = 0
+    ahead: list[int] = []
 
 
 class PostPre(Packed):
@@ -91,8 +94,17 @@ class Sampled(Packed):
     splice: MidResult | None
 
 
+class Foreseen(Packed):
+    """What a clone would do after a token, in the words of `Chosen`."""
+
+    token: int
+    branches: list[Branch]
+    masks: list[memoryview]
+
+
 class Answer(Packed):
-    """The answer of one sequence. `failed_in_post` says in which D1 phase the error came."""
+    """The answer of one sequence. `failed_in_post` says in which D1 phase the error came; `ahead` is what clones of it
+    answered to tokens that may come."""
 
     key: int
     error: str
@@ -102,6 +114,12 @@ class Answer(Packed):
     result: Chosen | Phases | Sampled | None
     masks: list[memoryview]
     failed_in_post: bool = False
+    ahead: list[Foreseen] = []
+
+    @property
+    def num_mask_bytes(self) -> int:
+        """The size of all masks."""
+        return sum(map(len, self.masks)) + sum(len(mask) for each in self.ahead for mask in each.masks)
 
 
 class Answers(Packed):

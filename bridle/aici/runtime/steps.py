@@ -156,6 +156,8 @@ class Steps:
         if sequence is None:
             return
         answer.masks = [memoryview(bytes(mask)) for mask in answer.masks]  # the ring will be written again
+        for each in answer.ahead:
+            each.masks = [memoryview(bytes(mask)) for mask in each.masks]
         sequence.is_outstanding = False
         job = waiting.get(answer.key)
         if job is None:

@@ -72,6 +72,11 @@ class SharedVariables:
         found = self._values.get(name)
         return found[0] if found else 0
 
+    def copy(self) -> SharedVariables:
+        """The same values, which change by themselves from now on."""
+        with self._lock:
+            return SharedVariables(self.limits, dict(self._values), self._size)
+
     def _read(self, name: str) -> bytes:
         found = self._values.get(name)
         if found is None:

@@ -160,13 +160,11 @@ class Worker:
         if seat is None:
             self._answer(step, failed(op.key, "Worker: the sequence is not here"))
             return
-        seat.hosted.instance.seq_id = op.seq_id
         begin = time.perf_counter_ns()
-        answer = run_op(seat.hosted, op, step.budget_ms, step.patience_ms)
+        answer = run_op(seat, op, step.budget_ms, step.patience_ms)
         answer.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
-        instance = seat.hosted.instance
-        answer.logs = instance.log.take()
-        answer.storage, instance.writes = instance.writes, []
+        if isinstance(op, m.Step2) and op.ahead and not answer.error and not seat.is_dropped:
+            answer.ahead = seat.ahead.tell(seat.hosted, op.ahead, is_alone=self._is_alone(seat))
         if not self._leave(seat):
             self._answer(step, answer)
 
@@ -177,14 +175,19 @@ class Worker:
             seat.is_running = False
             is_dropped = seat.is_dropped
         if is_dropped:
-            seat.hosted.instance.close()
+            seat.close()
         return is_dropped
+
+    def _is_alone(self, seat: Seat) -> bool:
+        """Whether no other sequence shares its variables."""
+        with self._mutex:
+            return self._variables.get(seat.request, (None, 0))[1] == 1
 
     def _answer(self, step: Step, answer: m.Answer) -> None:
         with self._mutex:
             if not step.is_flushed:
                 step.answers.append(answer)
-                step.num_bytes += sum(map(len, answer.masks))
+                step.num_bytes += answer.num_mask_bytes
                 if step.num_bytes < _FLUSH_BYTES:
                     return
                 answers, step.answers, step.num_bytes = step.answers, [], 0
@@ -272,6 +275,7 @@ class Worker:
         try:
             if seat is None or seat.is_running:
                 raise ControllerTrap("Worker: the sequence to fork from is not here, or still running")
+            seat.ahead.forget()
             hosted = seat.hosted.fork(op.key, op.branch)
         except ControllerError as error:
             step.queue.remove(op)
@@ -291,7 +295,7 @@ class Worker:
                 is_running = seat.is_running
             self._release_variables(seat.request)
             if not is_running:
-                seat.hosted.instance.close()
+                seat.close()
 
     # -- splitting the process -----------------------------------------------------------------------------
 
@@ -328,6 +332,7 @@ class Worker:
         self._side = socket.socket(fileno=side)
         self._remote = RemoteVariables(socket.socket(fileno=storage))
         seat.hosted.instance.variables = self._remote
+        seat.ahead.close()
         seat.hosted.become(message.new_key, message.branch)
         self._seats = {message.new_key: seat}
         self._mutex, self._side_lock = threading.Lock(), threading.Lock()
