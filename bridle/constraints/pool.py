@@ -37,10 +37,13 @@ _MAX_PART = 16
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """One output under its constraint."""
+    """One output under its constraint. `ahead` is a copy that may run ahead of it, made as long as it `is_led`:
+    threads use the matcher itself between a question and its answer."""
 
     matcher: Matcher
     is_slow: bool = False
+    is_led: bool = False
+    ahead: Matcher | None = None
 
 
 _Due = tuple[Ask, _Instance]
@@ -108,7 +111,8 @@ class ConstraintPool:
         others on threads."""
         for ask in asks:
             if ask.request is not None:
-                self._live[ask.seq_id] = self._opened.pop(ask.request.id)
+                self._live[ask.seq_id] = opened = self._opened.pop(ask.request.id)
+                opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
                 parent = self._live[ask.parent]
                 self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.is_slow)
@@ -123,10 +127,12 @@ class ConstraintPool:
                 self._under_way[ask.seq_id] = instance
                 work.append(self._work([(ask, instance)], is_whole=True))
                 continue
-            answer = self._advance(instance, ask)
+            answer, instance.ahead = self._advance(instance, ask), None
             if answer is not None:
                 known.append((ask.seq_id, instance, answer))
             else:
+                if instance.is_led:
+                    instance.ahead, instance.is_led = instance.matcher.copy(), False
                 self._under_way[ask.seq_id] = instance
                 masks.append((ask, instance))
         self._answer(known)
@@ -207,19 +213,48 @@ class ConstraintPool:
             answers, self._answers = self._answers, {}
         return answers
 
+    def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+        """Follow `tokens` up to one that is not allowed or ends the text. The copy that does it costs more than the
+        walk, so it is made only for a sequence that was led in the last step or begins."""
+        instance = self._live.get(seq_id)
+        if instance is None or instance.is_slow:
+            return [], False
+        instance.is_led = True
+        ahead, parts, place = instance.ahead, list[tuple[int, ...]](), 0
+        while ahead is not None and place < len(tokens):
+            try:
+                part = _next_part(ahead, tokens[place])
+            except ControllerError:
+                part = ()
+            if not part:
+                instance.ahead = None
+                break
+            parts.append(part)
+            if tuple(tokens[place : place + len(part)]) != part:
+                return parts, True
+            place += len(part)
+        return parts, False
+
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """The masks after each of `tokens`, up to one that is not allowed, after which there is no choice, or until
-        that has taken longer than a commit may."""
+        """The masks after each of `tokens`, across those that are forced, up to one that is not allowed, after which
+        the text ends or something else is forced, or until that has taken longer than a commit may."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self._under_way:
             return []
-        ahead, known = _Instance(instance.matcher.copy()), []
+        ahead, known = _Instance(instance.matcher.copy()), list[Decision]()
         began = time.thread_time()
-        for token in tokens:
-            answer = self._advance(ahead, Ask(seq_id, (token,))) or self._masked(ahead)
-            if answer.decision is None or not answer.decision.is_draw:
+        place, size = 0, 1  # the tokens that are told next
+        while place + size <= len(tokens):
+            told = tuple(tokens[place : place + size])
+            decision = (self._advance(ahead, Ask(seq_id, told)) or self._masked(ahead)).decision
+            place += size
+            if decision is None or not (decision.is_draw or decision.is_forced):
                 break
-            known.append(answer.decision)
+            forced = () if decision.is_draw else decision.branches[0].splices[0].ff_tokens
+            if tuple(tokens[place : place + len(forced)]) != forced:
+                break
+            known.append(decision)
+            size = max(len(forced), 1)
             spent = time.thread_time() - began
             instance.is_slow = spent > _SLOW_MASK
             if spent > _SLOW:  # the engine waits
@@ -242,6 +277,14 @@ class ConstraintPool:
         self._workers.close()
         self.close([*self._live])
         self._opened.clear()
+
+
+def _next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
+    """Commit a token, and those that are forced after it; nothing if no draw follows."""
+    ahead.commit((token,))
+    forced = () if ahead.is_complete else ahead.forced()
+    ahead.commit(forced)
+    return () if ahead.is_complete or ahead.is_failed else (token, *forced)
 
 
 def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, LeadingPool
 from bridle.engine.request import Request
 
 #: The sequences of composed controllers have numbers from here on, above all of the engine's.
@@ -87,6 +87,15 @@ class ForesightedSharedPool(SharedPool):
         return self._pool.foresee(seq_id, tokens)
 
 
+class LeadingSharedPool(ForesightedSharedPool):
+    """One that says which tokens may be drafted."""
+
+    def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+        """As the pool does."""
+        assert isinstance(self._pool, LeadingPool)
+        return self._pool.lead(seq_id, tokens)
+
+
 class ForetoldSharedPool(ForesightedSharedPool):
     """One that says so of what it was told ahead."""
 
@@ -100,4 +109,6 @@ def shared(pool: ControllerPool) -> SharedPool:
     """The pool for two askers, with all that it can do."""
     if isinstance(pool, ForetoldPool):
         return ForetoldSharedPool(pool)
+    if isinstance(pool, LeadingPool):
+        return LeadingSharedPool(pool)
     return ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool)

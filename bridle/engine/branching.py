@@ -31,13 +31,26 @@ Tokens = tuple[tuple[int, ...], ...]
 @dataclass(slots=True)
 class Draw:
     """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample. The rows
-    after that draw the tokens after each draft of `item`."""
+    after that draw the tokens along the drafts of `item`."""
 
     seq: Sequence
     branch: Branch
     row: int | None
     item: Scheduled
-    num_ahead: int = 0  # rows after drafts
+    ways: list[Branch] = field(default_factory=list)  # along the drafts: draws, and what is forced between them
+
+
+@dataclass(slots=True)
+class _Right:
+    """How many of the drafts of a step hold, how many of these were drawn, and how many of all are no guesses, because
+    they are forced."""
+
+    num_tokens: int = 0
+    num_drawn: int = 0
+    num_sure: int = 0
+
+
+_NONE_RIGHT = _Right()
 
 
 @dataclass(slots=True)
@@ -109,22 +122,29 @@ class Branching:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
-        num_ahead = 0
         for branch, owner in zip(branches, owners, strict=True):
-            row = len(out.batch.rows) if branch.sample else None
+            draw = Draw(owner, branch, None, item)
             if branch.sample:
-                ways = self._ways(item, branches)
-                out.batch.rows += [_sample_row(owner, way, item, place) for place, way in enumerate((branch, *ways))]
-                num_ahead = len(ways)
-            out.draws.append(Draw(owner, branch, row, item, num_ahead))
+                draw.row, draw.ways = len(out.batch.rows), self._ways(item, branches)
+                out.batch.rows += _sample_rows(draw)
+            out.draws.append(draw)
 
     def _ways(self, item: Scheduled, branches: tuple[Branch, ...]) -> list[Branch]:
         """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
         if not item.drafts or len(branches) > 1 or branches[0].splices:
             return []
-        ways = self._steering.foresee(item.seq, item.drafts)
-        simple = next((i for i, way in enumerate(ways) if way.splices or way.top_logprobs), len(ways))
-        return ways[:simple]
+        plain: list[Branch] = []
+        place = 1  # drafts after which the next way comes
+        for way in self._steering.foresee(item.seq, item.drafts):
+            forced = way.splices[0].ff_tokens if _is_forced(way) else ()
+            is_other = forced != item.drafts[place : place + len(forced)]
+            if is_other or (not forced and (way.splices or way.top_logprobs)):
+                break
+            plain.append(way)
+            place += max(len(forced), 1)
+        while plain and not plain[-1].sample:
+            plain.pop()  # nothing is drawn after it
+        return plain
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
         """Whether the request may have that many more outputs; if not, the sequence fails."""
@@ -179,41 +199,67 @@ class Branching:
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
-        num_right: dict[int, int] = {}
+        num_right: dict[int, _Right] = {}
         for draw in out.draws:
             if draw.row is not None and draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
             if draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
-            elif draw.num_ahead:
+            elif draw.ways:
                 num_right[draw.seq.id] = self._accept_drafts(draw, draw.row, out.batch, result)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
         for item in scheduled:
             if item.drafts:
-                right = num_right.get(item.seq.id, 0)
-                self._progress.count_drafts(item.seq, len(item.drafts), right)
-                self._scheduler.settle_drafts(item, right)
+                right = num_right.get(item.seq.id, _NONE_RIGHT)
+                self._progress.count_drafts(item.seq, len(item.drafts) - right.num_sure, right.num_drawn)
+                self._scheduler.settle_drafts(
+                    item, right.num_tokens, len(item.drafts) - right.num_sure, right.num_drawn
+                )
 
-    def _accept_drafts(self, draw: Draw, row: int, batch: SampleBatch, result: StepResult) -> int:
-        """Apply the draws of a row with drafts in order, up to the first that is not what was drafted. Returns how many
-        drafts were drawn."""
-        item, num_right = draw.item, 0
-        for place, draft in enumerate((*item.drafts, None)[: draw.num_ahead + 1]):
-            if place and draw.seq.trace is not None:
-                self._progress.tracer.drawn(draw.seq, batch.rows[row + place], result, row + place, is_draft=True)
-            num_rewound = draw.seq.output.usage.rewound_tokens
-            self._accept(draw, result.tokens[row + place], result.logprobs[row + place])
-            is_same = draw.seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
-            if result.tokens[row + place] != draft or not is_same:
+    def _accept_drafts(self, draw: Draw, row: int, batch: SampleBatch, result: StepResult) -> _Right:
+        """Apply the draws of a row with drafts in order, with what is forced between them, up to the first that is not
+        what was drafted."""
+        right = _Right(num_sure=sum(len(way.splices[0].ff_tokens) for way in draw.ways if not way.sample))
+        ways = iter(draw.ways)
+        while self._accept_draft(draw, row, result, right):
+            way = next(ways, None)
+            if way is not None and not way.sample:
+                right.num_tokens += self._force_drafted(draw.seq, way.splices[0].ff_tokens)
+                way = None if draw.seq.is_finished else next(ways, None)
+            if way is None:
                 break
-            num_right += 1
-            if draw.seq.is_finished:
-                break
-            self._scheduler.advance(draw.seq)
-        return num_right
+            row += 1
+            if draw.seq.trace is not None:
+                self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)
+        return right
+
+    def _accept_draft(self, draw: Draw, row: int, result: StepResult, right: _Right) -> bool:
+        """Apply one draw; returns whether it is what was drafted, so that the next one counts."""
+        seq, drafts = draw.seq, draw.item.drafts
+        num_rewound = seq.output.usage.rewound_tokens
+        self._accept(draw, result.tokens[row], result.logprobs[row])
+        is_same = seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
+        if not is_same or right.num_tokens >= len(drafts) or result.tokens[row] != drafts[right.num_tokens]:
+            return False
+        right.num_tokens += 1
+        right.num_drawn += 1
+        if seq.is_finished:
+            return False
+        self._scheduler.advance(seq)
+        return True
+
+    def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
+        """Append forced tokens that were computed; returns how many entered before the output ended."""
+        num_before = len(seq.tokens)
+        self._steering.force(seq, 0, tokens)
+        num_forced = len(seq.tokens) - num_before
+        if not seq.is_finished:
+            for _ in range(num_forced):
+                self._scheduler.advance(seq)
+        return num_forced
 
     def _accept(self, draw: Draw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
@@ -266,8 +312,25 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
 
 
-def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) -> SampleRow:
-    """The row that draws for `owner` after the first `place` drafts of `item`."""
+def _is_forced(way: Branch) -> bool:
+    """Whether it appends tokens, and nothing else."""
+    return not way.sample and len(way.splices) == 1 and not (way.splices[0].backtrack or way.splices[0].when_sampled)
+
+
+def _sample_rows(draw: Draw) -> list[SampleRow]:
+    """The rows of a draw, and of those along its drafts."""
+    rows, place = [_sample_row(draw.seq, draw.branch, draw.item, 0, 0)], 1
+    for way in draw.ways:
+        if way.sample:
+            rows.append(_sample_row(draw.seq, way, draw.item, place, len(rows)))
+            place += 1
+        else:
+            place += len(way.splices[0].ff_tokens)
+    return rows
+
+
+def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int, num_draws: int) -> SampleRow:
+    """The row that draws for `owner` after the first `place` drafts of `item`, and so many draws among them."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
     if branch.top_logprobs:
@@ -281,7 +344,7 @@ def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) ->
         bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
     mask = branch.mask if owner.allowed is None else _both(branch.mask, owner.allowed)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
-    number, num_ahead = owner.draws.num_draws + place, len(item.drafts) - place
+    number, num_ahead = owner.draws.num_draws + num_draws, len(item.drafts) - place
     index = item.last_logit + place
     num_traced = 0 if owner.trace is None else NUM_CANDIDATES
     return SampleRow(item.seq.id, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)

@@ -104,6 +104,11 @@ class LookupDrafter:
                 found[seq.id] = tokens
         return found
 
+    def draft_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+        """Copy on after tokens that may follow those of `seq`, which was just drafted for."""
+        text = self._texts.get(seq.id)
+        return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
+
     def seconds(self, num_sequences: int) -> float:
         """Microseconds: nothing."""
         return 0.0

@@ -55,6 +55,9 @@ from bridle.errors import (
 )
 from bridle.outputs import Event, Finished, FinishReason, Resuming
 
+#: A row of more tokens than this is taken for a part of a prompt.
+_MOST_FORCED = 32
+
 
 class Engine:
     """Continuous batching over one `Executor`.
@@ -105,7 +108,7 @@ class Engine:
             vocab_size=self.info.vocab_size,
             max_idle_steps=self.config.max_idle_steps,
             max_noops=self.config.max_noops,
-            foretell=speculation.foretell,
+            speculation=speculation,
         )
         self._openings = Openings(self._intake, self._steering, self._progress, self._begin, clock)
         self._ids = count()
@@ -320,14 +323,15 @@ class Engine:
         statistics.control_seconds += steered - computed
         statistics.sample_seconds += sampled - steered
         if self._scheduler.speculation.is_used:
-            self._note_cost(scheduled, num_computed, computed - began + sampled - steered)
+            foreseen = self._scheduler.speculation.take_seconds_foreseen()
+            self._note_cost(scheduled, num_computed, computed - began + sampled - steered - foreseen)
         if self._progress.tracer.num_live:
             self._progress.tracer.compute(scheduled, num_computed, (began, computed, steered, sampled))
         self._branching.commit(scheduled, branched, result, vectors)
 
     def _note_cost(self, scheduled: list[Scheduled], num_tokens: int, seconds: float) -> None:
-        """Learn what tokens cost from a step without prompts."""
-        if not any(item.seq.kv.is_prefilling or item.row.num_scheduled > 1 + len(item.drafts) for item in scheduled):
+        """Learn what tokens cost from a step with tokens and without long prompts."""
+        if scheduled and all(item.row.num_scheduled <= _MOST_FORCED + len(item.drafts) for item in scheduled):
             self._scheduler.speculation.cost.note(num_tokens, seconds)
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from bridle.engine.decision import Decision
 from bridle.engine.media import Medium
@@ -214,8 +214,20 @@ class ForesightedPool(Protocol):
 
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
-        quickly known. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence
-        whose last answer was collected."""
+        quickly known. It may also force tokens that come next among them; then its next answer is that to the last of
+        these. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence whose last
+        answer was collected."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class LeadingPool(ForesightedPool, Protocol):
+    """One that says before a step which tokens may be drafted."""
+
+    def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+        """Those of `tokens` that are allowed after one another, each with the tokens that are then forced, as far as
+        draws follow; and whether others are forced than those that come next in `tokens`. Asked again, it goes on from
+        there."""
         raise NotImplementedError
 
 
@@ -227,6 +239,21 @@ class ForetoldPool(ForesightedPool, Protocol):
     def is_told_ahead(self) -> bool:
         """Whether it makes use of that now."""
         raise NotImplementedError
+
+
+def foresees(pool: object) -> TypeGuard[ForesightedPool]:
+    """Whether a pool is one, at a glance: what `isinstance` finds out about protocols takes long beside a step."""
+    return hasattr(pool, "foresee")
+
+
+def leads(pool: object) -> TypeGuard[LeadingPool]:
+    """Whether a pool is one, at a glance."""
+    return hasattr(pool, "lead")
+
+
+def is_foretold(pool: object) -> TypeGuard[ForetoldPool]:
+    """Whether a pool is one, at a glance."""
+    return hasattr(pool, "is_told_ahead")
 
 
 # -- adapting ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ Every token costs one entry of a dictionary, and taking tokens back undoes exact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 #: So many tokens must agree before a copy is expected.
 NGRAM = 3
@@ -39,7 +39,7 @@ class Lookup:
         first = self._num_predicted
         known = len(self._text) - first
         fresh = tokens[known : known + limit]
-        for token in fresh[max(num_prompt - known, 0) :]:
+        for token in fresh[max(num_prompt - known, 0) :] if self._next is not None else ():
             is_copy = self._next is not None and self._next < len(self._text) and self._text[self._next] == token
             self._next = (self._next or 0) + 1 if is_copy else None
         self._text += fresh
@@ -76,13 +76,24 @@ class Lookup:
             part += part[: limit - len(part)]  # the copy has come to its own beginning: the text repeats itself
         return tuple(part)
 
+    def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+        """The same, if `tokens` came first. Nothing is remembered of them."""
+        size, going_on = len(self), self._next
+        self._text += tokens
+        self._index(len(self._text))
+        self._next = None
+        found = self.draft(limit)
+        self.cut(size)
+        self._next = going_on
+        return found
+
     def _index(self, end: int) -> None:
         text, before, latest = self._text, self._before, self._latest
-        for last in range(len(before) + 1, end + 1):
-            if last < NGRAM:
-                before.append(None)
-                continue
-            key = tuple(text[last - NGRAM : last])
+        before += [None] * (min(end, NGRAM - 1) - len(before))
+        first = len(before) - NGRAM + 1  # where the next n-gram begins
+        for last, key in enumerate(
+            zip(*(text[first + place : end] for place in range(NGRAM)), strict=False), first + NGRAM
+        ):
             before.append(latest.get(key))
             latest[key] = last
 

@@ -432,11 +432,12 @@ class Scheduler:
         seq.kv.num_computed += 1
         self.blocks.publish(seq)
 
-    def settle_drafts(self, item: Scheduled, num_right: int) -> None:
-        """Forget the drafts of a row but the first `num_right`, which were drawn. Where all tokens are computed by now,
-        because less was foreseen than was drafted, the last is computed again for its logits."""
+    def settle_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
+        """Forget the drafts of a row but the first `num_right`. Of the `num_guessed` that were no certainty,
+        `num_drawn` were drawn. Where all tokens are computed by now, because less was foreseen than was drafted, the
+        last is computed again for its logits."""
         seq = item.seq
-        self.speculation.learn(seq, len(item.drafts), num_right)
+        self.speculation.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:
             seq.clamp_computed()
             seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)

@@ -12,13 +12,16 @@ the text costs no time, so that it is guessed first and then weighed; a draft mo
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposal
-from bridle.engine.interfaces import ForesightedPool, ForetoldPool
+from bridle.engine.interfaces import foresees, is_foretold, leads
 from bridle.engine.sequence import Sequence
-from bridle.engine.step_cost import StepCost, Tally
+from bridle.engine.step_cost import Average, StepCost, Tally
 from bridle.errors import InvalidRequest
 from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
@@ -43,10 +46,17 @@ class _Wish:
 
 @dataclass(slots=True)
 class _Guess:
+    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is drawn."""
+
     wish: _Wish
-    tokens: tuple[int, ...]
-    chance: float  # that a drafted token is right if those before it are
+    parts: list[tuple[int, ...]]
+    chance: float  # that a guessed token is right if those before it are
     is_paid: bool = False  # its drafter took its time for it, after it was weighed
+    asking: float = 0.0  # seconds that what steers the sequence takes to be asked about a part
+
+    def tokens(self, num_parts: int) -> tuple[int, ...]:
+        """Those of the first parts."""
+        return tuple(token for part in self.parts[:num_parts] for token in part)
 
 
 @dataclass(slots=True)
@@ -63,7 +73,12 @@ class Speculation:
     """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
     `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
 
-    def __init__(self, default: int | None = None, model: Drafter | None = None, vocab_size: int = 1 << 31) -> None:
+    def __init__(
+        self,
+        default: int | None = None,
+        model: Drafter | None = None,
+        vocab_size: int = 1 << 31,
+    ) -> None:
         if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
@@ -73,6 +88,9 @@ class Speculation:
         self._modelled, self._copied = Tally(), Tally()  # how often either was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
         self._num_sequences = 1  # of the step that was planned last
+        self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers
+        self._foreseeing: dict[type, Average] = defaultdict(Average)
+        self._seconds_foreseen = 0.0  # since this was asked for
         self.cost = StepCost()
 
     def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
@@ -117,7 +135,7 @@ class Speculation:
         step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
         wishes = _worthy(wishes, step)
         told = [wish for wish in wishes if wish.seq.drafts.told is not None]
-        guesses = [_Guess(wish, tokens, wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
+        guesses = [_Guess(wish, _singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
         guesses += self._guess([wish for wish in wishes if wish.seq.drafts.told is None] if told else wishes, step)
         return _worth_while(guesses, step)
 
@@ -127,7 +145,7 @@ class Speculation:
     def _guess(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
         """What drafters say, each about what those before it say nothing about."""
         guesses = self._take_proposals(wishes)
-        guesses += self._look_up(_others(wishes, guesses))
+        guesses += self._look_up(_others(wishes, guesses), step)
         if self._model is not None:
             guesses += self._ask(self._model, _others(wishes, guesses), step)
         return guesses
@@ -148,25 +166,68 @@ class Speculation:
             if wish.seq.id in found:
                 drafts = wish.seq.drafts
                 drafts.source = drafts.proposed
-                guesses.append(_Guess(wish, found[wish.seq.id], drafts.proposed.chance))
+                guesses.append(
+                    _Guess(
+                        wish,
+                        self._lead(wish, found[wish.seq.id]),
+                        drafts.proposed.chance,
+                        asking=self._asking(wish.seq),
+                    )
+                )
                 drafts.proposed.fade()
         return guesses
 
-    def _look_up(self, wishes: list[_Wish]) -> list[_Guess]:
-        """What the text itself says, where that was right as often as the draft model is."""
-        found = self._lookup.draft((wish.seq, wish.limit) for wish in wishes)
+    def _look_up(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
+        """What the text itself says, where that was right as often as the draft model is, and often enough to pay."""
         self._copied.fade()
         guesses = []
         for wish in wishes:
-            drafts, tokens = wish.seq.drafts, found.get(wish.seq.id)
-            if tokens is None:
-                continue
+            drafts = wish.seq.drafts
             chance = drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
             drafts.copied.fade()
-            if self._model is None or chance >= self._model_chance(wish.seq):
+            if wish.is_free and chance * step.seconds <= (step.row + self._asking(wish.seq)) * step.num_sure:
+                self._foreseeing[type(wish.seq.control.pool)].fade()
+                continue
+            if self._model is not None and chance < self._model_chance(wish.seq):
+                continue
+            if tokens := self._lookup.draft([(wish.seq, wish.limit)]).get(wish.seq.id):
                 drafts.source = drafts.copied
-                guesses.append(_Guess(wish, tokens, chance))
+                guesses.append(_Guess(wish, self._lead(wish, tokens), chance, asking=self._asking(wish.seq)))
         return guesses
+
+    def _lead(self, wish: _Wish, tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
+        Where these are others than were guessed, the text is asked how it goes on after them."""
+        pool = wish.seq.control.pool
+        if not tokens or not leads(pool):
+            return _singles(tokens)
+        began = time.thread_time()
+        parts: list[tuple[int, ...]] = []
+        room = wish.seq.max_len - len(wish.seq.tokens) - 1
+        while tokens:
+            found, is_other = pool.lead(wish.seq.id, tokens)
+            parts += found
+            if not is_other or len(parts) >= wish.limit:
+                break
+            path = [token for part in parts for token in part]
+            tokens = self._lookup.draft_after(wish.seq, path, min(wish.limit - len(parts), room - len(path)))
+        self._leading[type(pool)].note(max(len(parts), 1), time.thread_time() - began)
+        return _fitting(parts, wish.limit, room)
+
+    def _asking(self, seq: Sequence) -> float:
+        """Seconds that it takes to ask what steers `seq` about a drafted token."""
+        kind = type(seq.control.pool)
+        return self._leading[kind].seconds + self._foreseeing[kind].seconds if seq.is_controlled else 0.0
+
+    def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
+        """Note how long it took to ask what steers `seq` about the drafts of a step."""
+        self._foreseeing[type(seq.control.pool)].note(max(num_known, 1), seconds)
+        self._seconds_foreseen += seconds
+
+    def take_seconds_foreseen(self) -> float:
+        """The seconds of `note_foreseen` since the last call: they are no cost of rows."""
+        seconds, self._seconds_foreseen = self._seconds_foreseen, 0.0
+        return seconds
 
     def _ask(self, model: Drafter, wishes: list[_Wish], step: _Step) -> list[_Guess]:
         """What the draft model says, as far ahead as it is worth its time."""
@@ -179,7 +240,8 @@ class Speculation:
             drafts = wish.seq.drafts
             if wish.seq.id in found:
                 drafts.source = drafts.modelled
-                guesses.append(_Guess(wish, found[wish.seq.id], chances[wish.seq.id], is_paid=True))
+                parts = self._lead(wish, found[wish.seq.id])
+                guesses.append(_Guess(wish, parts, chances[wish.seq.id], is_paid=True))
             drafts.modelled.fade()
         return guesses
 
@@ -224,9 +286,9 @@ def _worthy(wishes: list[_Wish], step: _Step) -> list[_Wish]:
 
 def _told(wish: _Wish) -> tuple[int, ...]:
     """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
-    seq, pool = wish.seq, _pool_of(wish.seq)
+    seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.told or ())[: wish.limit]
-    if tokens and seq.control.answer is not None and isinstance(pool, ForesightedPool):
+    if tokens and seq.control.answer is not None and foresees(pool):
         return tokens[: len(pool.foresee(seq.id, tokens))]
     return tokens
 
@@ -252,16 +314,12 @@ def _may_draft(seq: Sequence) -> bool:
     return seq.draws.was_forked or seq.sampling.n == 1
 
 
-def _pool_of(seq: Sequence) -> object:
-    return seq.control.pool
-
-
 def _is_foreseen(seq: Sequence) -> bool:
     """Whether what steers `seq` may be asked ahead, or was."""
-    pool = _pool_of(seq)
-    if not getattr(seq.request.controller, "is_pure", True) or not isinstance(pool, ForesightedPool):
+    pool = seq.control.pool
+    if not getattr(seq.request.controller, "is_pure", True) or not foresees(pool):
         return False
-    return seq.drafts.told is not None or not isinstance(pool, ForetoldPool)
+    return seq.drafts.told is not None or not is_foretold(pool)
 
 
 def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter, step: _Step) -> dict[int, int]:
@@ -288,24 +346,40 @@ def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter
     return counts
 
 
+def _singles(tokens: Iterable[int]) -> list[tuple[int, ...]]:
+    return [(token,) for token in tokens]
+
+
+def _fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
+    """The first parts, as far as they have room."""
+    ends = accumulate(map(len, parts))
+    return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
+
+
 def _worth_while(guesses: list[_Guess], step: _Step) -> Drafts:
     """What of the guesses is computed: the number that was asked for or weighed before, and of the others the likeliest
-    tokens, as long as each gives more tokens a second than the step would without it."""
+    parts, as long as each gives more tokens a second than the step would without it. What must follow a token has to be
+    computed anyway if that is right."""
     counts: dict[int, int] = {}
     expected, seconds, room = float(step.num_sure), step.seconds, step.room
-    free: list[tuple[float, int]] = []
+    free: list[tuple[float, int, int]] = []
     for guess in guesses:
-        chances = [guess.chance ** (place + 1) for place in range(len(guess.tokens))]
+        chances = [guess.chance ** (place + 1) for place in range(len(guess.parts))]
         if guess.wish.is_free and not guess.is_paid:
-            free += [(-chance, guess.wish.seq.id) for chance in chances]
+            sizes = map(len, guess.parts)
+            free += [(-chance, guess.wish.seq.id, size) for chance, size in zip(chances, sizes, strict=True)]
             continue
-        counts[guess.wish.seq.id] = taken = min(len(chances), room)
-        room -= taken
+        counts[guess.wish.seq.id] = taken = len(_fitting(guess.parts, len(guess.parts), room))
+        room -= len(guess.tokens(taken))
         expected += sum(chances[:taken])
         seconds += step.row * taken
-    for chance, seq_id in sorted(free):
-        if room <= 0 or -chance * seconds <= step.row * expected:
-            break
+    asking = {guess.wish.seq.id: guess.asking for guess in guesses}
+    full: set[int] = set()
+    for chance, seq_id, size in sorted(free, key=lambda each: each[0]):
+        cost = step.row * (1 + (size - 1) * (1 + chance)) + asking[seq_id]
+        if seq_id in full or size > room or -chance * seconds <= cost * expected:
+            full.add(seq_id)
+            continue
         counts[seq_id] = counts.get(seq_id, 0) + 1
-        room, expected, seconds = room - 1, expected - chance, seconds + step.row
-    return {guess.wish.seq.id: guess.tokens[:n] for guess in guesses if (n := counts.get(guess.wish.seq.id, 0))}
+        room, expected, seconds = room - size, expected - chance, seconds + cost
+    return {guess.wish.seq.id: guess.tokens(n) for guess in guesses if (n := counts.get(guess.wish.seq.id, 0))}

@@ -8,17 +8,18 @@ nothing of devices or text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
-from bridle.engine.drafters import Drafts
 from bridle.engine.guard import Guard
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, StoredValue
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue, foresees, is_foretold
 from bridle.engine.media import splits
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
+from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason, Log, Stored
@@ -36,8 +37,8 @@ class Steering:
     """Asks the pools and keeps the answers.
 
     `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The `Finished` event of an output
-    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it. `foretell`
-    drafts for sequences that are about to be asked.
+    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
+    `speculation` drafts for sequences that are about to be asked.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Steering:
         max_idle_steps: int,
         max_noops: int,
         last_words: float = 0.25,
-        foretell: Callable[[list[Sequence]], Drafts] = lambda sequences: {},
+        speculation: Speculation | None = None,
     ) -> None:
         self.pools = tuple(pools)
         self._progress = progress
@@ -63,7 +64,7 @@ class Steering:
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
-        self._foretell = foretell
+        self._speculation = speculation or Speculation()
         self._watch = DeadlockWatch(max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
@@ -137,14 +138,14 @@ class Steering:
         self.goodbyes.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
-            if isinstance(pool, ForetoldPool) and pool.is_told_ahead:
+            if is_foretold(pool) and pool.is_told_ahead:
                 batch = self._with_drafts(batch)
             pool.ask(batch)
 
     def _with_drafts(self, asks: list[Ask]) -> list[Ask]:
         """The asks with what is likely to be drawn next."""
         asked = [seq for ask in asks if not ask.final and (seq := self.sequences.get(ask.seq_id)) is not None]
-        drafts = self._foretell(asked)
+        drafts = self._speculation.foretell(asked)
         if not drafts:
             return asks
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
@@ -377,31 +378,42 @@ class Steering:
             self._progress.tracer.resumed(seq, self._clock())
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """How `seq` would go on after each of `drafts`, as far as that is known: draws that obey the rules."""
+        """How `seq` would go on along `drafts`, as far as that is known and obeys the rules: how it draws after each of
+        them, or which of them are forced, then how it goes on after these."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))
-        if not isinstance(pool, ForesightedPool):
+        if not foresees(pool):
             return []
         known: list[Branch] = []
+        began = time.thread_time()
         for decision in pool.foresee(seq.id, drafts):
-            if not decision.is_draw or len(decision.branches) > 1 or not self.check(seq, decision):
+            if len(decision.branches) != 1 or self._problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
+        self._speculation.note_foreseen(seq, len(known), time.thread_time() - began)
         return known
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
+        problem = self._problem(seq, decision)
+        if problem is not None:
+            self._progress.fail(seq, problem)
+        return not seq.is_finished
+
+    def _problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
+        """Why the rules do not allow `decision`, after so many others that are not applied yet; None if they do."""
+        num_moves = seq.control.num_moves + num_ahead
         try:
-            if seq.control.num_moves >= seq.control.max_moves:
-                raise ControllerError(f"the output took {seq.control.num_moves} turns without coming to its end")
+            if num_moves >= seq.control.max_moves:
+                raise ControllerError(f"the output took {num_moves} turns without coming to its end")
             for branch in decision.branches:
                 self._check_branch(seq, branch)
         except ControllerError as error:
-            self._progress.fail(seq, error)
+            return error
         except (TypeError, ValueError, AttributeError) as error:
-            self._progress.fail(seq, ControllerError(f"the decision is malformed: {error}"))
-        return not seq.is_finished
+            return ControllerError(f"the decision is malformed: {error}")
+        return None
 
     def _check_branch(self, seq: Sequence, branch: Branch) -> None:
         if branch.mask is not None:

@@ -45,6 +45,29 @@ class StepCost:
         return max(self._seconds / self._weight + (num_tokens - self._tokens / self._weight) * self.of_row(), 1e-9)
 
 
+class Average:
+    """Seconds that one of something takes, by those of late."""
+
+    __slots__ = ("_number", "_seconds")
+
+    def __init__(self) -> None:
+        self._number = self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Those of one; 0 before there was any."""
+        return self._seconds / self._number if self._number else 0.0
+
+    def note(self, number: int, seconds: float) -> None:
+        """Take in what so many took together."""
+        self._number = 0.98 * self._number + number
+        self._seconds = 0.98 * self._seconds + seconds
+
+    def fade(self) -> None:
+        """Forget a little, so that what was too dear is tried again."""
+        self._seconds *= 0.995
+
+
 class Tally:
     """How many guesses were right of late; old ones count less and less."""
 

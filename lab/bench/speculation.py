@@ -38,6 +38,7 @@ _SCHEMA = {
     "required": ["first", "second", "third", "fourth"],
     "additionalProperties": False,
 }
+_LIST = {"type": "array", "items": _SCHEMA, "minItems": 8, "maxItems": 8}
 #: Drafts at once; `auto` as many as pay.
 _WAYS = {"none": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
 _SHARES = (1.0, 0.8, 0.5, 0.0)
@@ -95,6 +96,7 @@ def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dic
     tasks = [
         Task("copying", _NOTE * 4, length),
         Task("JSON under a schema", "Answer: ", 64, 0.8, {"json_schema": _SCHEMA}),
+        Task("a list of these", "Answer: ", 400, 0.8, {"json_schema": _LIST}),
         Task("free text", "The first thing one notices is ", length, 0.8),
     ]
     with LLM("demo", control=True) as llm:

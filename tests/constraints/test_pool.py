@@ -331,7 +331,9 @@ def test_workers_do_everything_and_end() -> None:
 def test_drafts_under_a_constraint_change_nothing(seed: int, error_rate: float, drafts: int) -> None:
     """The same tokens, forced and drawn ones alike, whatever is predicted; and all logs and reasons."""
     random = Random(seed)
-    constraint = random.choice([PERSON, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"]), JsonObject()])
+    constraint = random.choice(
+        [PERSON, ANSWERS, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"]), JsonObject()]
+    )
     fields: dict[str, object] = {"temperature": random.choice([0.0, 1.0]), "seed": seed, "max_tokens": 24}
     fields["repetition_penalty"] = random.choice([1.0, 1.3])
     with Lab(text_vocabulary()) as lab:
@@ -355,6 +357,69 @@ def test_right_predictions_take_fewer_steps_under_a_constraint() -> None:
         assert lab.executor.num_forwards - num_plain < num_plain / 2
         assert drafted.finished is not None
         assert drafted.finished.usage.accepted_tokens > 10
+
+
+ANSWERS = JsonSchema(
+    {
+        "type": "array",
+        "minItems": 6,
+        "maxItems": 6,
+        "items": {
+            "type": "object",
+            "properties": {"first": {"enum": ["yes", "no"]}, "second": {"enum": ["old", "new"]}},
+            "required": ["first", "second"],
+            "additionalProperties": False,
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("num_known", [None, 1, 2, 3])
+def test_drafts_go_on_across_forced_tokens(num_known: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draw stands before forced tokens: a draft that ended there would save nothing."""
+    real = ConstraintPool.foresee
+    monkeypatch.setattr(ConstraintPool, "foresee", lambda *given: real(*given)[:num_known])
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(ANSWERS, max_tokens=400)
+        num_plain = lab.executor.num_forwards
+        told = tuple(plain.tokens)
+        drafted = lab.run_one(ANSWERS, max_tokens=400, speculate=8, prediction_ids=told)
+        num_drafted = lab.executor.num_forwards - num_plain
+        assert (drafted.tokens, drafted.forced, drafted.logs) == (plain.tokens, plain.forced, plain.logs)
+        assert reason(drafted) == reason(plain)
+        assert drafted.finished is not None
+        usage = drafted.finished.usage
+        assert usage.accepted_tokens <= usage.drafted_tokens
+        if num_known is None:
+            assert usage.drafted_tokens <= usage.sampled_tokens  # what is forced is no guess
+            assert num_drafted < num_plain / 2
+            assert usage.accepted_tokens > 4
+
+
+def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
+    """A prediction without what is forced is right all the same, and one outside of the mask costs no row."""
+    with Lab(text_vocabulary()) as lab:
+        lab.engine.add(lab.request(ANSWERS, max_tokens=400, speculate=8))
+        while not lab.pool._live:  # it is being compiled
+            lab.engine.step()
+        (seq_id,) = lab.pool._live
+        instance = lab.pool._live[seq_id]
+        lab.pool.collect([seq_id], time.monotonic() + 300)
+        kept = instance.matcher.copy()
+        kept.commit(kept.forced())
+        mask = kept.mask()
+        allowed = [token for token in range(lab.vocab.size) if mask_allows(mask, token)]
+        wrong = next(token for token in range(lab.vocab.size) if not mask_allows(mask, token))
+        instance.ahead = kept.copy()
+        (part,), is_other = lab.pool.lead(seq_id, [allowed[0], wrong])
+        assert part[0] == allowed[0]
+        assert len(part) > 1
+        assert is_other
+        instance.ahead = kept
+        assert lab.pool.lead(seq_id, [wrong, allowed[0]]) == ([], False)
+        assert lab.pool.lead(seq_id, [allowed[0]]) == ([], False)  # nothing is known behind what is wrong
+        lab.engine.cancel(*lab.engine.request_ids)
+        list(lab.events())
 
 
 @pytest.mark.parametrize("num_known", [0, 1, 2])
