@@ -1,13 +1,28 @@
-"""Returns free memory of the C library's heap, which libraries in other languages share, to the system.
+"""What the C library's heap, which libraries in other languages share, keeps of freed memory.
 
 Freed memory stays with the process, in pieces between what is in use, until it is returned explicitly. A server whose
-clients make it build and drop hundreds of megabytes would keep all of them. Without glibc these functions do nothing.
+clients make it build and drop hundreds of megabytes would keep all of them. Large buffers are the opposite: each is
+returned as it is freed, and the next one is handed out page by page again. Without glibc these functions do nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+
+# Parameters of mallopt(3).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+#: Buffers up to this size come from the heap, and so much of it may lie free at its end.
+LARGEST_KEPT, MOST_KEPT = 1 << 29, 1 << 28
+
+
+def keep_large_buffers() -> None:
+    """From now on, take large buffers from what was freed before: those that each step of a model makes again. Drawing
+    for 64 rows of 152,000 tokens takes a third of the processor time then. `return_free_memory` returns these, too."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
+        library.mallopt(_TRIM_THRESHOLD, MOST_KEPT)
 
 
 def return_free_memory() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import Sampler
 from bridle.errors import InvalidRequest
+from bridle.heap import keep_large_buffers
 from bridle.model import sizing, tensor_parallel
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import token_bytes
@@ -44,7 +45,10 @@ def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> Local
     if pooling is not None:
         return load_pooled(config, folder, pooling, report)
     load = _load_single if config.draft_model is None else _load_pair
-    return load(config, report, sampler)
+    executor = load(config, report, sampler)
+    if executor.info.device == "cpu":
+        keep_large_buffers()  # after the weights and the KV cache, which stay
+    return executor
 
 
 def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
