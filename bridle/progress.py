@@ -30,6 +30,11 @@ def silent(stage: str, share: float) -> None:
     """A `Report` that tells nobody."""
 
 
+def part_of(begin: float, end: float, share: float) -> float:
+    """The share of the whole at which a stage is that goes from `begin` to `end`: exactly these at its ends."""
+    return begin * (1.0 - share) + end * share
+
+
 class LoggedSteps:
     """A `Report` that writes a line for each new stage, and for long stages now and then."""
 

@@ -266,6 +266,7 @@ class Branching:
         seq = draw.seq
         if token < 0:
             if not self._progress.find_way(seq):
+                self._steering.note_foreseen(seq)
                 self._progress.fail(seq, _nothing_left(seq))
             elif seq.output.num_banned:
                 self._steering.report(seq, ())

@@ -114,6 +114,13 @@ class Steering:
                 num_foreseen=len(known),
             )
 
+    def note_foreseen(self, seq: Sequence) -> None:
+        """Note that the output ends by the answer that was foreseen after the last token its controller has yet to be
+        told of: what was said with that answer counts."""
+        news = seq.control.news
+        if news is not None and news.tokens:
+            seq.control.news = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
+
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
         once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""

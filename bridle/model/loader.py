@@ -38,7 +38,7 @@ from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.text_part import PARTS, TextPart
-from bridle.progress import Report
+from bridle.progress import Report, part_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -85,7 +85,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
     model = read_model(
-        checkpoint, settings, dtype, device, lambda share: report("reading weights", 0.05 + 0.65 * share)
+        checkpoint, settings, dtype, device, lambda share: report("reading weights", part_of(0.05, 0.7, share))
     )
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
@@ -98,7 +98,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
         if config.quantization == "auto":
             report("choosing the form of weights", 0.72)
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
-        prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
+        prepare_linears(model, config, lambda share: report("arranging weights", part_of(0.75, 0.95, share)))
     return LoadedWeights(config, checkpoint, model, geometry, dtype, device, max_model_len)
 
 

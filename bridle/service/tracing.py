@@ -98,7 +98,10 @@ def controller_form(request: Request) -> dict[str, Any] | None:
     except UnsupportedFeature:
         form = {}
     for part in form.get("composed", [form]):
-        part.get("wasm", {}).pop("auth", None)
+        if "wasm" in part:
+            part["wasm"] = {
+                name: value for name, value in part["wasm"].items() if name != "auth" and value is not False
+            }
     return {"name": request.controller_name, **form}
 
 

@@ -47,8 +47,7 @@ def test_a_prompt_is_held_to_policies_and_has_tools(
         assert main(["generate", folder, "Say", "--json", *QUICK, *flags]) == 0
         lengths.append(json.loads(capsys.readouterr().out)["usage"]["completion_tokens"])
     assert lengths[0] > lengths[1] == 3
-    assert models[0].tools is None
-    assert models[1].tools is not None and list(models[1].tools.counts()) == ["floor"]
+    assert [list(model.tools.counts()) for model in models if model.tools is not None] == [[], ["floor"]]
 
 
 def test_a_chat_is_held_to_policies(

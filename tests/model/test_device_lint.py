@@ -135,7 +135,7 @@ MASK = mask_of([1, 2, 3], VOCAB)
         ({"temperature": 0.7, "top_k": 20}, 76, 6, 2),
         ({"temperature": 0.7, "min_p": 0.1, "typical_p": 0.9}, 72, 5, 1),
         ({"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.1}, 59, 9, 1),
-        ({"temperature": 0.0, "logprobs": 5}, 32, 1, 2),
+        ({"temperature": 0.0, "logprobs": 5}, 34, 1, 2),
     ],
 )
 def test_a_draw_waits_for_its_tokens_alone(settings: dict[str, float], launches: int, quick: int, waits: int) -> None:

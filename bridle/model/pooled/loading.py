@@ -30,7 +30,7 @@ from bridle.model.pooled.settings import Pooling
 from bridle.model.pooled.trial import check_packing
 from bridle.model.reading import read_weights
 from bridle.model.rope import fix_rotary_scaling
-from bridle.progress import Report
+from bridle.progress import Report, part_of
 
 #: Tokens per step: enough to fill the matrix units, little enough that a new text does not wait for long.
 STEP_TOKENS = {"cpu": 1024, "cuda": 16_384}
@@ -50,7 +50,7 @@ def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Rep
     memory.check_weights_fit(checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=False), dtype.itemsize, device)
     report("reading weights", 0.05)
     model = read_encoder(
-        checkpoint, settings, pooling, dtype, device, lambda share: report("reading weights", 0.05 + 0.85 * share)
+        checkpoint, settings, pooling, dtype, device, lambda share: report("reading weights", part_of(0.05, 0.9, share))
     )
     fix_rotary_scaling(model.base, guards.max_positions(settings))
     report("running the largest step", 0.9)
