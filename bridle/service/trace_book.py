@@ -20,6 +20,7 @@ from typing import Literal
 
 from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.service.bounded_book import BoundedBook, Bounds
+from bridle.shown import shown
 from bridle.traced import Trace
 from bridle.traces import encode_trace
 
@@ -51,7 +52,7 @@ def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
     if isinstance(said, str) and said in _OFF:
         return "no"
     if said not in (True, False, "1", "true", "yes", "on"):
-        raise InvalidRequest(f"trace is {said!r}; must be true, false or 'events'", "trace")
+        raise InvalidRequest(f"trace is {shown(said)}; must be true, false or 'events'", "trace")
     return "kept" if said else "no"
 
 

@@ -160,13 +160,18 @@ def test_fields_that_are_large_or_no_numbers(client: TestClient, watch: Watch) -
         ("/v1/completions", b'{"prompt":"a","stop":%s}' % HOSTILE["texts"], "texts, names, lists and objects; at most"),
         ("/v1/completions", b'{"prompt":"a","logit_bias":%s}' % HOSTILE["biases"], "logit_bias holds token"),
         ("/generate", b'{"inputs":"a","parameters":{"best_of":1000000}}', "best_of is 1000000"),
+        (
+            "/v1/completions",
+            b'{"prompt":"a","trace":"%s"}' % (b"a" * 50_000),
+            "aaa...; must be true, false or 'events'",
+        ),
         ("/v1/completions", b'{"prompt":' + b"[" * 50_000, "recursion limit exceeded"),
     ],
 )
 def test_what_a_refusal_says(client: TestClient, path: str, body: bytes, message: str) -> None:
     answer = client.post(path, content=body)
     assert answer.status_code in (400, 422)
-    assert message in answer.text
+    assert message in answer.text and len(answer.content) < 16_384
 
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
