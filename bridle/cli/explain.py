@@ -65,10 +65,13 @@ def _show(console: Console, trace: Trace, top: int, *, is_text_shown: bool) -> N
 
     found, header = explain_trace(trace), trace.header
     console.print(harmless(f"{header.request_id} on {header.model or 'an unnamed model'}, {header.made}"), style="bold")
-    if is_text_shown:
-        _show_texts(console, found)
-    _show_outputs(console, found)
-    _show_fights(console, found, top)
+    if header.runtime is not None:
+        _show_operations(console, found)
+    else:
+        if is_text_shown:
+            _show_texts(console, found)
+        _show_outputs(console, found)
+        _show_fights(console, found, top)
     for sentence in found.sentences:
         console.print(harmless(sentence, on_one_line=True), soft_wrap=True)
 
@@ -89,6 +92,16 @@ def _show_outputs(console: Console, found: Explanation) -> None:
         parent = "" if each.parent is None else str(each.parent)
         counts = (each.num_sampled, each.num_forced, each.num_drafted, each.num_rewound, each.num_replaced)
         table.add_row(str(each.index), parent, *map(str, counts), each.ended)
+    console.print(table)
+
+
+def _show_operations(console: Console, found: Explanation) -> None:
+    from rich.table import Table
+
+    table = Table("operation", "exchanges", "errors", "seconds", "longest", "its number")
+    for each in found.operations.values():
+        numbers = each.num_exchanges, each.num_refused, f"{each.seconds:.3f}", f"{each.longest:.3f}", each.slowest
+        table.add_row(harmless(each.name), *map(str, numbers))
     console.print(table)
 
 

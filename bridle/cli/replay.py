@@ -1,4 +1,4 @@
-"""`bridle replay`: what was recorded, run again. Traces of texts go to a model, those of AICI messages to a runtime."""
+"""`bridle replay`: what was recorded, run again: texts on a model, exchanges with a control runtime on a fresh one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions
 from bridle.cli.programs import check_program, controller_in
-from bridle.cli.runtime import play_messages
+from bridle.cli.runtime import replay_exchanges
 from bridle.cli.serve import ControlOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bridle.traced import Trace
     from bridle.traces.compare import Comparison
 
-_HEAD_BYTES = 32
 _CONTROL = ControlOptions()
 _MODEL = ModelOptions()
 _STEERING = SteeringOptions()
@@ -47,7 +46,8 @@ def replay(
     The trace of a text (`--trace`, `LLM.generate(trace=FILE)`) runs on the model with its prompt, parameters, seed and
     controller: every token, mask, log and variable is compared, and the first difference is shown with what came before
     it. With another controller or constraint (`--controller`, `--regex` and so on) both texts are shown side by side.
-    What `bridle serve --aici-trace FILE` wrote is played against a fresh runtime. The exit code is 1 if anything
+    The trace of a control runtime (`bridle serve --aici-trace FILE`) is played against a fresh one, and each reply is
+    compared. The exit code is 1 if anything
     differs.
 
     Parameters
@@ -64,19 +64,16 @@ def replay(
     save
         Write the traces of the new runs to this file.
     """
+    from bridle.traces import header_of
+
     if not trace.is_file():
         raise InvalidRequest(f"there is no trace {trace}", "TRACE")
-    if not _is_of_text(trace):
-        return play_messages(trace, name, model.revision, control)
+    header = header_of(trace)
+    if header is not None and header.runtime is not None:
+        return replay_exchanges(trace, name, model.revision, control)
     if controller is not None:
         check_program(controller)
     return _replay_texts(trace, name, steering, controller, adapter, save, model)
-
-
-def _is_of_text(path: Path) -> bool:
-    """Whether a file has traces of texts, which begin with a header."""
-    with path.open("rb") as file:
-        return file.read(_HEAD_BYTES).startswith(b'{"type":"header"')
 
 
 def _replay_texts(

@@ -1,16 +1,21 @@
-"""`bridle runtime`: the control runtime by itself, and traces of its messages played again."""
+"""`bridle runtime`: the control runtime by itself, and traces of its exchanges played again."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from bridle.cli.serve import ControlOptions
+from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.aici.client.replay import Difference
 
 _MAX_SHOWN_CHARS = 2_000
 
@@ -22,9 +27,24 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
     return main(arguments)
 
 
-def play_messages(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
-    """Play what `bridle serve --aici-trace FILE` wrote against a fresh runtime, for the vocabulary of model `name`.
-    Returns 1 if any reply differs."""
+def replay_exchanges(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
+    """Play the trace of a control runtime against a fresh one, for the vocabulary of model `name`. Returns 1 if any
+    reply differs."""
+    num_same = num_other = 0
+    for difference in played_exchanges(trace, name, revision, control):
+        if difference is None:
+            num_same += 1
+            continue
+        num_other += 1
+        print("\n".join(lines_of(difference, str(trace))))
+    print(f"{num_same + num_other} exchanges, {num_other} with another reply")
+    return 1 if num_other else 0
+
+
+def played_exchanges(
+    trace: Path, name: str, revision: str | None, control: ControlOptions
+) -> Iterator[Difference | None]:
+    """One item per exchange: None where the reply is the same."""
     from bridle.aici.client.replay import replay as play
     from bridle.model.resolve import resolve_model
     from bridle.service.control import guess_num_logits
@@ -33,19 +53,18 @@ def play_messages(trace: Path, name: str, revision: str | None, control: Control
     if (obstacle := settings.obstacle()) is not None:
         raise InvalidRequest(f"no control runtime can be started: {obstacle}")
     folder = resolve_model(name, revision)
-    num_same = num_other = 0
-    for difference in play(trace, settings.runtime_config(folder, guess_num_logits(folder))):
-        if difference is None:
-            num_same += 1
-            continue
-        num_other += 1
-        print(f"{trace}:{difference.line}: {difference.operation}")
-        print(f"  recorded: {_shown(difference.expected)}")
-        print(f"  now:      {_shown(difference.got)}")
-    print(f"{num_same + num_other} exchanges, {num_other} with another reply")
-    return 1 if num_other else 0
+    return play(trace, settings.runtime_config(folder, guess_num_logits(folder)))
+
+
+def lines_of(difference: Difference, file: str) -> list[str]:
+    """What of an exchange differs, for people."""
+    return [
+        f"{file}:{difference.line}: {difference.operation}",
+        f"  recorded: {_shown(difference.expected)}",
+        f"  now:      {_shown(difference.got)}",
+    ]
 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+    return harmless(text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "...", on_one_line=True)

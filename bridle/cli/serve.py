@@ -98,7 +98,10 @@ class ControlOptions:
         "`--policy-rtarg=--limit=max_memory=134217728`; may be repeated."
     )
     aici_trace: Path | None = None
-    "File to record the messages between engine and control runtime in; see `bridle replay`."
+    (
+        "File to which a trace of what engine and control runtime say to each other is appended, for `bridle replay`, "
+        "`bridle explain` and `bridle test`; at most 1 GiB."
+    )
 
     def to_settings(self) -> ControlSettings:
         from bridle.service.control import ControlSettings

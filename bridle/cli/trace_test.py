@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions
 from bridle.cli.programs import ENDINGS, check_program, controller_in
+from bridle.cli.runtime import lines_of, played_exchanges
+from bridle.cli.serve import ControlOptions
 from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
     from bridle.service.trace_tests import Case, Player, Verdict
 
-_HEAD = b'{"type":"header"'
 _MAX_FILES = 10_000
 _MODEL = ModelOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
@@ -44,7 +45,8 @@ def check_traces(
     `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, beside them or a folder above; where there is
     none, by the controller that was recorded. No model is needed: what was drawn is drawn again, and forced tokens,
     masks, forks, what is taken back, logs and variables are compared. What needs a draw that nobody recorded is
-    undecided, which is no success. The exit code is 1 unless all is the same.
+    undecided, which is no success. Traces of a control runtime are played against a fresh one. The exit code is 1
+    unless all is the same.
 
     Parameters
     ----------
@@ -66,13 +68,10 @@ def check_traces(
     cases = _cases(folder, controller)
     console = Console(highlight=False)
     found: list[tuple[Case, Verdict]] = []
-    with _player(cases, tokenizer, model, options) as (loaded, play):
-        made: dict[Path, tuple[str, str | None]] = {}
-        for case in cases:
-            verdict = _test(loaded, play, case, made)
-            found.append((case, verdict))
-            if not json_output:
-                _show(console, case, verdict)
+    for case, verdict in _verdicts(cases, tokenizer, model, options):
+        found.append((case, verdict))
+        if not json_output:
+            _show(console, case, verdict)
     if junit is not None:
         junit.write_bytes(_junit(found))
     counts = {outcome: sum(verdict.outcome == outcome for _, verdict in found) for outcome in _STYLES}
@@ -88,7 +87,8 @@ def check_traces(
 
 def _cases(folder: Path, controller: Path | None) -> list[Case]:
     from bridle.service.trace_tests import Case, program_of
-    from bridle.traces import read
+    from bridle.traced import Trace
+    from bridle.traces import header_of, read
 
     if controller is not None:
         check_program(controller)
@@ -96,8 +96,14 @@ def _cases(folder: Path, controller: Path | None) -> list[Case]:
     if len(files) > _MAX_FILES:
         raise InvalidRequest(f"{folder} has {len(files)} files; at most {_MAX_FILES}", "FOLDER")
     cases = []
-    for path in filter(_has_traces, files):
+    for path in files:
+        header = header_of(path)
+        if header is None:
+            continue
         name = path.name if path == folder else path.relative_to(folder).as_posix()
+        if header.runtime is not None:
+            cases.append(Case(name, Trace(header), None, path))
+            continue
         program = controller or program_of(path, ENDINGS)
         for number, trace in enumerate(read(path)):
             cases.append(Case(f"{name}#{number + 1}" if number else name, trace, program))
@@ -106,9 +112,32 @@ def _cases(folder: Path, controller: Path | None) -> list[Case]:
     return cases
 
 
-def _has_traces(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HEAD)) == _HEAD
+def _verdicts(
+    cases: list[Case], tokenizer: str, model: str | None, options: ModelOptions
+) -> Iterator[tuple[Case, Verdict]]:
+    """Each case with what came of it: texts first, then what runtimes were told."""
+    texts = [case for case in cases if case.exchanges is None]
+    if texts:
+        with _player(texts, tokenizer, model, options) as (loaded, play):
+            made: dict[Path, tuple[str, str | None]] = {}
+            for case in texts:
+                yield case, _test(loaded, play, case, made)
+    for case in cases:
+        if case.exchanges is not None:
+            yield case, _test_exchanges(case.exchanges, model or tokenizer)
+
+
+def _test_exchanges(path: Path, name: str) -> Verdict:
+    """Play the trace of a control runtime against a fresh one."""
+    from bridle.service.trace_tests import Verdict
+    from bridle.traces.compare import Comparison
+
+    found, other = Comparison(), list[str]()
+    for difference in played_exchanges(path, name, None, ControlOptions()):
+        found.num_moves += 1
+        if difference is not None and not other:
+            other = lines_of(difference, path.name)
+    return Verdict("different" if other else "same", found, other)
 
 
 @contextmanager
@@ -148,7 +177,8 @@ def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[
 
 def _show(console: Console, case: Case, verdict: Verdict) -> None:
     program = "" if case.program is None else f" with {case.program.name}"
-    what = f"{verdict.outcome:<9}  {case.name}{program}: {verdict.found.num_tokens} tokens"
+    num = f"{verdict.found.num_tokens} tokens" if case.exchanges is None else f"{verdict.found.num_moves} exchanges"
+    what = f"{verdict.outcome:<9}  {case.name}{program}: {num}"
     console.print(harmless(what, on_one_line=True), style=_STYLES[verdict.outcome], markup=False, soft_wrap=True)
     if verdict.outcome != "same":
         for line in (*verdict.around, *verdict.sentences):

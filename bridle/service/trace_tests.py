@@ -130,11 +130,13 @@ def _play(model: LoadedModel, executor: RecordedExecutor, trace: Trace, controll
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One trace of a folder, and the file of its controller, if there is one."""
+    """One trace of a folder, and the file of its controller, if there is one. The trace of a control runtime is a
+    header here; its `exchanges` stay in their file."""
 
     name: str
     trace: Trace
     program: Path | None
+    exchanges: Path | None = None
 
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:

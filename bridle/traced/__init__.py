@@ -5,6 +5,7 @@ from __future__ import annotations
 from bridle.traced.records import (
     KINDS,
     MAX_BIASES,
+    MAX_EXCHANGES_BYTES,
     MAX_LIVE_RECORDS,
     MAX_RECORDS,
     MAX_SAID,
@@ -14,6 +15,7 @@ from bridle.traced.records import (
     Cost,
     Draw,
     End,
+    Exchange,
     Fork,
     Header,
     Odds,
@@ -31,6 +33,7 @@ from bridle.traced.records import (
 __all__ = [
     "KINDS",
     "MAX_BIASES",
+    "MAX_EXCHANGES_BYTES",
     "MAX_LIVE_RECORDS",
     "MAX_RECORDS",
     "MAX_SAID",
@@ -40,6 +43,7 @@ __all__ = [
     "Cost",
     "Draw",
     "End",
+    "Exchange",
     "Fork",
     "Header",
     "Odds",

@@ -16,6 +16,8 @@ VERSION = 1
 MAX_RECORDS = 1 << 16
 #: The most records of all requests that are traced at one time; what comes later is counted.
 MAX_LIVE_RECORDS = 1 << 19
+#: The most bytes of a file of exchanges with a control runtime; what comes later is counted.
+MAX_EXCHANGES_BYTES = 1 << 30
 #: The most characters and bytes of logs and variables in the records of one request.
 MAX_SAID = 1 << 20
 #: How many of the best tokens a draw is told with, before and after it was steered.
@@ -180,6 +182,19 @@ class Wrote(Record):
 
 
 @dataclass(slots=True)
+class Exchange(Record):
+    """What an engine and its control runtime said to each other, on the main channel or at its `side`: a `request` and,
+    `seconds` later, the `reply`, as JSON; a text where it was none. `at` is when, in seconds since 1970. Such a record
+    is about many outputs and has number 0 for all of them; `step` counts exchanges."""
+
+    at: float = 0.0
+    seconds: float = 0.0
+    side: bool = False
+    request: Any = None
+    reply: Any = None
+
+
+@dataclass(slots=True)
 class End(Record):
     """The output is complete; `text` is what was held back until now. `stop` ended it, or `error`. `num_cut` records of
     the request are missing, because it had too many."""
@@ -203,6 +218,7 @@ KINDS: dict[str, type[Record]] = {
     "wait": Wait,
     "log": Said,
     "variable": Wrote,
+    "exchange": Exchange,
     "end": End,
 }
 
@@ -213,7 +229,8 @@ KINDS: dict[str, type[Record]] = {
 @dataclass(slots=True)
 class Header:
     """What was asked for, as far as it takes to ask again. `sampling` has the parameters that are not the default, the
-    seed always; `controller` is its plain form, or its name alone if it is code of one process."""
+    seed always; `controller` is its plain form, or its name alone if it is code of one process. The trace of a control
+    `runtime` says how that was started, and then has exchanges alone."""
 
     request_id: str
     version: int = VERSION
@@ -225,6 +242,7 @@ class Header:
     adapter: str | None = None
     num_media: int = 0  # pictures, which are not kept
     engine: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] | None = None
     bridle: str = ""
     made: str = ""
 

@@ -11,6 +11,30 @@ What a trace consists of is in `bridle.traced`.
 from __future__ import annotations
 
 from bridle.traced.rebuild import Rebuilt, rebuild
-from bridle.traces.format import decode_record, encode_record, encode_trace, parse, read, schema, write
+from bridle.traces.format import (
+    MAX_LINE_BYTES,
+    decode_record,
+    encode_record,
+    encode_trace,
+    header_of,
+    parse,
+    read,
+    read_records,
+    schema,
+    write,
+)
 
-__all__ = ["Rebuilt", "decode_record", "encode_record", "encode_trace", "parse", "read", "rebuild", "schema", "write"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "Rebuilt",
+    "decode_record",
+    "encode_record",
+    "encode_trace",
+    "header_of",
+    "parse",
+    "read",
+    "read_records",
+    "rebuild",
+    "schema",
+    "write",
+]

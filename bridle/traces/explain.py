@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bridle.traced import Chunk, Cost, End, Fork, Odds, Prompt, Record, Replaced, Rewind, Token, Trace, Wait
+from bridle.traced import Chunk, Cost, End, Exchange, Fork, Odds, Prompt, Record, Replaced, Rewind, Token, Trace, Wait
 
 #: A draw from which less than this was taken is no fight.
 LEAST = 0.01
@@ -44,6 +44,18 @@ class OutputCount:
 
 
 @dataclass(slots=True)
+class OperationCount:
+    """What became of one kind of request to a control runtime: the longest was exchange number `slowest`."""
+
+    name: str
+    num_exchanges: int = 0
+    num_refused: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    slowest: int = 0
+
+
+@dataclass(slots=True)
 class Explanation:
     """What a trace says. `fights` go from the worst to the least; seconds are those of the steps that drew for it."""
 
@@ -63,6 +75,7 @@ class Explanation:
     forward: float = 0.0
     wait: float = 0.0
     sample: float = 0.0
+    operations: dict[str, OperationCount] = field(default_factory=dict)
     _costs: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -78,10 +91,27 @@ class Explanation:
     @property
     def sentences(self) -> list[str]:
         """The whole of it in a few sentences."""
-        told = [self._what(), *self._fought(), *self._controlled(), *self._in_vain(), self._timed()]
+        if self.trace.header.runtime is not None:
+            told = [self._exchanged()]
+        else:
+            told = [self._what(), *self._fought(), *self._controlled(), *self._in_vain(), self._timed()]
         if self.trace.num_cut:
             told.append(f"{self.trace.num_cut} records are missing, because there were too many.")
         return told
+
+    def _exchanged(self) -> str:
+        each = list(self.operations.values())
+        most = max(each, key=lambda operation: operation.longest, default=None)
+        slowest = (
+            ""
+            if most is None
+            else (f"; the longest took {1000 * most.longest:.1f} ms, number {most.slowest}, {most.name}")
+        )
+        return (
+            f"{_count(sum(operation.num_exchanges for operation in each), 'exchange')} with the control runtime in "
+            f"{1000 * sum(operation.seconds for operation in each):.1f} ms, of which "
+            f"{sum(operation.num_refused for operation in each)} were answered with an error{slowest}."
+        )
 
     def _what(self) -> str:
         parts = [f"{_count(self.total('num_sampled'), 'token')} drawn"]
@@ -183,8 +213,20 @@ def _add(made: Explanation, count: OutputCount, record: Record) -> None:
             count.parent = record.parent
         case Wait():
             made.waits.append(record)
+        case Exchange():
+            _add_exchange(made, record)
         case End():
             count.ended = record.reason
+
+
+def _add_exchange(made: Explanation, record: Exchange) -> None:
+    name = str(record.request.get("op")) if isinstance(record.request, dict) else "no JSON"
+    count = made.operations.setdefault(name, OperationCount(name))
+    count.num_exchanges += 1
+    count.num_refused += not isinstance(record.reply, dict) or record.reply.get("type") != "ok"
+    count.seconds += record.seconds
+    if record.seconds >= count.longest:
+        count.longest, count.slowest = record.seconds, record.step
 
 
 def _add_cost(made: Explanation, step: int, cost: Cost | None) -> None:

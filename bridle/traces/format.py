@@ -21,7 +21,9 @@ from bridle.errors import InvalidRequest
 from bridle.traced import KINDS, VERSION, Header, Record, Trace
 
 HEADER = "header"
-MAX_LINE_BYTES = 64 << 20
+_BEGINNING = b'{"type":"header"'
+#: As long as what an engine and its control runtime may send each other, modules included.
+MAX_LINE_BYTES = 256 << 20
 
 
 class _Line:
@@ -107,29 +109,54 @@ def read(path: str | Path) -> Iterator[Trace]:
         yield from _traces(file, str(path))
 
 
+def header_of(path: str | Path) -> Header | None:
+    """The header with which a file begins; None if it begins otherwise, so that it is none of a trace."""
+    with Path(path).open("rb") as file:
+        if file.read(len(_BEGINNING)) != _BEGINNING:
+            return None
+    with Path(path).open("rb") as file:
+        _, value = next(_numbered(file, str(path)))
+    return value if isinstance(value, Header) else None
+
+
 def parse(text: bytes) -> Iterator[Trace]:
     """The traces in the bytes of a file, as a server sends them."""
     yield from _traces(io.BytesIO(text), "the trace")
 
 
+def read_records(path: str | Path) -> Iterator[tuple[int, Record | Header]]:
+    """The lines of a file one by one, with their numbers from 1: a header, its records, perhaps another header. Raises
+    `InvalidRequest`, with the line, if it is no trace."""
+    with Path(path).open("rb") as file:
+        yield from _numbered(file, str(path))
+
+
 def _traces(file: BinaryIO, name: str) -> Iterator[Trace]:
     trace: Trace | None = None
+    for _, value in _numbered(file, name):
+        if isinstance(value, Header):
+            if trace is not None:
+                yield trace
+            trace = Trace(value)
+        else:
+            assert trace is not None
+            trace.records.append(value)
+    assert trace is not None
+    yield trace
+
+
+def _numbered(file: BinaryIO, name: str) -> Iterator[tuple[int, Record | Header]]:
+    number = 0
     for number, line in enumerate(_lines(file, name), 1):
         try:
             value = decode_record(line)
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: line {number}: {error}", "TRACE") from None
-        if isinstance(value, Header):
-            if trace is not None:
-                yield trace
-            trace = Trace(value)
-        elif trace is None:
+        if number == 1 and not isinstance(value, Header):
             raise InvalidRequest(f"{name}: line {number} is a record, but no header came before it", "TRACE")
-        else:
-            trace.records.append(value)
-    if trace is None:
+        yield number, value
+    if not number:
         raise InvalidRequest(f"{name}: there is no trace in it", "TRACE")
-    yield trace
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from bridle.aici.client.replay import Difference, replay
 from bridle.engine import Request
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
+from bridle.traced import End, Exchange, Header, Record
+from bridle.traces import encode_record, read
 from examples.aici_transformers import TinyEngine
 from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import (
@@ -168,12 +170,19 @@ def test_a_trace_replays(checkpoint: Path, store: Path, tmp_path: Path, model: A
     wasm = guest2([FREE, [branches], [say("hello\n"), *FREE], [TRAP]])
     with Runner(config(checkpoint, store, futex=futex, trace=trace), VOCAB_SIZE) as runner:
         TinyEngine(model, runner).run(PROMPT, runner.upload(wasm))
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["cmd"]["op"] for line in lines[:4]] == ["ping", "tokens", "mk_module", "instantiate"]
-    assert {line["suff"] for line in lines} == {"", "-side"}
-    assert all(line["timestamp"] > 1_600_000_000_000 and line["resp"]["type"] in ("ok", "error") for line in lines)
+    (told,) = read(trace)
+    exchanges = [record for record in told.records if isinstance(record, Exchange)]
+    assert [each.request["op"] for each in exchanges[:4]] == ["ping", "tokens", "mk_module", "instantiate"]
+    assert {each.side for each in exchanges} == {False, True}
+    assert all(each.at > 1_600_000_000 and each.reply["type"] in ("ok", "error") for each in exchanges)
+    assert [each.step for each in exchanges] == list(range(len(exchanges)))
+    assert told.header.runtime == {"dialect": 2, "num_logits": VOCAB_SIZE, "is_ours": True}
+    assert told.records[len(exchanges) :] == [End(0, len(exchanges), "closed")]
     found = list(replay(trace, config(checkpoint, store, futex=futex)))
-    assert found == [None] * len(lines)
+    assert found == [None] * len(exchanges)
+    with trace.open("ab") as file:  # as if the runtime had been started again meanwhile
+        file.write(trace.read_bytes())
+    assert list(replay(trace, config(checkpoint, store, futex=futex))) == found * 2
 
 
 SPIN = """(local.set $i (i32.const 60000000)) (loop $spin (local.set $i (i32.sub (local.get $i) (i32.const 1)))
@@ -214,7 +223,7 @@ def test_a_trace_with_late_and_waiting_controllers_replays(checkpoint: Path, sto
     text = trace.read_text()
     assert '"wait":true' in text and "\N{HOURGLASS WITH FLOWING SAND}" in text and "steps in a row" in errors[3]
     found = list(replay(trace, config(checkpoint, store), step_ms=500))
-    assert found == [None] * len(text.splitlines())
+    assert found == [None] * (len(text.splitlines()) - 2)  # without header and end
     tampered = text.replace("slow\\n", "fast\\n")
     trace.write_text(tampered)
     found = list(replay(trace, config(checkpoint, store), step_ms=500))
@@ -228,13 +237,30 @@ def test_a_trace_of_another_runtime_differs(checkpoint: Path, store: Path, tmp_p
     trace.write_text(trace.read_text().replace('"vocab_size":300', '"vocab_size":301'))
     same, other = replay(trace, config(checkpoint, store))
     assert same is None and isinstance(other, Difference)
-    assert (other.line, other.operation) == (2, "tokens")
+    assert (other.line, other.operation) == (3, "tokens")
     assert (other.expected["data"]["vocab_size"], other.got["data"]["vocab_size"]) == (301, 300)
 
 
-@pytest.mark.parametrize("line", ["no json", '{"cmd":1,"resp":{}}', "{}"])
-def test_what_is_no_trace_is_refused(checkpoint: Path, store: Path, tmp_path: Path, line: str) -> None:
+def lines_of(*values: Header | Record) -> bytes:
+    return b"".join(encode_record(value) + b"\n" for value in values)
+
+
+TOLD = Header("runtime-1", runtime={"dialect": 2})
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (b"no json\n", "line 1: no record of a trace"),
+        (lines_of(Exchange(0, 0)), "line 1 is a record, but no header came before it"),
+        (lines_of(Header("one")), "line 1 begins the trace of a text"),
+        (lines_of(replace(TOLD, runtime={"dialect": 1})), "line 1: the exchanges are of dialect 1, not 2"),
+        (lines_of(TOLD, Exchange(0, 0, request=1, reply={})), "line 2 is no exchange"),
+        (lines_of(TOLD, End(0, 0, "closed", num_cut=3)), "3 exchanges are missing: it had no room"),
+    ],
+)
+def test_what_is_no_trace_is_refused(checkpoint: Path, store: Path, tmp_path: Path, lines: bytes, why: str) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(line + "\n")
-    with pytest.raises(InvalidRequest, match="line 1 is no exchange"):
+    trace.write_bytes(lines)
+    with pytest.raises(InvalidRequest, match=why):
         list(replay(trace, config(checkpoint, store)))

@@ -353,7 +353,14 @@ def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixt
     trace.write_text(trace.read_text().replace(f'"wasm_size":{len(ECHO)}', '"wasm_size":1'))
     assert main(words) == 1
     shown = capsys.readouterr().out
-    assert "trace.jsonl:3: mk_module" in shown and "1 with another reply" in shown
+    assert "trace.jsonl:4: mk_module" in shown and "1 with another reply" in shown
+    assert main(["explain", str(trace)]) == 0
+    told = capsys.readouterr().out
+    assert "3 exchanges with the control runtime" in told and "of which 0 were answered with an error" in told
+    assert main(["test", str(trace), "--tokenizer", str(folder), "--json"]) == 1
+    (tested,) = json.loads(capsys.readouterr().out)["traces"]
+    assert (tested["outcome"], tested["trace"]) == ("different", "trace.jsonl")
+    assert tested["sentences"][0] == "trace.jsonl:4: mk_module"
     assert main(["replay", str(tmp_path / "nothing")]) == 2
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}-")]
 

@@ -12,6 +12,7 @@ from bridle.traced import KINDS, Cost, Draw, Header, Odds
 INTEGERS = st.integers(0, 1 << 53)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.text(max_size=5)
+ANY = st.recursive(st.none() | st.booleans() | INTEGERS | WORDS, lambda inner: st.lists(inner, max_size=2))
 PLAIN = st.dictionaries(WORDS, st.none() | st.booleans() | INTEGERS | WORDS, max_size=2)
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: INTEGERS,
@@ -29,6 +30,7 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[tuple[int, float | None], ...]: st.lists(st.tuples(INTEGERS, st.none() | NUMBERS), max_size=3).map(tuple),
     dict[str, int]: st.dictionaries(WORDS, INTEGERS, max_size=3),
     dict[str, Any]: PLAIN,
+    Any: ANY,
     None | dict[str, Any]: st.none() | PLAIN,
 }
 

@@ -16,13 +16,16 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from bridle import __version__
 from bridle.aici import protocol
 from bridle.aici.channels import MIB, SharedChannels, create_link, remove_names
 from bridle.aici.client.recording import TraceWriter
 from bridle.errors import ControllerError, ProtocolError
+from bridle.traced import Header
 
 T = TypeVar("T")
 
@@ -36,7 +39,7 @@ class RuntimeConfig:
 
     `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
     except for a runtime of the first generation, which knows neither capabilities nor mask types. `trace` is a
-    file to record both channels in.
+    file to which a trace of both channels is appended.
     """
 
     tokenizer: str
@@ -76,7 +79,7 @@ class RuntimeProcess:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self.prefix = f"/bridle-{os.getpid()}-{secrets.token_hex(4)}-"
-        self._trace = TraceWriter(config.trace) if config.trace is not None else None
+        self._trace = TraceWriter(config.trace, self._header()) if config.trace is not None else None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = self._is_linked = False
         try:
@@ -94,6 +97,14 @@ class RuntimeProcess:
             raise
         finally:
             remove_names(self.prefix)
+
+    def _header(self) -> Header:
+        """What a trace of this runtime begins with."""
+        config = self.config
+        started = {"dialect": config.dialect, "num_logits": config.num_logits, "is_ours": config.is_ours}
+        made = datetime.now(UTC).isoformat(timespec="milliseconds")
+        name = f"runtime-{self.prefix.strip('/-')}"
+        return Header(name, model=config.tokenizer, runtime=started, bridle=__version__, made=made)
 
     def _create_link(self) -> SharedChannels:
         sizes = self.config.json_size * MIB, self.config.mask_size * MIB

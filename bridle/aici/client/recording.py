@@ -1,52 +1,94 @@
-"""Records what an engine and its runtime send to each other.
+"""Records what an engine and its runtime send to each other, as a trace of exchanges.
 
-A trace is JSON lines: `timestamp` (milliseconds), `suff` ("" for the main channel, "-side" for the other), `cmd` and
-`resp`.
+Each runtime that is started begins a trace of its own, so a file to which several were written plays as they ran.
+Messages go into their lines as they are; those that are no JSON, as text.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from bridle.traced import MAX_EXCHANGES_BYTES, End, Exchange, Header, Record
+from bridle.traces import MAX_LINE_BYTES, encode_record
+
+#: Room for the last record, which says what is missing.
+_LAST_BYTES = 512
+_log = logging.getLogger(__name__)
+
 
 class TraceWriter:
-    """Appends exchanges to a file. Safe from any thread."""
+    """Appends exchanges to a file. Safe from any thread. `max_bytes` bounds the file; what comes later is counted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Header, max_bytes: int = MAX_EXCHANGES_BYTES) -> None:
+        self._path = path
         self._file = path.open("ab")
         self._lock = threading.Lock()
-        self._main: bytes | None = None
-        self._side: dict[str, bytes] = {}
+        self._main: tuple[bytes, float] | None = None
+        self._side: dict[str, tuple[bytes, float]] = {}
+        self._room = max_bytes - _LAST_BYTES - os.fstat(self._file.fileno()).st_size
+        self._num_records = self.num_cut = 0
+        self._is_begun = self._write(header)
 
     def sent(self, message: bytes, *, side: bool) -> None:
         """Record a request that was sent."""
         with self._lock:
             if side:
-                self._side[_rid(message)] = message
+                self._side[_rid(message)] = message, time.monotonic()
             else:
-                self._main = message
+                self._main = message, time.monotonic()
 
     def received(self, message: bytes, *, side: bool) -> None:
         """Record the reply; the exchange is then written to the file."""
         with self._lock:
-            command = self._side.pop(_rid(message), None) if side else self._main
-            if command is not None:
-                self._write(command, message, "-side" if side else "")
+            asked = self._side.pop(_rid(message), None) if side else self._main
+            if asked is not None:
+                request, since = asked
+                seconds = time.monotonic() - since
+                at = time.time() - seconds
+                self._add(Exchange(0, self._num_records, at, seconds, side, _as_json(request), _as_json(message)))
 
-    def _write(self, command: bytes, reply: bytes, suffix: str) -> None:
-        line = {"timestamp": int(time.time() * 1000), "suff": suffix}
-        body = msgspec.json.encode({**line, "cmd": msgspec.Raw(command), "resp": msgspec.Raw(reply)})
-        self._file.write(body + b"\n")
+    def _add(self, record: Exchange) -> None:
+        if self._is_begun and not self.num_cut and self._write(record):  # a gap in the middle could not be played
+            self._num_records += 1
+            return
+        if not self.num_cut:
+            _log.warning("%s is full: no further messages of the control runtime are recorded", self._path)
+        self.num_cut += 1
+
+    def _write(self, record: Record | Header) -> bool:
+        line = encode_record(record) + b"\n"
+        if len(line) > min(self._room, MAX_LINE_BYTES):
+            return False
+        self._room -= len(line)
+        self._file.write(line)
         self._file.flush()
+        return True
 
     def close(self) -> None:
-        """Close the file."""
+        """Say what is missing and close the file. Idempotent."""
         with self._lock:
+            if self._file.closed:
+                return
+            if self._is_begun:
+                self._room += _LAST_BYTES
+                self._write(End(0, self._num_records, "closed", num_cut=self.num_cut))
             self._file.close()
+
+
+def _as_json(message: bytes) -> Any:
+    """A message for a line: its own bytes if they are JSON of one line."""
+    try:
+        msgspec.json.decode(message, type=msgspec.Raw)
+        return msgspec.Raw(message if b"\n" not in message else msgspec.json.format(message, indent=-1))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return message.decode("utf-8", "replace")
 
 
 class _Named(msgspec.Struct):

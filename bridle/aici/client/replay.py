@@ -3,13 +3,15 @@
 Times are left out of the comparison, and so is the step in which an answer came. A controller that was late, or waited,
 in the record may be in time now, and the other way round. The sequence of answers of each sequence is compared. An
 answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; an answer
-that is late is asked for again. The format is that of `recording`.
+that is late is asked for again. What is played are the exchanges of a trace (`bridle.traced.Exchange`), which
+`recording` writes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ import msgspec
 
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.errors import InvalidRequest, ProtocolError
+from bridle.traced import End, Exchange, Header
+from bridle.traces import read_records
 
 #: Fields whose values differ from run to run.
 _VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid", "num_masks"})
-_MAX_LINE_BYTES = 256 << 20
 #: How long to wait for an answer that the record has, and how often to ask for it, both in seconds.
 _PATIENCE, _PAUSE = 60.0, 0.005
 #: The beginning of log lines in which the runtime says that a controller is late.
@@ -42,35 +45,38 @@ class Difference:
 
 
 def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[Difference | None]:
-    """Play a trace against a fresh runtime: one item per exchange, None where the reply is the same. Controllers get
-    `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends then."""
+    """Play the traces of a file, each against a fresh runtime: one item per exchange, None where the reply is the same.
+    Controllers get `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends
+    then. Raises `InvalidRequest` for a file that is no trace of a runtime, and at the end of one that is cut."""
     patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
-    process = RuntimeProcess(replace(config, extra_args=(*config.extra_args, *patient)))
-    try:
-        player = _Player(process)
-        for number, entry in enumerate(_entries(path), 1):
-            yield player.play(number, entry)
-    finally:
-        process.kill()
-        process.close()
+    config = replace(config, extra_args=(*config.extra_args, *patient), trace=None)
+    player: _Player | None = None
+    with ExitStack() as started:
+        for number, value in read_records(path):
+            if isinstance(value, Header):
+                _check(value, config, f"{path}: line {number}")
+                started.close()
+                player = _Player(_start(config, started))
+            elif isinstance(value, Exchange):
+                assert player is not None
+                yield player.play(number, value)
+            elif isinstance(value, End) and value.num_cut:
+                raise InvalidRequest(f"{path}: {value.num_cut} exchanges are missing: it had no room", "TRACE")
 
 
-class _Entry(msgspec.Struct):
-    cmd: Json
-    resp: Json
-    suff: str = ""
-    timestamp: float = 0
+def _check(header: Header, config: RuntimeConfig, place: str) -> None:
+    if header.runtime is None:
+        raise InvalidRequest(f"{place} begins the trace of a text, which runs on a model", "TRACE")
+    dialect = header.runtime.get("dialect")
+    if dialect != config.dialect:
+        raise InvalidRequest(f"{place}: the exchanges are of dialect {dialect}, not {config.dialect}", "TRACE")
 
 
-def _entries(path: Path) -> Iterator[_Entry]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if len(line) > _MAX_LINE_BYTES:
-                raise InvalidRequest(f"{path}: line {number} has {len(line)} bytes; at most {_MAX_LINE_BYTES}")
-            try:
-                yield msgspec.json.decode(line, type=_Entry)
-            except msgspec.DecodeError as error:
-                raise InvalidRequest(f"{path}: line {number} is no exchange: {error}") from None
+def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
+    process = RuntimeProcess(config)
+    started.callback(process.close)
+    started.callback(process.kill)
+    return process
 
 
 @dataclass(slots=True)
@@ -106,14 +112,17 @@ class _Player:
         self._recorded: dict[str, _Said] = {}
         self._now: dict[str, _Said] = {}
 
-    def play(self, number: int, entry: _Entry) -> Difference | None:
+    def play(self, number: int, exchange: Exchange) -> Difference | None:
         """Play one exchange; returns its difference from the record, if any."""
-        if entry.cmd.get("op") == "mid_process" and "freed" in entry.cmd and entry.resp.get("type") == "ok":
-            expected, got = self._step(number, entry.cmd, entry.resp)
+        request, reply = exchange.request, exchange.reply
+        if not isinstance(request, dict) or not isinstance(reply, dict):
+            raise InvalidRequest(f"line {number} is no exchange: request and reply must be objects", "TRACE")
+        if request.get("op") == "mid_process" and "freed" in request and reply.get("type") == "ok":
+            expected, got = self._step(number, request, reply)
         else:
-            expected, got = entry.resp, self._exchange(number, entry.cmd, side=entry.suff == "-side")
+            expected, got = reply, self._exchange(number, request, side=exchange.side)
         expected, got = _stable(expected), _stable(got)
-        return None if got == expected else Difference(number, str(entry.cmd.get("op")), expected, got)
+        return None if got == expected else Difference(number, str(request.get("op")), expected, got)
 
     def _exchange(self, number: int, command: Json, *, side: bool = False) -> Json:
         channel = self._process.link.side if side else self._process.link.main
