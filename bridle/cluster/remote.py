@@ -158,7 +158,10 @@ class ShardExecutor:
             if getattr(reply, found).step < step:
                 continue
             if found == "failure":
-                raise decode_failure(reply.failure)
+                error = decode_failure(reply.failure)
+                if isinstance(error, ShardUnavailable):
+                    link.cut(str(error))  # it would fail each further step as well, and each would count as a loss
+                raise error
             if found != kind:
                 raise ProtocolError(f"{found} came to step {step} instead of {kind}")
             return reply

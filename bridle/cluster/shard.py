@@ -56,6 +56,7 @@ class Shard:
         self.num_steps = 0
         self._rank = rank
         self._on_device_lost = on_device_lost
+        self._is_lost = False  # its device is gone, and this process will end
         self._taken = threading.Lock()
         self._encoding = threading.Lock()
         self._began: float | None = None  # when the request under way came
@@ -63,7 +64,9 @@ class Shard:
     # -- the conversation with a router --------------------------------------------------------------------
 
     def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The step stream. A second router is refused while one is connected."""
+        """The step stream. A second router is refused while one is connected, and any once the device is lost."""
+        if self._is_lost:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the shard has lost its device")
         if not self._taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
         trace, num_before = incoming_context(context.invocation_metadata()), self.num_steps
@@ -82,7 +85,7 @@ class Shard:
             _log.info("the router is gone, step %d", self.num_steps)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        session, num_before = Session(self.executor, self._on_device_lost), self.num_steps
+        session, num_before = Session(self.executor, self._lose), self.num_steps
         try:
             for data in requests:
                 self._began = time.monotonic()
@@ -93,6 +96,10 @@ class Shard:
                     yield reply
         except ProtocolError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def _lose(self, error: ShardUnavailable) -> None:
+        self._is_lost = True
+        self._on_device_lost(error)
 
     # -- questions -----------------------------------------------------------------------------------------
 

@@ -99,6 +99,10 @@ class Client:
         """The first event with text since then."""
         return next(each for each in self.times if each > moment)
 
+    def stream_after(self, moment: float) -> int:
+        """The stream that gave this first event."""
+        return self._streams[self.times.index(self.next_after(moment))]
+
     def longest_gap(self, moment: float) -> float:
         """The longest time without text, within a stream, that ended since then."""
         events = pairwise(zip(self.times, self._streams, strict=True))

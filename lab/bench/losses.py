@@ -145,10 +145,10 @@ async def _lose(
         return Loss(how.name, usual, None, None, None, gone_on, None)
     streams = {client: client.stream for client in crowd.clients if client.stream is not None}
     unready = await readiness.wait(False, began, PATIENCE)
-    # One whose last words were under way has nothing to be told.
-    held = [client for client, stream in streams.items() if client.stream == stream]
     ready = await readiness.wait(True, unready, PATIENCE)
     await crowd.wait(lambda client: client.after(ready) > 0, PATIENCE)
+    # One whose last words were under way has nothing to be told, however late it reads them.
+    held = [client for client, stream in streams.items() if client.stream_after(ready) == stream]
     told = [next((each for each in client.resumed if each > began), None) for client in held if client.is_told]
     last = max((client.next_after(ready) for client in held), default=ready)
     return Loss(

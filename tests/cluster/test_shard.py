@@ -276,6 +276,24 @@ def test_a_lost_device_is_told_to_the_process() -> None:
     assert [str(loss) for loss in losses] == ["sticky error"]
 
 
+def test_a_shard_without_its_device_is_used_no_more() -> None:
+    """While its process ends it would fail step after step, and a request that is computed alone in the third loss in a
+    row ends."""
+    with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
+        executor = host.connect()
+        executor.forward(plan(1))
+        with pytest.raises(ShardUnavailable, match="sticky error"):
+            executor.sample(batch(1))
+        assert not executor.is_up
+        executor.reset()
+        with pytest.raises(ShardUnavailable):
+            executor.forward(plan(2))
+        executor.close()
+        host.wait_free()
+        with pytest.raises(ShardUnavailable, match="has lost its device"):
+            host.connect(start_timeout=0.0)
+
+
 def test_a_shard_of_another_protocol_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.cluster.shard.PROTOCOL", 77)
     with pytest.raises(ProtocolError, match="speaks protocol 77"):
