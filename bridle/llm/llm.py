@@ -9,36 +9,35 @@ cache.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from bridle.chat.conversation import prompt_text
 from bridle.chat.turn import Turn
 from bridle.config import EngineConfig, ModelConfig
-from bridle.constraints.named import NAMES
 from bridle.controllers.beams import BEAMS, EarlyStopping
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs, pooled
+from bridle.llm.calls import Calls, one_of
 from bridle.llm.chat_session import ChatSession
-from bridle.llm.chats import Chat, conversation_of, plan_chats
+from bridle.llm.chats import Chat, conversation_of
 from bridle.llm.inputs import Prompt
 from bridle.llm.keywords import check_names, settle, settle_runs
+from bridle.llm.loading import load
 from bridle.llm.options import ChatOptions, Message, Sampling
 from bridle.llm.pooled import Classification
 from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
 from bridle.llm.scores import Score, score_of
 from bridle.llm.streams import Reader, TextStream
 from bridle.llm.traces import keep_traces
-from bridle.llm.typed import Kind, are_conversations, content_of, is_conversation, is_single
+from bridle.llm.typed import Kind, content_of, is_conversation, is_single, typed_as
 from bridle.outputs import RequestOutput
-from bridle.progress import Report, shown
+from bridle.progress import shown
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.service import (
     LOCAL_ADMIN,
@@ -48,14 +47,11 @@ from bridle.service import (
     LoadedModel,
     OutputCollector,
     add_adapters,
-    as_control,
-    load_model,
     raise_first_error,
     tag_module,
     upload_module,
 )
 from bridle.service.beams import beam_search, found_beams
-from bridle.service.defaults import filled
 from bridle.service.policies import PolicySet, read_policies
 from bridle.tools import DEFAULT_LIMITS, ToolDesk, ToolLimits, function_tools
 
@@ -65,13 +61,7 @@ if TYPE_CHECKING:
     from bridle.engine.statistics import EngineStatistics
     from bridle.text import Tokenizer
 
-_log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-#: No keywords.
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: Arguments that calls have beside keywords of sampling and running.
-_OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class LLM:
@@ -100,14 +90,15 @@ class LLM:
         `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`: a TOML file, or what one holds.
         `use_tqdm_on_load` shows a bar while the model loads, if stderr is a terminal, or writes lines to the log.
         Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
-        self._sampling = None if sampling is None else inputs.as_sampling(sampling)
+        usual = None if sampling is None else inputs.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolDesk(function_tools(tools, tool_limits), tool_limits)
         with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
-            self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools, report)
+            self._model = load(model, engine_config, control, settings, adapters is not None, self._tools, report)
         if demanded is not None:
             self._model = copy.copy(self._model)
             self._model.policies = demanded
+        self._calls = Calls(self._model, usual)
         try:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
@@ -175,8 +166,10 @@ class LLM:
         `error`. An unknown keyword is a `TypeError`.
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
-        collectors = self._collectors("generate", prompts, _one_of(sampling, sampling_params), given, multi_modal_data)
-        return self._run(collectors, use_tqdm, given)
+        collectors = self._calls.collectors(
+            "generate", prompts, one_of(sampling, sampling_params), given, multi_modal_data
+        )
+        return self._calls.run(collectors, use_tqdm, given)
 
     async def generate_async(
         self,
@@ -188,9 +181,9 @@ class LLM:
         **given: Any,
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
-        wanted = _one_of(sampling, sampling_params)
-        collectors = self._collectors("generate_async", prompts, wanted, given, multi_modal_data)
-        return await self._run_async(collectors, given)
+        wanted = one_of(sampling, sampling_params)
+        collectors = self._calls.collectors("generate_async", prompts, wanted, given, multi_modal_data)
+        return await self._calls.run_async(collectors, given)
 
     def stream(
         self,
@@ -202,7 +195,7 @@ class LLM:
     ) -> TextStream:
         """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
-        (collector,) = self._collectors("stream", [prompt], _one_of(sampling, sampling_params), given)
+        (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
         if not batch.in_event_loop():
             for compiling in start_compiling(self._model, [collector]):
                 compiling.result()
@@ -237,7 +230,7 @@ class LLM:
         if any(how.get(name) for name in ("controller", "controllers", "constraint")):
             raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
         collectors = make_collectors(self._model, prompts, plain, None, {**how, "controller": search})
-        outputs = self._run(collectors, use_tqdm)
+        outputs = self._calls.run(collectors, use_tqdm)
         for output in outputs:
             raise_first_error(output)
             output.outputs = found_beams(self.tokenizer, output, search, sampling, beam_width)
@@ -269,11 +262,11 @@ class LLM:
         `timeout` and the others of `How` that need no draw count."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooled.READING))
-            return pooled.scores(self._model, prompts, others, how, given, lambda made: self._run(made, use_tqdm))
+            return pooled.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
         how = settle_runs("score", given, ("top", "use_tqdm"))
         self._model.check_process()
-        outputs = self._run(make_collectors(self._model, prompts, sampling, None, how), use_tqdm)
+        outputs = self._calls.run(make_collectors(self._model, prompts, sampling, None, how), use_tqdm)
         for output in outputs:
             raise_first_error(output)
         return [score_of(output) for output in outputs]
@@ -293,14 +286,16 @@ class LLM:
         that generates it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1:
         what the model takes). `normalize` False leaves the length as it is. Nothing is generated."""
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooled.READING))
-        return pooled.vectors(self._model, prompts, dimensions, how, given, lambda made: self._run(made, use_tqdm))
+        return pooled.vectors(
+            self._model, prompts, dimensions, how, given, lambda made: self._calls.run(made, use_tqdm)
+        )
 
     def classify(
         self, texts: str | Sequence[str | tuple[str, str]], *, use_tqdm: bool = True, **given: Any
     ) -> list[Classification]:
         """What a sequence classifier says of each text, or of each pair of texts."""
         how = settle_runs("classify", given, ("use_tqdm", *pooled.READING))
-        return pooled.labels(self._model, texts, how, given, lambda made: self._run(made, use_tqdm))
+        return pooled.labels(self._model, texts, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
 
     # -- chatting --------------------------------------------------------------------------------------------
 
@@ -333,9 +328,9 @@ class LLM:
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        plan = self._plan_chats("chat", messages, _one_of(sampling, sampling_params), given | {**options})
+        plan = self._calls.chats("chat", messages, one_of(sampling, sampling_params), given | {**options})
         chats = batch.run(plan)
-        return _read_chats(chats, self._run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
+        return _read_chats(chats, self._calls.run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
 
     async def chat_async(
         self,
@@ -346,8 +341,13 @@ class LLM:
         **given: Any,
     ) -> list[RequestOutput]:
         """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
-        chats = await self._plan_chats("chat_async", messages, _one_of(sampling, sampling_params), given)
-        return _read_chats(chats, await self._run_async([OutputCollector(chat.request) for chat in chats], given))
+        chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
+        return _read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
+
+    def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
+        """A checked request, for `model.client.submit`. Runs nothing."""
+        (collector,) = self._calls.collectors("request", [prompt], sampling, given)
+        return collector.request
 
     def session(self, system: str | None = None, sampling: SamplingParams | None = None, **given: Any) -> ChatSession:
         """A conversation that remembers its turns. See `ChatSession`."""
@@ -363,23 +363,23 @@ class LLM:
 
         The schema of `kind` is the constraint, and without `sampling` an output may be as long as the context allows;
         the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
-        typed, run = self._typed(prompts, kind, sampling, given)
-        turns, collectors = batch.run(run)
-        return _objects(typed, turns, self._run(collectors, use_tqdm, given), prompts)
+        typed, given = typed_as(kind, given)
+        turns, collectors = batch.run(self._calls.typed(prompts, sampling, given))
+        return _objects(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
 
     async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
         """`parse` for an event loop."""
-        typed, run = self._typed(prompts, kind, sampling, given)
-        turns, collectors = await run
-        return _objects(typed, turns, await self._run_async(collectors, given), prompts)
+        typed, given = typed_as(kind, given)
+        turns, collectors = await self._calls.typed(prompts, sampling, given)
+        return _objects(typed, turns, await self._calls.run_async(collectors, given), prompts)
 
     def parse_stream(
         self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
     ) -> Reader[T]:
         """The object of one prompt or conversation as it grows, with `for` or `async for`: fields that have not come
         yet have their defaults, or None. The last one is whole and valid, or `IncompleteOutput` is raised."""
-        typed, run = self._typed(prompt, kind, sampling, given)
-        turns, collectors = batch.run(run)
+        typed, given = typed_as(kind, given)
+        turns, collectors = batch.run(self._calls.typed(prompt, sampling, given))
         ((turn,), (collector,)) = turns, collectors
         stream = TextStream(
             self._model.client,
@@ -388,27 +388,6 @@ class LLM:
             turn=turn,
         )
         return stream.objects(typed)
-
-    def _typed(
-        self, prompts: Any, kind: type[T], sampling: Sampling, given: dict[str, Any]
-    ) -> tuple[Kind[T], Coroutine[Any, Any, tuple[list[Turn | None], list[OutputCollector]]]]:
-        """The type, and what plans the requests for objects of it."""
-        typed = Kind(kind)
-        for name in ("constraint", *(name for name in NAMES if name in given)):
-            if given.get(name) is not None:
-                raise InvalidRequest(f"{name} was given beside a type, which is the constraint", name)
-        return typed, self._plan_typed(
-            prompts, sampling or self.chat_sampling, given | {"constraint": typed.constraint}
-        )
-
-    async def _plan_typed(
-        self, prompts: Any, sampling: Sampling, given: dict[str, Any]
-    ) -> tuple[list[Turn | None], list[OutputCollector]]:
-        if is_conversation(prompts) or are_conversations(prompts):
-            chats = await self._plan_chats("parse", prompts, sampling, given)
-            return [chat.turn for chat in chats], [OutputCollector(chat.request) for chat in chats]
-        collectors = self._collectors("parse", prompts, sampling, given)
-        return [None] * len(collectors), collectors
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
@@ -419,7 +398,7 @@ class LLM:
     @property
     def chat_sampling(self) -> SamplingParams:
         """How messages are sampled if a call does not say."""
-        return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self._model.defaults, ())
+        return self._calls.chat_sampling
 
     # -- adapters --------------------------------------------------------------------------------------------
 
@@ -471,59 +450,6 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r})"
 
-    # -- requests --------------------------------------------------------------------------------------------
-
-    def _collectors(
-        self,
-        call: str,
-        prompts: Prompt | Sequence[Prompt],
-        sampling: Sampling,
-        given: Mapping[str, Any],
-        media: Any = None,
-    ) -> list[OutputCollector]:
-        """A checked request for each prompt; without `sampling`, with the model's default."""
-        self._model.check_process()
-        usual = self._sampling or filled(DEFAULT_SAMPLING, self._model.defaults, ())
-        wanted, how = settle(call, sampling, usual, given, _OWN)
-        return make_collectors(self._model, prompts, wanted, media, how)
-
-    async def _plan_chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:
-        """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
-        rest = {name: value for name, value in given.items() if name not in options}
-        wanted, how = settle(call, sampling, self.chat_sampling, rest, (*_OWN, *ChatOptions.__annotations__))
-        self._model.check_process()
-        return await plan_chats(self._model, messages if several else [messages], wanted, options, how)
-
-    def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
-        """A checked request, for `model.client.submit`. Runs nothing."""
-        (collector,) = self._collectors("request", [prompt], sampling, given)
-        return collector.request
-
-    def _run(
-        self, collectors: list[OutputCollector], use_tqdm: bool, given: Mapping[str, Any] = NOTHING
-    ) -> list[RequestOutput]:
-        for compiling in start_compiling(self._model, collectors):
-            compiling.result()
-        with batch.progress(len(collectors), use_tqdm) as report:
-            batch.run(batch.run_batch(self._model.client, collectors, report))
-        return self._outputs_of(collectors, given)
-
-    async def _run_async(
-        self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
-    ) -> list[RequestOutput]:
-        for compiling in start_compiling(self._model, collectors):
-            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
-        await batch.run_batch(self._model.client, collectors, lambda output: None)
-        return self._outputs_of(collectors, given)
-
-    def _outputs_of(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
-        """All outputs, traced ones with what they ran on."""
-        outputs = _outputs_of(collectors)
-        keep_traces(self._model, outputs, given)
-        return outputs
-
 
 class LLMBuilder:
     """The result of `LLM.with_params`, which waits for a backend."""
@@ -536,35 +462,6 @@ class LLMBuilder:
         return LLM(backend, sampling=self._sampling, **settings)
 
 
-def _load(
-    model: Any,
-    engine_config: EngineConfig | None,
-    control: ControlSettings | bool | None,
-    settings: dict[str, Any],
-    has_adapters: bool,
-    tools: ToolDesk | None,
-    report: Report,
-) -> LoadedModel:
-    of_model, of_engine = inputs.split_settings(settings)
-    if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
-        raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
-    if isinstance(model, LoadedModel):
-        return model
-    if isinstance(model, ModelConfig) and of_model:
-        name = next(iter(of_model))
-        raise InvalidRequest(f"{name!r} was given beside a ModelConfig; set it there", name)
-    if engine_config is not None and of_engine:
-        name = next(iter(of_engine))
-        raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
-    config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
-    engine = engine_config or EngineConfig(**of_engine)
-    if has_adapters or engine.adapter_memory is not None:
-        from bridle.model.footprint import settle_adapters
-
-        config, engine = settle_adapters(config, engine)
-    return load_model(config, engine, progress=report, control=as_control(control), tools=tools)
-
-
 def _read_chats(chats: list[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:
     for chat, output in zip(chats, outputs, strict=True):
         chat.read(output)
@@ -575,18 +472,3 @@ def _objects(typed: Kind[T], turns: list[Turn | None], outputs: list[RequestOutp
     """The objects in outputs; the object, if there was one prompt."""
     found = [typed.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
     return found[0] if is_single(prompts) or is_conversation(prompts) else found
-
-
-def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
-    if sampling is not None and sampling_params is not None:
-        raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
-    return sampling if sampling_params is None else sampling_params
-
-
-def _outputs_of(collectors: list[OutputCollector]) -> list[RequestOutput]:
-    """All outputs. An error in one of them is logged, not raised, because the others may have taken hours."""
-    outputs = [collector.output for collector in collectors]
-    errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
-    if errors:
-        _log.warning("%d outputs of %d requests failed; the first: %s", len(errors), len(outputs), errors[0])
-    return outputs

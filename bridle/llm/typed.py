@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
 
 from bridle.chat.turn import Turn
 from bridle.constraints import JsonSchema
+from bridle.constraints.named import NAMES
 from bridle.errors import IncompleteOutput, InvalidRequest
 from bridle.outputs import RequestOutput
 from bridle.service import raise_first_error
@@ -63,6 +64,16 @@ class Kind(Generic[T]):
             return None
         found: T = _built(self._kind, data)
         return found
+
+
+def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[Kind[T], dict[str, Any]]:
+    """The type, and the keywords of a call with its schema as the constraint. Raises `InvalidRequest` if they have one
+    already."""
+    typed = Kind(kind)
+    for name in ("constraint", *(name for name in NAMES if name in given)):
+        if given.get(name) is not None:
+            raise InvalidRequest(f"{name} was given beside a type, which is the constraint", name)
+    return typed, {**given, "constraint": typed.constraint}
 
 
 def content_of(output: RequestOutput, turn: Turn | None) -> str:

@@ -1,0 +1,118 @@
+"""What the methods of `LLM` have in common: arguments become checked requests, and those are run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from bridle.chat.turn import Turn
+from bridle.errors import InvalidRequest
+from bridle.llm import batch
+from bridle.llm.chats import Chat, plan_chats
+from bridle.llm.inputs import Prompt
+from bridle.llm.keywords import settle
+from bridle.llm.options import ChatOptions, Sampling
+from bridle.llm.requests import make_collectors, start_compiling
+from bridle.llm.traces import keep_traces
+from bridle.llm.typed import are_conversations, is_conversation
+from bridle.outputs import RequestOutput
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+from bridle.service import LoadedModel, OutputCollector
+from bridle.service.defaults import filled
+
+_log = logging.getLogger(__name__)
+
+#: No keywords.
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: Arguments that calls have beside keywords of sampling and running.
+_OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
+
+
+class Calls:
+    """Calls on one model. `sampling` is how calls sample that do not say; None: as the model's folder says."""
+
+    def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
+        self._model = model
+        self._sampling = sampling
+
+    # -- from arguments to requests --------------------------------------------------------------------------
+
+    def collectors(
+        self,
+        call: str,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling,
+        given: Mapping[str, Any],
+        media: Any = None,
+    ) -> list[OutputCollector]:
+        """A checked request for each prompt. `given` are the keywords of the method `call`."""
+        self._model.check_process()
+        usual = self._sampling or filled(DEFAULT_SAMPLING, self._model.defaults, ())
+        wanted, how = settle(call, sampling, usual, given, _OWN)
+        return make_collectors(self._model, prompts, wanted, media, how)
+
+    async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:
+        """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
+        rest = {name: value for name, value in given.items() if name not in options}
+        wanted, how = settle(call, sampling, self.chat_sampling, rest, (*_OWN, *ChatOptions.__annotations__))
+        self._model.check_process()
+        return await plan_chats(self._model, messages if several else [messages], wanted, options, how)
+
+    async def typed(
+        self, prompts: Any, sampling: Sampling, given: dict[str, Any]
+    ) -> tuple[list[Turn | None], list[OutputCollector]]:
+        """Requests for prompts, or for the next messages of conversations, which have turns."""
+        wanted = sampling or self.chat_sampling
+        if is_conversation(prompts) or are_conversations(prompts):
+            chats = await self.chats("parse", prompts, wanted, given)
+            return [chat.turn for chat in chats], [OutputCollector(chat.request) for chat in chats]
+        collectors = self.collectors("parse", prompts, wanted, given)
+        return [None] * len(collectors), collectors
+
+    @property
+    def chat_sampling(self) -> SamplingParams:
+        """How messages are sampled if a call does not say."""
+        return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self._model.defaults, ())
+
+    # -- from requests to outputs ----------------------------------------------------------------------------
+
+    def run(
+        self, collectors: list[OutputCollector], use_tqdm: bool, given: Mapping[str, Any] = NOTHING
+    ) -> list[RequestOutput]:
+        """The outputs of all requests, in their order."""
+        for compiling in start_compiling(self._model, collectors):
+            compiling.result()
+        with batch.progress(len(collectors), use_tqdm) as report:
+            batch.run(batch.run_batch(self._model.client, collectors, report))
+        return self._outputs(collectors, given)
+
+    async def run_async(
+        self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
+    ) -> list[RequestOutput]:
+        """`run` for an event loop."""
+        for compiling in start_compiling(self._model, collectors):
+            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
+        await batch.run_batch(self._model.client, collectors, lambda output: None)
+        return self._outputs(collectors, given)
+
+    def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
+        """All outputs, traced ones with what they ran on. An error in one of them is logged, not raised, because the
+        others may have taken hours."""
+        outputs = [collector.output for collector in collectors]
+        errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
+        if errors:
+            _log.warning("%d outputs of %d requests failed; the first: %s", len(errors), len(outputs), errors[0])
+        keep_traces(self._model, outputs, given)
+        return outputs
+
+
+def one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
+    """The same argument by two names. Raises `InvalidRequest` if both were given."""
+    if sampling is not None and sampling_params is not None:
+        raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
+    return sampling if sampling_params is None else sampling_params
