@@ -23,6 +23,7 @@ EXTENSIONS = (
     "constraints",
     "deadline_ms",
     "discard",
+    "draft",
     "reply_ms",
     "retry_after",
     "sampling",
@@ -291,7 +292,8 @@ class Branch(Struct):
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
     answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
     it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
-    `turns` (beside a noop: how often in a row the guest did nothing).
+    `turns` (beside a noop: how often in a row the guest did nothing), `draft` (tokens that are likely to be drawn from
+    here on: they are computed ahead, and change nothing but the time).
     """
 
     sample_mask: int | None = None
@@ -303,6 +305,7 @@ class Branch(Struct):
     wait: bool | UnsetType = UNSET
     waits_for: list[tuple[str, int]] | UnsetType = UNSET
     turns: Count | UnsetType = UNSET
+    draft: list[TokenId] | UnsetType = UNSET
 
 
 class Foreseen(Struct):

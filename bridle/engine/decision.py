@@ -13,6 +13,9 @@ from typing import Protocol
 
 from bridle.sampling import SamplingParams
 
+#: The most tokens that a branch may propose to draft.
+MAX_PROPOSED = 4096
+
 #: Variables of the request, each with the version that it must exceed: only these can end a wait.
 WaitsFor = tuple[tuple[str, int], ...]
 
@@ -44,7 +47,8 @@ class Splice:
 class Branch:
     """One way to go on. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many of
     the likeliest tokens the next ask reports. `draft` are tokens that are likely to be drawn from here on, if nothing
-    is taken back: they are computed ahead, and change nothing but the time."""
+    is taken back: they are computed ahead, and change nothing but the time. They hold as long as they come true; the
+    next draft takes their place."""
 
     sample: bool = True
     mask: bytes | None = None

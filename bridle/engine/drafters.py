@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from bridle.engine.decision import MAX_PROPOSED, Decision
 from bridle.engine.lookup import Lookup
 from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import Proposal
 
 #: Tokens of a text that are made searchable in one step.
 _MOST_INDEXED = 4096
@@ -45,20 +47,26 @@ class Drafter(Protocol):
 
 
 class ProposalDrafter:
-    """Drafts what the controller's answer proposes for the draws from here on. It keeps nothing."""
+    """Drafts what a controller has proposed, as long as it comes true. It lies at the sequence itself."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
+    def hear(self, seq: Sequence, decision: Decision) -> None:
+        """Take in what an answer proposes, up to a token that does not exist: for that the answer is refused, once it
+        is due. One that proposes nothing leaves the last proposal as it is."""
+        if len(decision.branches) != 1 or not decision.is_draw:
+            return
+        tokens = decision.branches[0].draft
+        if not tokens or not isinstance(tokens, tuple):
+            return
+        tokens = tokens[:MAX_PROPOSED]
+        known = next((i for i, token in enumerate(tokens) if not self._is_known(token)), len(tokens))
+        seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
+
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
-        """Take what is proposed, up to a token that does not exist: for that the answer is refused, once it is due."""
-        found: Drafts = {}
-        for seq, limit in wishes:
-            tokens = proposal(seq)[:limit]
-            known = next((i for i, token in enumerate(tokens) if not self._is_known(token)), len(tokens))
-            if known:
-                found[seq.id] = tokens[:known]
-        return found
+        """What is left of the proposals."""
+        return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self._vocab_size
@@ -68,22 +76,35 @@ class ProposalDrafter:
         return 0.0
 
     def cut(self, seq: Sequence) -> None:
-        """Nothing is kept."""
+        """Forget a proposal that began behind the end; one that was under way goes on from there."""
+        proposal = seq.drafts.proposal
+        if proposal is not None:
+            proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
+            if proposal.num_true < 0:
+                seq.drafts.proposal = None
 
     def forget(self, seq: Sequence) -> None:
-        """Nothing is kept."""
+        """Nothing is kept beside the sequence."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def proposal(seq: Sequence) -> tuple[int, ...]:
-    """What the controller's answer, if it is there and lets `seq` draw, proposes to draft."""
-    answer = seq.control.answer
-    if answer is None or len(answer.branches) != 1 or not answer.is_draw:
+def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
+    """At most `limit` tokens that the controller of `seq` has proposed to come next. A proposal that has not come true
+    is forgotten, and so is one at whose end the sequence is."""
+    proposal, answer = seq.drafts.proposal, seq.control.answer
+    if proposal is None or (answer is not None and (len(answer.branches) != 1 or not answer.is_draw)):
         return ()
-    tokens = answer.branches[0].draft
-    return tokens if isinstance(tokens, tuple) else ()
+    fresh = seq.tokens[proposal.at + proposal.num_true :]
+    if fresh:
+        if tuple(fresh) != proposal.tokens[proposal.num_true : proposal.num_true + len(fresh)]:
+            seq.drafts.proposal = None
+            return ()
+        proposal.num_true += len(fresh)
+    if proposal.num_true == len(proposal.tokens):
+        seq.drafts.proposal = None
+    return proposal.tokens[proposal.num_true : proposal.num_true + limit]
 
 
 class LookupDrafter:

@@ -118,12 +118,23 @@ class DrawState:
 
 
 @dataclass(slots=True)
+class Proposal:
+    """Tokens that a controller has proposed for the draws after the first `at` tokens, of which the first `num_true`
+    have come true."""
+
+    at: int
+    tokens: tuple[int, ...]
+    num_true: int = 0
+
+
+@dataclass(slots=True)
 class DraftState:
     """How often drafts were right of late, by what they came from. Written by `Speculation`."""
 
     proposed: Tally = field(default_factory=Tally)
     copied: Tally = field(default_factory=Tally)
     modelled: Tally = field(default_factory=Tally)
+    proposal: Proposal | None = None  # the latest, as long as it comes true
     source: Tally = field(init=False)  # that of the drafts of the step under way
     told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
     chance: float = 0.0  # that each of these is right if those before it are

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposal
+from bridle.engine.decision import Decision
+from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposed
 from bridle.engine.interfaces import foresees, is_foretold, leads
 from bridle.engine.sequence import Sequence
 from bridle.engine.step_cost import Average, StepCost, Tally
@@ -102,8 +103,12 @@ class Speculation:
         """How many drafts the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
-            return AUTO_DRAFTS if seq.sampling.prediction_ids or proposal(seq) else self._default
+            return AUTO_DRAFTS if seq.sampling.prediction_ids or proposed(seq, 1) else self._default
         return wanted
+
+    def hear(self, seq: Sequence, decision: Decision) -> None:
+        """Take in what a controller proposes with its answer."""
+        self._proposals.hear(seq, decision)
 
     def foretell(self, sequences: Iterable[Sequence]) -> Drafts:
         """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are

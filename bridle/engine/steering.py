@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
-from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
+from bridle.engine.decision import DRAW, MAX_PROPOSED, Branch, Decision, mask_is_empty, mask_words
 from bridle.engine.guard import Guard
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue, foresees, is_foretold
 from bridle.engine.media import splits
@@ -207,6 +207,8 @@ class Steering:
         elif answer.decision is not None:
             seq.control.answer = answer.decision
             seq.control.is_late = False
+            if answer.decision is not DRAW:
+                self._speculation.hear(seq, answer.decision)
             if seq.control.is_suspended or not answer.decision.is_draw:
                 self._watch_wait(seq, answer.decision, answer.turns)
 
@@ -433,6 +435,8 @@ class Steering:
                 raise ControllerError("the mask allows no token at all")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
+        if len(branch.draft) > MAX_PROPOSED:
+            raise ControllerError(f"draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
         for token in branch.draft:
             self._check_token(token, "draft")
         for token, addend in branch.bias:

@@ -150,6 +150,7 @@ def _answer(rng: random.Random, key: str) -> bytes:
             "bias": [[1, 0.5]],
             "sampling": {"top_p": 0.5},
             "top_logprobs": 3,
+            "draft": [1, 2],
             "wait": True,
             "waits_for": [["x", 1]],
         }

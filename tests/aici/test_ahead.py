@@ -13,8 +13,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
+from bridle.aici.protocol import Branch
 from bridle.aici.runtime import ahead
 from bridle.aici.runtime.ahead import Lookahead
 from bridle.aici.runtime.hosted import Hosted
@@ -79,8 +81,8 @@ def test_programs_are_drafted_for_and_nothing_changes(pool: RuntimePool, seed: i
         check(engine, request, roots[request.id], replays[request.id])
 
 
-def random_step(random: Random, number: int) -> Step:
-    """Prints, mostly uses variables, mostly draws."""
+def random_step(random: Random, number: int, draft: tuple[int, ...] = ()) -> Step:
+    """Prints, mostly uses variables, mostly draws, and may propose what comes next."""
     actions = [say(f"{number} ")]
     for _ in range(random.choice([0, 0, 1, 2])):
         name = random.choice("ab")
@@ -88,7 +90,8 @@ def random_step(random: Random, number: int) -> Step:
         when = random.choice([None, None, random.randrange(4)])
         actions.append(random.choice([load(name), store(name, value, random.choice(["Set", "Append"]), when)]))
     tokens = random.sample(range(200), random.randint(1, 60))
-    return [*actions, *random.choice([sample(tokens, VOCAB_SIZE)] * 6 + [force(tokens[:3]), NOOP])]
+    more = {"draft": list(draft)} if draft else {}
+    return [*actions, *random.choice([sample(tokens, VOCAB_SIZE, **more)] * 6 + [force(tokens[:3]), NOOP])]
 
 
 def say_all(pool: RuntimePool, wasm: bytes, **sampling: object) -> tuple[Steered, tuple[object, ...]]:
@@ -116,7 +119,87 @@ def test_logs_and_variables_are_those_without_drafts(pool: RuntimePool, seed: in
     assert drafted == plain
 
 
+@settings(max_examples=max(settings().max_examples // 8, 3))
+@given(seed=st.integers(0, 1 << 40))
+def test_what_guests_propose_changes_nothing(pool: RuntimePool, seed: int) -> None:
+    random = Random(seed)
+
+    def program(truth: list[int]) -> bytes:
+        steps = []
+        for number in range(12):
+            draft = guess(random, truth[number:]) if random.random() < 0.7 else ()
+            steps.append(random_step(Random(f"{seed} {number}"), number, draft))
+        return guest2([*steps, END])
+
+    _, plain = say_all(pool, program([]), max_tokens=40)
+    tokens = plain[0]
+    assert isinstance(tokens, list)
+    speculate = random.choice([None, AUTO_DRAFTS, 2, 6])
+    assert say_all(pool, program(tokens), max_tokens=40, speculate=speculate)[1] == plain
+
+
 CHATTY = guest2([[say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZE)] for number in range(20)])
+
+
+def proposing(draft: list[int]) -> bytes:
+    """The same, and proposes once what follows its first token."""
+    first, *others = [
+        [say(f"call {number}\n"), *sample(range(number, 200), VOCAB_SIZE, **({} if number else {"draft": draft}))]
+        for number in range(20)
+    ]
+    return guest2([first, *others])
+
+
+def test_what_a_guest_proposes_is_drafted_as_long_as_it_comes_true(pool: RuntimePool) -> None:
+    assert pool._life is not None and "draft" in pool._life.process.extensions
+    steered, plain = say_all(pool, CHATTY, max_tokens=16)
+    tokens = plain[0]
+    assert isinstance(tokens, list)
+    num_steps = steered.engine.statistics().num_steps
+    steered, drafted = say_all(pool, proposing(tokens), max_tokens=16, speculate=4)
+    assert drafted == plain
+    assert steered.end("a").usage.accepted_tokens > 0
+    assert steered.engine.statistics().num_steps < num_steps
+    steered, drafted = say_all(pool, proposing([(tokens[0] + 1) % 200, *tokens[1:]]), max_tokens=16, speculate=4)
+    assert drafted == plain
+    assert steered.end("a").usage.accepted_tokens == 0  # the rest is forgotten with the first that is wrong
+    steered, drafted = say_all(pool, proposing(tokens), max_tokens=16, speculate=0)
+    assert drafted == plain
+    assert steered.end("a").usage.drafted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "error"),
+    [
+        ([1, VOCAB_SIZE], f"token {VOCAB_SIZE} in draft is outside the vocabulary of {VOCAB_SIZE}"),
+        ([1] * 4097, "a draft of 4097 tokens exceeds the limit of 4096"),
+        ([-1], "malformed result"),
+    ],
+    ids=["vocabulary", "length", "sign"],
+)
+def test_a_proposal_that_cannot_be_ends_the_output_with_its_reason(
+    pool: RuntimePool, draft: list[int], error: str
+) -> None:
+    steered = steer(pool)
+    steered.add("a", proposing(draft), speculate=4)
+    steered.run()
+    assert error in str(steered.end("a").error)
+    assert not steered.tokens("a")
+
+
+def test_an_engine_that_knows_no_proposals_steers_as_before(sandbox: Sandbox, tmp_path: Path) -> None:
+    """What a guest proposes stands beside its branch, and no other word of its answer changes."""
+    plain, wordy = (
+        host(sandbox, [sample([2, 3], VOCABULARY.size, **more)], tmp_path).step(0, [5], 5, [0], None, 5000)
+        for more in ({}, {"draft": [2, 3]})
+    )
+    assert wordy.branches[0].draft == [2, 3]
+    assert (replace_draft(wordy.branches[0]), wordy.masks) == (plain.branches[0], plain.masks)
+
+
+def replace_draft(branch: Branch) -> Branch:
+    branch.draft = UNSET
+    return branch
 
 
 def test_right_drafts_save_steps_and_wrong_ones_none(pool: RuntimePool) -> None:

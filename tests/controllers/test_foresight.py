@@ -181,6 +181,71 @@ def test_what_a_controller_proposes_is_drafted() -> None:
     assert output.tokens == truth
 
 
+class Once(Controller):
+    """Proposes once, with its first answer."""
+
+    is_pure = True
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample(draft=() if view.generated else self.text)
+
+
+def test_a_proposal_holds_as_long_as_it_comes_true() -> None:
+    truth = Lab().run_one((1, 2), seed=3, max_tokens=13, ignore_eos=True).first.tokens
+    wrong = (truth[5] + 1) % 32
+    for text, num_right in ((truth, 12), ([*truth[:5], wrong, *truth[6:]], 5)):
+        lab = Lab(pools=[PythonControllerPool(32)])
+        request = make_request((1, 2), controller=Once(text), seed=3, max_tokens=13, ignore_eos=True, speculate=3)
+        output = lab.run(request)[0].first
+        assert output.tokens == truth
+        assert output.usage.accepted_tokens >= num_right - 3  # each step draws one that needs no draft
+        assert lab.executor.num_forwards < 13 - output.usage.accepted_tokens + 2
+
+
+@given(seed=SEED)
+def test_proposals_of_random_programs_change_nothing(seed: int) -> None:
+    """Forks, rewinds, forced tokens, stops and waits among them, and sequences that lose their room."""
+    random = Random(seed)
+    pool = PythonControllerPool(VOCAB)
+    lab = random_lab(random, random.choice(["paged", "sequences"]), pools=[pool])
+    requests = []
+    for number in range(random.randint(1, 4)):
+        program = RandomProgram(random.randrange(1 << 30), verbs=random.choice(["s", "ssmb", "sssmbfnkrxwt"]))
+        request = random_request(random, controller=Programmed(program), seed=number, max_tokens=14)
+        longest = max((one.tokens for one in lab.reference(request).values()), key=len)
+        sampling = request.sampling.with_(speculate=random.choice([None, AUTO_DRAFTS, 2, 8]))
+        controller = Wishful(program, longest, random.randrange(1 << 30))
+        requests.append(replace(request, controller=controller, sampling=sampling))
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+
+
+class Wishful(Programmed):
+    """Proposes what is mostly right, now and then."""
+
+    def __init__(self, program: RandomProgram, truth: list[int], seed: int) -> None:
+        super().__init__(program)
+        self.truth, self.seed = truth, seed
+
+    def next(self, view: SequenceView) -> Decision:
+        decision = super().next(view)
+        random = Random(f"{self.seed} {len(view.tokens)}")
+        if not decision.is_draw or len(decision.branches) > 1 or random.random() < 0.5:
+            return decision
+        draft = guess(random, self.truth[len(view.tokens) - view.num_prompt :])
+        return replace(decision, branches=(replace(decision.branches[0], draft=draft),))
+
+
+def test_a_proposal_that_is_too_long_ends_the_output_with_its_reason() -> None:
+    _, output = propose([1] * 4097, speculate=4)
+    assert output.finished is not None
+    assert "draft has 4097 tokens; at most 4096" in str(output.finished.error)
+
+
 def test_a_proposal_outside_the_vocabulary_ends_the_output_with_its_reason() -> None:
     lab, output = propose([1, 99], speculate=4)
     assert output.finished is not None

@@ -44,6 +44,14 @@ def test_generation_ends_where_it_should(js: Run, options: str, line: str, expec
     assert js(gen(options), line).text() == "Q: " + expected
 
 
+@pytest.mark.parametrize("draft", ["'fine, all right'", "tokenize('fine, all right')", "'ill'", "''"])
+def test_a_draft_changes_nothing_but_the_steps(js: Run, draft: str) -> None:
+    source = 'import { tokenize } from "aici"; ' + gen(f"{{ maxTokens: 15, draft: {draft} }}")
+    plain, ran = (js(source, "Q: fine, all right", speculate=speculate) for speculate in (0, 6))
+    assert plain.text() == ran.text() == "Q: fine, all right"
+    assert (ran.end("a").usage.drafted_tokens > 0) is ("fine" in draft)
+
+
 def test_json_by_schema_writes_by_itself_what_is_no_choice(js: Run) -> None:
     schema = {
         "type": "object",

@@ -143,7 +143,8 @@ class Dialect2:
         mask = self._masks.bits(first, stride, branch.sample_mask, data.dtype, self._vocab_size)
         bias = tuple(branch.bias) if isinstance(branch.bias, list) else ()
         top = branch.top_logprobs if isinstance(branch.top_logprobs, int) else 0
-        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top)
+        draft = tuple(branch.draft) if isinstance(branch.draft, list) else ()
+        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top, draft)
 
     def _sampling(self, seq_id: int, branch: protocol.Branch) -> SamplingParams | None:
         changes: dict[str, Any] = dict(branch.sampling) if isinstance(branch.sampling, dict) else {}

@@ -213,6 +213,11 @@ class Guest2(_Guest):
                 raise self._broke("bias must be finite numbers")
         if branch.top_logprobs is not UNSET and branch.top_logprobs > 100:
             raise self._broke(f"top_logprobs {branch.top_logprobs} exceeds the limit of 100")
+        if branch.draft is not UNSET:
+            if len(branch.draft) > self.instance.surroundings.limits.max_draft:
+                most = self.instance.surroundings.limits.max_draft
+                raise self._broke(f"a draft of {len(branch.draft)} tokens exceeds the limit of {most}")
+            self._check_tokens(branch.draft, "draft")
 
 
 @dataclass(slots=True)

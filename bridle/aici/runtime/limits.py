@@ -33,6 +33,7 @@ class Limits:
     max_forced_tokens: int = 16384  # fast-forward tokens of one answer
     max_branch_splices: int = 1024
     max_bias_entries: int = 4096
+    max_draft: int = 4096  # tokens that a branch proposes to draft; engines of ours take no more either
     max_constraints: int = 32  # constraint handles alive in an instance
     max_constraint_spec: int = 1 * MIB
     max_call_time: int = 10_000  # CPU of a single callback, however patient the engine is

@@ -22,7 +22,8 @@
  *                 -> {"wait": {"variable": "x", "newer_than": 3, "ms": 50}}  ask again when one of them happens
  *   BRANCH        {"sample_mask": name or null, "temperature": number or null, "splices": [SPLICE, ...]}
  *                 and, additions of bridle: "sampling": {"top_p": 0.9}, parameters of this one draw;
- *                 "bias": [[token, value], ...]; "top_logprobs": how many candidates to show in the next step
+ *                 "bias": [[token, value], ...]; "top_logprobs": how many candidates to show in the next step;
+ *                 "draft": [token, ...], what will probably be drawn from here on: computed ahead, and nothing else
  *   SPLICE        {"when_sampled": [token, ...], "backtrack": 0, "ff_tokens": [token, ...]}
  *
  * `tokens` were appended, after `backtrack` older ones had been taken back; `candidates` stands there only if the last

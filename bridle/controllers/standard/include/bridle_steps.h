@@ -285,6 +285,7 @@ static inline void bridle_wait(uint32_t milliseconds) {
  *   bridle_open(mask);            or bridle_open(BRIDLE_NONE): draw nothing
  *   bridle_number("temperature", 0.7);
  *   bridle_sampling("top_p", 0.9);
+ *   bridle_draft(likely, num_likely);
  *   bridle_splice(backtrack, tokens, count);
  *   bridle_close();
  *   bridle_end();
@@ -316,6 +317,12 @@ static inline void bridle_number(const char *name, double value) {
   bridle_add(json, "\":");
   if (value == (double)(uint32_t)value) bridle_add_number(json, (uint32_t)value);
   else bridle_add_real(json, value);
+}
+
+/* What will probably be drawn from here on, this draw first. It changes nothing but the time. */
+static inline void bridle_draft(const bridle_token *tokens, uint32_t count) {
+  bridle_add(&bridle_decision.json, ",\"draft\":");
+  bridle_add_tokens(&bridle_decision.json, tokens, count);
 }
 
 /* A parameter of this one draw: `top_p`, `top_k`, `min_p`, ... */

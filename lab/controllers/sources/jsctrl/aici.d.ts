@@ -20,6 +20,8 @@ declare module "aici" {
     frequencyPenalty?: number
     bias?: Iterable<[Token, number]> | Record<Token, number>
     topLogprobs?: number
+    /** What the text, or its tokens, will probably be: this changes nothing but the time. */
+    draft?: Text | Token[]
   }
   /** At most one of them. */
   export interface ConstraintOptions {
@@ -177,6 +179,7 @@ declare module "aici" {
     constructor(make: () => Constraint, sampling?: BranchSampling)
     readonly constraint: Constraint
     accepted(forced: Token[]): Token[]
+    proposed(): Token[]
   }
   export class StopToken extends NextToken {}
   export class Noop extends NextToken {}
@@ -192,6 +195,8 @@ declare module "aici" {
     sampleMask?: TokenSet | null
     splices?: Splice[]
     sampling?: BranchSampling
+    /** Tokens that will probably be drawn from here on: this changes nothing but the time. */
+    draft?: Token[]
   }
   export class Splice {
     constructor(backtrack?: number, ffTokens?: Token[], whenSampled?: Token[])

@@ -14,7 +14,7 @@ import { logLevel } from "aici/level"
 import { MidProcessResult, Splice } from "aici/results"
 import { ConstrainedToken, NextToken } from "aici/steps"
 import { fromBinary, inspect, log, toBinary, toBytes, toText } from "aici/text"
-import { backtrackSupported, detokenize, eosToken, setVar } from "aici/tokens"
+import { backtrackSupported, detokenize, eosToken, setVar, tokenize } from "aici/tokens"
 
 /** What a text can be constrained by, and how. */
 const CONSTRAINTS = {
@@ -40,7 +40,7 @@ const SAMPLING = {
   presencePenalty: "presence_penalty",
   frequencyPenalty: "frequency_penalty",
 }
-const OTHERS = ["substringEnd", "storeVar", "stopAt", "maxTokens", "bias", "topLogprobs"]
+const OTHERS = ["substringEnd", "storeVar", "stopAt", "maxTokens", "bias", "topLogprobs", "draft"]
 const KNOWN = [...Object.keys(CONSTRAINTS), ...Object.keys(SAMPLING), ...OTHERS]
 
 function checkOptions(options) {
@@ -87,8 +87,9 @@ class Made {
   binary = ""
   #searched = 0
 
-  constructor({ maxTokens = 20, stopAt }) {
+  constructor({ maxTokens = 20, stopAt, draft = [] }) {
     this.maxTokens = maxTokens
+    this.draft = Array.isArray(draft) ? draft : tokenize(toBytes(draft))
     this.stops = [stopAt ?? []].flat().map((text) => toBinary(toBytes(text)))
   }
 
@@ -96,6 +97,13 @@ class Made {
     this.#searched = Math.max(this.binary.length - MAX_STOP, 0)
     this.tokens.push(...tokens)
     this.binary += toBinary(detokenize(tokens))
+  }
+
+  /** What is left of the draft, as long as it comes true; the host keeps it, so it is told once. */
+  proposed() {
+    const { draft, tokens } = this
+    this.draft = []
+    return tokens.every((token, index) => token === draft[index]) ? draft.slice(tokens.length, this.maxTokens) : []
   }
 
   /** As many of the tokens as there is room for, up to the first that completes a stop text. */
@@ -133,6 +141,10 @@ class Drawn extends ConstrainedToken {
 
   accepted(forced) {
     return this.made.accepted(forced)
+  }
+
+  proposed() {
+    return this.made.proposed()
   }
 
   postProcess(backtrack, tokens, told) {

@@ -23,10 +23,11 @@ export class Splice {
 }
 
 /** One way to go on: draw among `mask` (a set, a constraint, "any"; AICI calls it `sampleMask`), or without a mask do the
- * one splice. `sampling` has parameters of this one draw, as `samplingOf` makes them. */
+ * one splice. `sampling` has parameters of this one draw, as `samplingOf` makes them; `draft` the tokens that will
+ * probably be drawn from here on, which changes nothing but the time. */
 export class Branch {
-  constructor({ sampleMask = null, mask = sampleMask, splices = [], sampling = {} } = {}) {
-    Object.assign(this, { mask, splices, sampling })
+  constructor({ sampleMask = null, mask = sampleMask, splices = [], sampling = {}, draft = [] } = {}) {
+    Object.assign(this, { mask, splices, sampling, draft })
   }
 
   static noop() {
@@ -40,7 +41,8 @@ export class Branch {
 
   toJSON() {
     const mask = this.mask === "any" ? allTokens() : this.mask
-    return { sample_mask: mask && nameOf(mask), splices: this.splices, temperature: null, ...this.sampling }
+    const draft = this.draft.length ? { draft: this.draft } : {}
+    return { sample_mask: mask && nameOf(mask), splices: this.splices, temperature: null, ...this.sampling, ...draft }
   }
 }
 
@@ -58,7 +60,7 @@ export class MidProcessResult {
     return MidProcessResult.sample({ mask: set })
   }
 
-  /** The same with more to say: `mask`, `splices`, `sampling` of `Branch`. */
+  /** The same with more to say: `mask`, `splices`, `sampling`, `draft` of `Branch`. */
   static sample(branch = {}) {
     return new MidProcessResult([new Branch({ mask: "any", ...branch })])
   }

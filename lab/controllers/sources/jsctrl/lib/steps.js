@@ -121,11 +121,17 @@ export class ConstrainedToken extends NextToken {
     return forced
   }
 
+  /** Tokens that will probably be drawn from here on. */
+  proposed() {
+    return []
+  }
+
   midProcess() {
     const forced = getConfig("ff_tokens") ? this.accepted(this.constraint.forcedTokens()) : []
     if (forced.length) return MidProcessResult.splice(0, forced)
     const isFree = this.constraint.constructor === Constraint
-    return MidProcessResult.sample({ mask: isFree ? "any" : this.constraint, sampling: this.sampling })
+    const mask = isFree ? "any" : this.constraint
+    return MidProcessResult.sample({ mask, sampling: this.sampling, draft: this.proposed() })
   }
 
   postProcess(backtrack, tokens) {
