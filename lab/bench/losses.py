@@ -222,7 +222,8 @@ def serving(setting: Setting, threads: int | None = None) -> Iterator[Service]:
         try:
             yield Service(setting, psutil.Process(process.pid), announced_port(process, log))
         except BaseException:
-            sys.stderr.write(log.read_text()[-4000:])
+            lines = log.read_text().splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if '"event": "request"' not in line)[-8000:])
             raise
         finally:
             end_process(process)
