@@ -18,10 +18,11 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from bridle.cluster.adapter_calls import CalledAdapters, load, unload
 from bridle.cluster.group_media import GroupMedia, MemberMedia
+from bridle.cluster.liveness import HELD_UP_SECONDS, is_held_up
 from bridle.cluster.media_calls import find_media
 from bridle.cluster.member_adapters import MemberAdapters
 from bridle.cluster.parent import child_environment
@@ -98,7 +99,7 @@ class Members:
         only after its first sign of life."""
         assert process.stdout is not None
         silence: float | None = None
-        while select.select([process.stdout], [], [], silence)[0]:
+        while _is_heard(process.stdout, process.pid, silence):
             is_alive = bool(os.read(process.stdout.fileno(), 1 << 10))
             status = None if is_alive else process.wait()
             if silence is None:
@@ -107,7 +108,7 @@ class Members:
                 self._lose(f"rank {rank} (pid {process.pid}) ended with status {status}")
                 return
             silence = _SILENCE_SECONDS
-        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {_SILENCE_SECONDS:g} s")
+        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {_SILENCE_SECONDS:g} s or more")
         process.wait()
 
     def _lose(self, reason: str) -> None:
@@ -144,6 +145,16 @@ class Members:
                 if pipe is not None:
                     with contextlib.suppress(OSError):  # what was not sent cannot be
                         pipe.close()
+
+
+def _is_heard(source: IO[bytes], pid: int, silence: float | None) -> bool:
+    """Wait until there is something to read from a process; False if it has been silent for too long. Silence counts
+    less as long as the machine holds the process up."""
+    until = time.monotonic() + HELD_UP_SECONDS
+    while not select.select([source], [], [], silence)[0]:
+        if time.monotonic() > until or not is_held_up(pid):
+            return False
+    return True
 
 
 class GroupExecutor:

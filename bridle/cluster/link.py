@@ -19,6 +19,7 @@ import grpc
 
 from bridle.cluster.adapter_calls import check, decode_layers
 from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
+from bridle.cluster.liveness import HELD_UP_SECONDS, is_held_up
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
 from bridle.cluster.trace_context import StreamSpan
@@ -36,13 +37,14 @@ class Timings:
     """Time limits of a link, in seconds.
 
     A shard is asked for a sign of life every `beat`. It counts as hung after `max_missed` answers in a row that took
-    longer than `patience`. `connect` bounds one attempt to reach it. `least_step` and `first_step` bound a step whose
-    estimate is lower, or not known yet.
+    longer than `patience`; one that this machine holds up, after `held_up`. `connect` bounds one attempt to reach it.
+    `least_step` and `first_step` bound a step whose estimate is lower, or not known yet.
     """
 
     beat: float = 0.25
     patience: float = 0.5
     max_missed: int = 2
+    held_up: float = HELD_UP_SECONDS
     connect: float = 10.0
     least_step: float = 15.0
     first_step: float = 300.0
@@ -162,10 +164,15 @@ class ShardLink:
                 num_missed = 0
             except ShardUnavailable:
                 num_missed += 1
-            if num_missed >= self._timings.max_missed:
-                self.cut(f"no sign of life for {num_missed * self._timings.patience:g} s")
+            silence = num_missed * self._timings.patience
+            if num_missed >= self._timings.max_missed and (silence > self._timings.held_up or not self._is_held_up()):
+                self.cut(f"no sign of life for {silence:g} s")
         if not self.reason:
             self.cut(f"the stream ended: {_details(self._call)}")
+
+    def _is_held_up(self) -> bool:
+        """Whether the shard is a process of this machine, and late for the machine's sake."""
+        return self.address.startswith("unix:") and is_held_up(self.pid)
 
     def cut(self, reason: str) -> None:
         """Mark the link as lost. The first reason given is the one that is reported. Safe from any thread."""

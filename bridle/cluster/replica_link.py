@@ -15,6 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+from bridle.cluster.liveness import HELD_UP_SECONDS, is_held_up
 from bridle.cluster.replica_messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -30,7 +31,8 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: A replica that is silent for this many seconds counts as hung; it sends a message four times as often.
+#: A replica that is silent for this many seconds counts as hung, unless the machine holds it up; it sends a message
+#: four times as often.
 _SILENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 
@@ -137,7 +139,7 @@ class ReplicaLink:
             writer.start()
             self._owner.note_up(self.number, hello)
             while True:
-                message = read_by_router(self._read_frame(sock))
+                message = read_by_router(self._read_frame(sock, pid))
                 if isinstance(message, Hello):
                     raise ProtocolError("a second greeting came")
                 self._owner.note_events(self.number, message)
@@ -145,7 +147,7 @@ class ReplicaLink:
                     is_proven = True
                     self._on_proven(pid)
         except TimeoutError:
-            reason = f"no sign of life for {_SILENCE_SECONDS:g} s"
+            reason = f"no sign of life for {_SILENCE_SECONDS:g} s or more"
         except (OSError, EOFError) as error:
             reason = f"the connection ended: {error or 'closed by the replica'}"
         except (ProtocolError, ShardUnavailable) as error:
@@ -172,11 +174,11 @@ class ReplicaLink:
             )
         return message
 
-    def _read_frame(self, sock: socket.socket) -> bytes:
-        (size,) = HEADER.unpack(_read(sock, HEADER.size))
+    def _read_frame(self, sock: socket.socket, pid: int = 0) -> bytes:
+        (size,) = HEADER.unpack(_read(sock, HEADER.size, pid))
         if size > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
-        return _read(sock, size)
+        return _read(sock, size, pid)
 
     def _cut(self, sock: socket.socket | None = None) -> None:
         sock = sock or self._socket
@@ -195,12 +197,18 @@ class ReplicaLink:
                 return
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
-    """Read exactly `size` bytes. A peer that sends nothing within the socket's time-out counts as hung."""
+def _read(sock: socket.socket, size: int, pid: int) -> bytes:
+    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if nothing comes within the socket's time-out,
+    or within a longer one while the machine holds the process up."""
     data = bytearray(size)
-    view, position = memoryview(data), 0
+    view, position, until = memoryview(data), 0, time.monotonic() + HELD_UP_SECONDS
     while position < size:
-        count = sock.recv_into(view[position:])
+        try:
+            count = sock.recv_into(view[position:])
+        except TimeoutError:
+            if time.monotonic() > until or not is_held_up(pid):
+                raise
+            continue
         if not count:
             raise EOFError
         position += count
