@@ -67,7 +67,8 @@ class ModelConfig:
     `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the
     device). With `generation_config` `auto`, the checkpoint's file of that name has the sampling parameters of requests
     that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary, which guesses tokens ahead and
-    has its part of the KV cache's memory.
+    has its part of the KV cache's memory. Pictures that requests name by an address are fetched from `image_hosts`, and
+    from nowhere else.
     """
 
     model: str = "demo"
@@ -94,6 +95,7 @@ class ModelConfig:
     warm_up: bool = True
     num_threads: int | None = None
     generation_config: Literal["auto", "none"] = "auto"
+    image_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)

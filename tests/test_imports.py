@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.constraints",),
     ("bridle.text",),
     ("bridle.media",),
+    ("bridle.outbound",),
     ("bridle.backends",),
     ("bridle.llamacpp",),
     ("bridle.model",),

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.http import create_app
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES
 from bridle.lmtp.client import Client, MemoryCarrier
-from bridle.media import MediaLimits
+from bridle.media import ImageHosts, MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
@@ -35,6 +36,8 @@ from bridle.service.keys import Identity
 from bridle.text import Tokenizer
 from lab.doubles import seeing
 from tests.lmtp.harness import Setup
+from tests.media.picture_server import png as drawn_png
+from tests.media.picture_server import served_pictures
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -272,6 +275,74 @@ def test_tenants_share_no_picture(llm: LLM, submitted: list[Request]) -> None:
         llm.generate(given, tenant=tenant, **GREEDY)
     assert len({request.runs[0].key for request in submitted}) == 3
     assert llm.statistics().num_media_encoded - before == 3
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[str]:
+    with served_pictures() as place:
+        yield place
+
+
+def named(address: str) -> list[tuple[str, dict[str, Any]]]:
+    """A request of each API of HTTP whose picture is at an address."""
+    part = {"type": "image_url", "image_url": {"url": address}}
+    block = {"type": "image", "source": {"type": "url", "url": address}}
+    item = {"type": "input_image", "image_url": address}
+    asked = {"type": "input_text", "text": TEXT}
+    return [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [part, PARTS[1]]}], **GREEDY}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [block, PARTS[1]]}], **GREEDY}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [item, asked]}], "max_output_tokens": 6}),
+        ("/generate", {"inputs": f"![]({address}){TEXT}", "parameters": {"max_new_tokens": 6}}),
+    ]
+
+
+async def test_pictures_of_listed_hosts_are_fetched(
+    llm: LLM, http: TestClient, submitted: list[Request], elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each API, as if the picture itself had been sent."""
+    assert llm.model.pictures is not None
+    monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
+    address = f"http://{elsewhere}/it.png"
+    own = llm.model.pictures.read(drawn_png())
+    for path, body in named(address):
+        assert http.post(path, json=body).status_code == 200
+    llm.chat([{"role": "user", "content": [{"type": "image", "image": address}, PARTS[1]]}], **GREEDY)
+    llm.generate({"prompt": "<image>", "multi_modal_data": {"image": address}}, **GREEDY)
+    setup = Setup(llm.model)
+    wire = setup.connect()
+    asked = {"model": llm.model.name, "prompt": "<image>", "images": [address], **GREEDY}
+    try:
+        assert (await wire.ask("GENERATE", **asked))[-1].get("finish_reason")
+    finally:
+        await setup.server.close()
+    assert [request.media[0].arrays for request in submitted] == [own.medium.arrays] * 7
+    for path, body in named("http://127.0.0.1:1/it.png"):
+        answer = http.post(path, json=body)
+        assert answer.status_code in (400, 422) and "this server fetches none from there" in answer.text
+    monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts())
+    for path, body in named(address):
+        answer = http.post(path, json=body)
+        assert answer.status_code in (400, 422) and "this server fetches nothing" in answer.text
+    assert len(submitted) == 7
+
+
+def test_so_many_requests_fetch_at_once(
+    llm: LLM, http: TestClient, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llm.model.pictures is not None
+    monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
+    monkeypatch.setattr(llm.model, "_fetching", threading.Semaphore(0))
+    path, body = named(f"http://{elsewhere}/it.png")[0]
+    answer = http.post(path, json=body)
+    assert answer.status_code in (429, 503) and "requests are fetching pictures" in answer.text
+    assert http.post(path, json={**body, "messages": [{"role": "user", "content": PARTS}]}).status_code == 200
+
+
+def test_the_command_line_lists_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["generate", "demo", "x", "--allow-image-host", "a.org", "--allow-image-host", "a.org/x"]
+    assert main(given) != 0
+    assert "image_hosts has 'a.org/x'; must be a host without a path" in capsys.readouterr().err
 
 
 REFUSED: list[tuple[Any, str]] = [

@@ -25,6 +25,7 @@ from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.media import has_remote
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, RewindPolicy
@@ -147,7 +148,8 @@ async def plan_turn(
     """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
     prompt as they were written. Raises `InvalidRequest` that names the field."""
     offer = conversation.offer()
-    made: ChatPrompt = await model.in_text_thread(_make_prompt, model, conversation, offer, user)
+    is_fetched = has_remote(conversation.messages)
+    made: ChatPrompt = await model.in_picture_thread(is_fetched, _make_prompt, model, conversation, offer, user)
     text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None

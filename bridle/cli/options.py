@@ -73,6 +73,11 @@ class ModelOptions:
     "CPU threads that compute. Default: torch's choice, but no more than a container has processor time for."
     generation_config: Literal["auto", "none"] = "auto"
     "`auto`: requests get what they leave out of sampling from the checkpoint's generation_config.json."
+    image_hosts: Annotated[tuple[str, ...], Parameter(name=spellings("--allow-image-host"), negative="")] = ()
+    (
+        "A host whose pictures requests may name by an https address: HOST[:PORT], with =NETWORK behind it if its "
+        "addresses are not public; may be repeated. Default: nothing is fetched."
+    )
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         return ModelConfig(model, warm_up=warm_up, **vars(self))

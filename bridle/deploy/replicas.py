@@ -27,7 +27,7 @@ from bridle.deploy.launcher import FETCHED, START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
-from bridle.media import open_reader
+from bridle.media import ImageHosts, open_reader
 from bridle.progress import Report, silent, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
@@ -116,7 +116,7 @@ def load_replicated(
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
-    report = progress or silent
+    report, hosts = progress or silent, ImageHosts(config.image_hosts)
     with watched(report):
         path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)
@@ -136,7 +136,7 @@ def load_replicated(
         adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
         control=store,
         constraints=constraints,
-        pictures=open_reader(path),
+        pictures=open_reader(path, hosts=hosts),
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
         pooling=pooling,

@@ -14,7 +14,8 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 class MediaLimits:
     """Limits of one request: pictures, bytes of each file and of all, pixels of each file. What a model is given of a
     picture has at most `max_shown_pixels`; larger ones are made smaller. What it is
-    given of all has at most `max_array_bytes`."""
+    given of all has at most `max_array_bytes`. Pictures of other servers have `fetch_seconds` to arrive, all of them
+    together."""
 
     max_images: int = 16
     max_image_bytes: int = 16 << 20
@@ -22,3 +23,4 @@ class MediaLimits:
     max_pixels: int = 64_000_000
     max_shown_pixels: int = 2_000_000
     max_array_bytes: int = 512 << 20
+    fetch_seconds: float = 10.0

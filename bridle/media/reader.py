@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bridle.engine.media import MediaArray, MediaRun, Medium, Sights
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media.families import FAMILIES, Layout
+from bridle.media.hosts import ImageHosts
 from bridle.media.limits import MediaLimits
 from bridle.media.pictures import check_picture, open_picture
-from bridle.media.sources import Source
+from bridle.media.sources import NO_HOSTS, Source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,10 +53,17 @@ class Picture:
 
 
 class MediaReader:
-    """Reads pictures for the checkpoint in `folder`, whose configuration is `settings`."""
+    """Reads pictures for the checkpoint in `folder`, whose configuration is `settings`. Those that are named by an
+    address are fetched from `hosts`."""
 
-    def __init__(self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None) -> None:
-        self.limits = limits or MediaLimits()
+    def __init__(
+        self,
+        folder: Path,
+        settings: PreTrainedConfig,
+        limits: MediaLimits | None = None,
+        hosts: ImageHosts = NO_HOSTS,
+    ) -> None:
+        self.limits, self.hosts = limits or MediaLimits(), hosts
         self._family = FAMILIES[settings.model_type]
         self._config = settings.to_dict()
         self._folder = folder
@@ -72,10 +81,7 @@ class MediaReader:
         limits = self.limits
         if len(sources) > limits.max_images:
             raise MediaRefused(f"{len(sources)} pictures were sent; at most {limits.max_images}", "image")
-        files = [source.open(limits) for source in sources]
-        num_bytes = sum(len(file) for file in files if isinstance(file, bytes))
-        if num_bytes > limits.max_total_bytes:
-            raise MediaRefused(f"the pictures have {num_bytes} bytes; at most {limits.max_total_bytes}", "image")
+        files = self._open_all(sources)
         pictures: list[Picture] = []
         for file, source in zip(files, sources, strict=True):
             pictures.append(self.read(file, source.where, LOW_PIXELS if source.is_low else None))
@@ -85,6 +91,19 @@ class MediaReader:
                     f"the pictures make {made} bytes for the model; at most {limits.max_array_bytes}", source.where
                 )
         return pictures
+
+    def _open_all(self, sources: Sequence[Source]) -> list[bytes | Image]:
+        """The files of a request, or what a program has opened."""
+        limits, deadline = self.limits, time.monotonic() + self.limits.fetch_seconds
+        files: list[bytes | Image] = []
+        num_bytes = 0
+        for source in sources:
+            file = source.open(limits, self.hosts, deadline)
+            num_bytes += len(file) if isinstance(file, bytes) else 0
+            if num_bytes > limits.max_total_bytes:
+                raise MediaRefused(f"the pictures have {num_bytes} bytes; at most {limits.max_total_bytes}", "image")
+            files.append(file)
+        return files
 
     def read(self, file: bytes | Image, where: str = "image", max_shown_pixels: int | None = None) -> Picture:
         """A picture in a file, or one that a program has opened; raises `MediaRefused`."""
@@ -227,7 +246,7 @@ def _key(arrays: Sequence[MediaArray]) -> bytes:
     return digest.digest()
 
 
-def open_reader(folder: Path, limits: MediaLimits | None = None) -> MediaReader | None:
+def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS) -> MediaReader | None:
     """A reader for the checkpoint in `folder`; None if its model reads text alone, or pictures in a way that is not
     known."""
     try:
@@ -240,7 +259,7 @@ def open_reader(folder: Path, limits: MediaLimits | None = None) -> MediaReader 
         from transformers import AutoConfig
 
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return MediaReader(folder, settings, limits)
+    return MediaReader(folder, settings, limits, hosts)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 """Pictures as they are written in requests: parts of messages in the shapes of several APIs, `data:` URLs and base64.
-Nothing is fetched, and no file is opened but those that a program names as a `Path`.
+No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
 
 Every refusal has a sentence of its own, which says nothing of what the bytes hold.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.errors import MediaRefused, UnsupportedFeature
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.media.hosts import ImageHosts, is_remote
 from bridle.media.limits import FORMATS, MediaLimits
 from bridle.shown import shown
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _PREFIX = "data:"
 #: The types of content parts that are pictures.
 PICTURE_PARTS = ("image_url", "input_image", "image")
+NO_HOSTS = ImageHosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,16 @@ class Source:
     kind: str | None = None
     is_low: bool = False
 
-    def open(self, limits: MediaLimits) -> bytes | Image:
-        """The file's bytes, or the picture that a program has opened."""
+    @property
+    def is_remote(self) -> bool:
+        """Whether it would have to be fetched."""
+        return self.kind is None and is_remote(self.value)
+
+    def open(self, limits: MediaLimits, hosts: ImageHosts = NO_HOSTS, deadline: float = inf) -> bytes | Image:
+        """The file's bytes, or the picture that a program has opened; one at `hosts` is waited for until `deadline`."""
         value, where = self.value, self.where
+        if self.is_remote and hosts:
+            return hosts.fetch(value, limits.max_image_bytes, deadline, where)
         if isinstance(value, str):
             return read_url(value, limits, where) if self.kind is None else read_base64(value, self.kind, limits, where)
         if isinstance(value, (bytes, bytearray)):
@@ -75,6 +85,21 @@ def _of_source(given: Mapping[str, Any], where: str) -> Source:
     raise MediaRefused(f"{where}.source must have the type base64, with media_type and data", where)
 
 
+def has_remote(messages: Iterable[Any]) -> bool:
+    """Whether a picture of messages would have to be fetched. What is wrong with a part is told when it is read."""
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    lists = (content for content in contents if isinstance(content, Sequence) and not isinstance(content, str))
+    return any(_is_remote_part(part) for content in lists for part in content)
+
+
+def _is_remote_part(part: Any) -> bool:
+    try:
+        source = source_of(part, "") if isinstance(part, Mapping) else None
+    except InvalidRequest:
+        return False
+    return source is not None and source.is_remote
+
+
 def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
     """A file that a program has named; clients of servers cannot."""
     try:
@@ -103,8 +128,8 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url") -> bytes:
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
-            f"{where} is a URL of the kind {shown(scheme)}; this server fetches nothing: send the picture itself, as "
-            "data:image/...;base64,...",
+            f"{where} is a URL of the kind {shown(scheme)}; this server fetches nothing there: send the picture "
+            "itself, as data:image/...;base64,...",
             where,
         )
     head, comma, text = url.partition(",")

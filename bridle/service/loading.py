@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
-from bridle.errors import EngineClosed, InvalidRequest
+from bridle.errors import EngineClosed, InvalidRequest, Overloaded
 from bridle.lora import AdapterPool, find_device
-from bridle.media import MediaReader, open_reader
+from bridle.media import ImageHosts, MediaReader, open_reader
 from bridle.progress import Report, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
@@ -37,6 +38,7 @@ from bridle.service.control import (
 )
 from bridle.service.defaults import read_defaults
 from bridle.service.vocabularies import check_sizes
+from bridle.threads import start_thread
 from bridle.tools import ToolDesk
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TEXT_THREADS = 2
+#: Requests that wait at once for pictures of other servers.
+_MOST_FETCHING = 32
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -102,6 +106,7 @@ class LoadedModel:
     max_sequence_tokens: int = field(init=False, repr=False)
     answers: AnswerBook = field(init=False, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
+    _fetching: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_FETCHING), repr=False)
 
     def __post_init__(self) -> None:
         info = self.info = self.client.info
@@ -137,6 +142,19 @@ class LoadedModel:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+
+    async def in_picture_thread(
+        self, is_fetched: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Do as `in_text_thread` for a request with pictures. One whose pictures have to be fetched gets a thread of
+        its own, since it waits for other servers. Raises `Overloaded` where there are too many of those."""
+        if not is_fetched or self.pictures is None or not self.pictures.hosts:
+            return await self.in_text_thread(function, *args, **kwargs)
+        if not self._fetching.acquire(blocking=False):
+            raise Overloaded(f"{_MOST_FETCHING} requests are fetching pictures; try again")
+        fetching = start_thread(partial(function, *args, **kwargs), "bridle-fetch")
+        fetching.add_done_callback(lambda done: self._fetching.release())
+        return await asyncio.wrap_future(fetching)
 
     async def try_constraint(self, constraint: Constraint) -> None:
         """Compile a constraint before a request needs it. Raises `InvalidRequest` for one that cannot be used."""
@@ -233,6 +251,7 @@ def _load_parts(
     from bridle.model.pooled.settings import read_pooling
     from bridle.text import Tokenizer
 
+    hosts = ImageHosts(config.image_hosts)
     with watched(progress) if progress else nullcontext():
         path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)
@@ -256,7 +275,7 @@ def _load_parts(
         vocabulary, num_logits = _vocabulary(config, path), executor.info.vocab_size
         demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
         undo.pop_all()
-    pictures = None if getattr(executor, "media", None) is None else open_reader(path)
+    pictures = None if getattr(executor, "media", None) is None else open_reader(path, hosts=hosts)
     defaults = read_defaults(path, config.generation_config)
     return _Parts(tokenizer, executor, runtime, demanded, defaults, pictures, pooling)
 

@@ -173,6 +173,14 @@ def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) 
     return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
 
 
+async def see_apart(
+    model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
+) -> tuple[tuple[int, ...], Sights]:
+    """Do as `see`, for an event loop."""
+    is_fetched = any(source.is_remote for source in sources)
+    return await model.in_picture_thread(is_fetched, see, model, tokens, sources)
+
+
 #: An embedding draws nothing; the length is not looked at.
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 

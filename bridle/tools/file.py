@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bridle.errors import BridleError, InvalidRequest
+from bridle.outbound import Bounds, networks_of
 from bridle.shown import shown
 from bridle.tools.access import ROLES, Grant
-from bridle.tools.addresses import networks_of
 from bridle.tools.client import ClientTool
 from bridle.tools.code import load_module
 from bridle.tools.desk import LogLevel, Tool, ToolDesk
 from bridle.tools.functions import FunctionTool, Threads
-from bridle.tools.http import HttpLimits, HttpTool, Rule
+from bridle.tools.http import HttpTool, Rule
 from bridle.tools.limits import ToolLimits
 from bridle.tools.mcp import McpServer, McpTool, check_installed
 
@@ -114,9 +114,9 @@ def _http(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool
     rules = tuple(Rule.of(text) for text in _texts("http", table, "http"))
     if not rules:
         raise InvalidRequest("http is empty; it must list what is allowed, such as 'GET https://example.org/api/'")
-    bounds = HttpLimits(
-        max_bytes=_number("max_bytes", table.get("max_bytes", HttpLimits().max_bytes), int),
-        timeout=_number("timeout", table.get("timeout", HttpLimits().timeout), float),
+    bounds = Bounds(
+        max_bytes=_number("max_bytes", table.get("max_bytes", Bounds().max_bytes), int),
+        timeout=_number("timeout", table.get("timeout", Bounds().timeout), float),
         private=networks_of(_texts("private", table, "private")),
         headers=_strings("headers", table.get("headers", {})),
     )

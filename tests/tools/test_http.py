@@ -11,14 +11,15 @@ from ipaddress import ip_address
 from typing import Any, ClassVar
 
 import pytest
+from bridle.outbound.addresses import checked_address
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest, ToolFailed
+from bridle.outbound import Bounds, OutboundFailed, Target, is_allowed, is_winding, networks_of
 from bridle.tools import Call, ToolDesk
-from bridle.tools.addresses import checked_address, is_allowed, networks_of
 from bridle.tools.functions import Threads
-from bridle.tools.http import HttpLimits, HttpTool, Rule, Target, is_winding
+from bridle.tools.http import HttpTool, Rule
 from tests.waiting import PATIENCE, until
 
 LOOPBACK = networks_of(["127.0.0.1"])
@@ -97,7 +98,7 @@ def service() -> Iterator[int]:
 
 def ask(port: int, arguments: dict[str, Any], **limits: Any) -> Call:
     rules = tuple(Rule.of(f"{method} http://localhost:{port}/api/") for method in ("GET", "POST"))
-    bounds = HttpLimits(**{"private": LOOPBACK, "headers": {"X-Key": "secret"}, **limits})
+    bounds = Bounds(**{"private": LOOPBACK, "headers": {"X-Key": "secret"}, **limits})
     threads = Threads(4)
     desk = ToolDesk({"web": HttpTool(rules, bounds, threads)})
     try:
@@ -183,7 +184,7 @@ def test_what_is_no_good_request_goes_nowhere(service: int, arguments: dict[str,
 
 def test_a_call_that_is_given_up_ends_its_connection(service: int) -> None:
     rule, threads = Rule.of(f"GET http://localhost:{service}/api/"), Threads(1)
-    desk = ToolDesk({"web": HttpTool((rule,), HttpLimits(private=LOOPBACK, timeout=PATIENCE), threads)})
+    desk = ToolDesk({"web": HttpTool((rule,), Bounds(private=LOOPBACK, timeout=PATIENCE), threads)})
     call = desk.begin("web", url(service, "/api/hangs"), timeout=PATIENCE)
     until(lambda: threads.num)
     call.cancel()
@@ -206,7 +207,7 @@ def test_a_look_up_that_hangs_keeps_its_thread_and_no_more(monkeypatch: pytest.M
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     monkeypatch.setattr("socket.create_connection", lambda *rest: connected.append(rest))
     rule, threads = Rule.of("GET http://hangs.example/"), Threads(1)
-    desk = ToolDesk({"web": HttpTool((rule,), HttpLimits(private=LOOPBACK, timeout=0.05), threads)})
+    desk = ToolDesk({"web": HttpTool((rule,), Bounds(private=LOOPBACK, timeout=0.05), threads)})
     try:
         for why in (
             "did not answer within 0.05 seconds (timeout)",
@@ -342,11 +343,11 @@ def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPa
         found = {"both": ["1.1.1.1", "127.0.0.1"], "good": ["1.1.1.1", "2606:4700::1111"], "none": []}[host]
         return [(0, 0, 0, "", (address, port)) for address in found]
 
-    monkeypatch.setattr("bridle.tools.addresses.socket.getaddrinfo", resolve)
+    monkeypatch.setattr("bridle.outbound.addresses.socket.getaddrinfo", resolve)
     assert checked_address("good", 443, ()) == "1.1.1.1"
-    with pytest.raises(ToolFailed, match=r"host 'both' has the address 127.0.0.1, which is not public"):
+    with pytest.raises(OutboundFailed, match=r"host 'both' has the address 127.0.0.1, which is not public"):
         checked_address("both", 443, ())
-    with pytest.raises(ToolFailed, match="host 'none' has no address"):
+    with pytest.raises(OutboundFailed, match="host 'none' has no address"):
         checked_address("none", 443, ())
     assert asked == ["good", "both", "none"]
 
@@ -363,7 +364,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(service: int, monke
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     rule = Rule.of(f"GET http://rebinds.example:{service}/")
-    desk = ToolDesk({"web": HttpTool((rule,), HttpLimits(private=LOOPBACK), Threads(1))})
+    desk = ToolDesk({"web": HttpTool((rule,), Bounds(private=LOOPBACK), Threads(1))})
     call = desk.begin("web", {"url": f"http://rebinds.example:{service}/api/hello"})
     until(lambda: call.is_done)
     desk.close()

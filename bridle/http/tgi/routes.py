@@ -26,12 +26,12 @@ from bridle.http.transport.shaped_route import checked_body
 from bridle.http.transport.sse import SseResponse
 from bridle.media import Source
 from bridle.service import LoadedModel
-from bridle.service.requests import see
+from bridle.service.requests import see_apart
 from bridle.service.serving import Serving
 
 #: The text by which clients of models that see put an image into a prompt.
-_IMAGE = "](data:image/"
-_BEGIN = f"![{_IMAGE}"
+_IMAGE = re.compile(r"!\[\]\((?=data:image/|https?://)")
+_DATA = "](data:image/"
 _OTHER_FILE = re.compile(r"!\[\]\(data:((?:audio|video)/[\w.+-]{1,60})")
 
 router = APIRouter(route_class=NativeRoute)
@@ -104,7 +104,7 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
     steering = serving.steering(given, plan.constraint)
     tokens, sights = await serving.tokens([text], plan.truncate), NO_SIGHTS
     if sources:
-        seen, sights = await model.in_text_thread(see, model, tokens[0], sources)
+        seen, sights = await see_apart(model, tokens[0], sources)
         tokens = [seen]
     sampling = settled(plan, given, model, len(tokens[0]))
     generation = await serving.prepare(tokens, sampling, steering, apart=True, sights=sights)
@@ -119,24 +119,26 @@ def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]
         raise UnsupportedFeature(
             f"inputs has a file of type {other[1]!r}; {reads(model.name, model.pictures is not None)}", "inputs"
         )
-    if _IMAGE not in inputs:
-        return inputs, []
     if model.pictures is None:
-        raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
+        if _DATA in inputs:
+            raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
+        return inputs, []
+    before, *rest = _IMAGE.split(inputs)
+    if not rest:
+        return inputs, []
     place = model.tokenizer.token_text(model.pictures.placeholder)
     if place in inputs:
         raise InvalidRequest(f"inputs has the text {place!r}, which stands for a picture", "inputs")
-    if (count := inputs.count(_BEGIN)) > model.pictures.limits.max_images:
-        raise InvalidRequest(f"inputs has {count} images; at most {model.pictures.limits.max_images}", "inputs")
-    texts, sources, rest = [], [], inputs
-    while _BEGIN in rest:
-        before, _, rest = rest.partition(_BEGIN)
-        url, end, rest = rest.partition(")")
+    if len(rest) > model.pictures.limits.max_images:
+        raise InvalidRequest(f"inputs has {len(rest)} images; at most {model.pictures.limits.max_images}", "inputs")
+    texts, sources = [before], []
+    for number, part in enumerate(rest, 1):
+        url, end, after = part.partition(")")
         if not end:
             raise InvalidRequest("inputs has an image without an end: ![](data:image/...;base64,...)", "inputs")
-        texts.append(before)
-        sources.append(Source(_BEGIN[4:] + url, f"inputs, image {len(texts)}"))
-    return place.join([*texts, rest]), sources
+        texts.append(after)
+        sources.append(Source(url, f"inputs, image {number}"))
+    return place.join(texts), sources
 
 
 def _whole(answer: Answer, as_list: bool = False) -> Response:

@@ -19,7 +19,7 @@ from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, new_seed
 from bridle.service.defaults import filled
 from bridle.service.generation import Generation
-from bridle.service.requests import see
+from bridle.service.requests import see_apart
 from bridle.service.serving import Serving
 from bridle.service.steering import ignores_eos
 
@@ -75,9 +75,9 @@ async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -
     sources = []
     for number, url in enumerate(asked.images):
         if not isinstance(url, str):
-            raise InvalidRequest(f"images[{number}] is a {type(url).__name__}; must be a data: URL", "images")
+            raise InvalidRequest(f"images[{number}] is a {type(url).__name__}; must be a URL", "images")
         sources.append(Source(url, f"images[{number}]"))
-    return await model.in_text_thread(see, model, context, sources)
+    return await see_apart(model, context, sources)
 
 
 async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:

@@ -1,4 +1,4 @@
-"""Which addresses a tool may connect to: public ones, and private ones that the operator has listed.
+"""Which addresses may be connected to: public ones, and private ones that the operator has listed.
 
 A name is looked up once; each address that it has must be allowed, and the connection goes to one that was checked
 here. So a name whose answer changes between check and connection leads nowhere else.
@@ -10,7 +10,8 @@ import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from bridle.errors import InvalidRequest, ToolFailed
+from bridle.errors import InvalidRequest
+from bridle.outbound.failure import OutboundFailed
 
 Address = IPv4Address | IPv6Address
 Networks = tuple[IPv4Network | IPv6Network, ...]
@@ -29,7 +30,7 @@ def networks_of(texts: Iterable[str]) -> Networks:
 
 
 def is_allowed(address: Address, private: Networks) -> bool:
-    """Whether a tool may connect there."""
+    """Whether it may be connected to."""
     if any(address.version == network.version and address in network for network in private):
         return True
     inner = _embedded(address)
@@ -53,15 +54,18 @@ def _embedded(address: Address) -> IPv4Address | None:
 
 
 def checked_address(host: str, port: int, private: Networks) -> str:
-    """The address of a host to connect to. Raises `ToolFailed` if it has none, or one that is not allowed. Blocks."""
+    """An address of a host to connect to. Raises `OutboundFailed` if it has none, or one that is
+    not allowed. Blocks."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ToolFailed(f"host {host!r} is not known: {error.strerror or error}") from None
+        raise OutboundFailed(f"host {host!r} is not known: {error.strerror or error}") from None
     addresses = [ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     for address in addresses:
         if not is_allowed(address, private):
-            raise ToolFailed(f"host {host!r} has the address {address}, which is not public and not listed as private")
+            raise OutboundFailed(
+                f"host {host!r} has the address {address}, which is not public and not listed as private"
+            )
     if not addresses:
-        raise ToolFailed(f"host {host!r} has no address")
+        raise OutboundFailed(f"host {host!r} has no address")
     return str(addresses[0])

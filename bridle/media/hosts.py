@@ -1,0 +1,118 @@
+"""Pictures on other servers: fetched from hosts that the operator lists, and from nowhere else.
+
+What such a server says of its files is not believed: not their type, nor their size. Where it sends on, the new place
+is looked at as the first was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Self
+from urllib.parse import urljoin
+
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.outbound import Answer, Bounds, Exchange, Networks, OutboundFailed, Target, networks_of
+from bridle.shown import shown
+
+_SCHEMES = ("http://", "https://")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 3
+
+
+def is_remote(url: object) -> bool:
+    """Whether a picture would have to be fetched."""
+    return isinstance(url, str) and url[:8].lower().startswith(_SCHEMES)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedHost:
+    """An origin, and which of its addresses may be others than public ones."""
+
+    scheme: str
+    host: str
+    port: int
+    private: Networks = ()
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read `HOST`, `HOST:PORT` or `http://HOST`, with `=NETWORK` behind it where its addresses are not public. An
+        address that is listed itself may be private. Raises `InvalidRequest`."""
+        place, _, network = text.partition("=")
+        try:
+            target = Target.of(place if place.startswith(_SCHEMES) else f"https://{place}")
+            private = networks_of([network]) if network else _itself(target.host)
+        except (OutboundFailed, InvalidRequest) as error:
+            raise InvalidRequest(f"image_hosts has {shown(text)}; {error}", "image_hosts") from None
+        if target.path != "/":
+            raise InvalidRequest(f"image_hosts has {shown(text)}; must be a host without a path", "image_hosts")
+        return cls(target.scheme, target.host, target.port, private)
+
+    def serves(self, target: Target) -> bool:
+        """Whether a URL leads here."""
+        return (target.scheme, target.host, target.port) == (self.scheme, self.host, self.port)
+
+
+def _itself(host: str) -> Networks:
+    try:
+        return (ip_network(host),)
+    except ValueError:
+        return ()  # a name
+
+
+class ImageHosts:
+    """The hosts that pictures are fetched from."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        """Hosts as an operator lists them; raises `InvalidRequest`."""
+        self._hosts = tuple(map(ListedHost.of, [texts] if isinstance(texts, str) else texts))
+
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
+
+    def fetch(self, url: str, max_bytes: int, deadline: float, where: str) -> bytes:
+        """The file at a URL; waits for it until `deadline`, of the monotonic clock. Raises `UnsupportedFeature` for a
+        host that is not listed, and `MediaRefused`."""
+        for _ in range(_MOST_REDIRECTS + 1):
+            try:
+                target = Target.of(url)
+                private = self._listed(target, where).private
+                answer = _fetched(target, Bounds(max_bytes, _left(deadline), private, {"Accept": "image/*"}))
+            except OutboundFailed as error:
+                raise MediaRefused(f"{where} cannot be fetched: {error}", where) from None
+            if answer.status == 200:
+                return answer.data
+            place = answer.headers.get("location")
+            if answer.status not in _REDIRECTS or place is None:
+                raise MediaRefused(f"{where} cannot be fetched: {target.host} answered {answer.status}", where)
+            url = urljoin(url, place)
+        raise MediaRefused(f"{where} cannot be fetched: sent on more than {_MOST_REDIRECTS} times", where)
+
+    def _listed(self, target: Target, where: str) -> ListedHost:
+        for host in self._hosts:
+            if host.serves(target):
+                return host
+        origin = f"{target.scheme}://{target.host}:{target.port}"
+        raise UnsupportedFeature(
+            f"{where} is a picture at {origin}; this server fetches none from there (--allow-image-host)", where
+        )
+
+
+def _fetched(target: Target, bounds: Bounds) -> Answer:
+    """The answer within its time, however slowly a server sends: a socket's own limit begins anew with each byte."""
+    exchange = Exchange(bounds, target)
+    watch = threading.Timer(bounds.timeout, exchange.abort)
+    watch.daemon = True
+    watch.start()
+    try:
+        return exchange.run()
+    finally:
+        watch.cancel()
+
+
+def _left(deadline: float) -> float:
+    """Seconds, rounded so that they can be told."""
+    return max(round(deadline - time.monotonic(), 1), 0.1)

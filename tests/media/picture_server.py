@@ -1,0 +1,69 @@
+"""A server of pictures on this machine, which does what its paths say."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+from PIL import Image
+
+from tests.waiting import PATIENCE
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (200, 10, 10)).save(file, "PNG")
+    return file.getvalue()
+
+
+class Files(BaseHTTPRequestHandler):
+    """`/to/x_y` sends on to `x/y`, `/hangs` begins an answer and waits."""
+
+    gate: ClassVar[threading.Event] = threading.Event()
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        match self.path.split("/")[1]:
+            case "it.png":
+                self._answer(200, png(), {"Content-Type": "text/html"})
+            case "to":
+                self._answer(302, b"", {"Location": self.path.removeprefix("/to/").replace("_", "/")})
+            case "round":
+                self._answer(301, b"", {"Location": "/round"})
+            case "huge":
+                self._answer(200, b"x" * 4096)
+            case "hangs":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                self.gate.wait(PATIENCE)
+            case _:
+                self._answer(404, b"a page that says much")
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def served_pictures() -> Iterator[str]:
+    """Where the server is: address and port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        Files.gate.set()
+        server.shutdown()
+        server.server_close()

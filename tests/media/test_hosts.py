@@ -1,0 +1,93 @@
+"""Pictures on other servers: fetched from hosts that are listed, at addresses that were checked, and from nowhere
+else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.media import ImageHosts, MediaLimits, Source, has_remote
+from tests.media.picture_server import Files, png, served_pictures
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[str]:
+    with served_pictures() as place:
+        yield place
+
+
+def fetch(hosts: ImageHosts, url: str, max_bytes: int = 2048, seconds: float = PATIENCE) -> bytes:
+    return hosts.fetch(url, max_bytes, time.monotonic() + seconds, "it")
+
+
+def test_a_picture_of_a_listed_host_is_fetched(place: str) -> None:
+    """Also after having been sent on within it; what is said of its type does not count."""
+    hosts = ImageHosts([f"http://{place}"])
+    for path in ("it.png", "to/_it.png", f"to/http:__{place}_it.png"):
+        assert fetch(hosts, f"http://{place}/{path}") == png()
+    assert Source(f"http://{place}/it.png", "it").open(MediaLimits(), hosts, time.monotonic() + PATIENCE) == png()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "why"),
+    [
+        ("none.png", MediaRefused, "it cannot be fetched: 127.0.0.1 answered 404$"),
+        ("huge", MediaRefused, "more than 2048 bytes"),
+        ("round", MediaRefused, "sent on more than 3 times"),
+        ("to/http:__169.254.169.254_latest", UnsupportedFeature, "at http://169.254.169.254:80; this server fetches"),
+        ("to/file:___etc_passwd", MediaRefused, "must be http or https"),
+    ],
+)
+def test_what_goes_wrong_is_told(place: str, path: str, kind: type[Exception], why: str) -> None:
+    with pytest.raises(kind, match=why):
+        fetch(ImageHosts([f"http://{place}"]), f"http://{place}/{path}")
+
+
+def test_a_server_that_hangs_ends_the_wait(place: str) -> None:
+    """Also one that has begun its answer: the whole of it has its time."""
+    with pytest.raises(MediaRefused, match="it cannot be fetched: "):
+        fetch(ImageHosts([f"http://{place}"]), f"http://{place}/hangs", seconds=0.2)
+
+
+def test_no_other_host_is_asked(place: str) -> None:
+    """A name is no address, a port no other, and http no https."""
+    port = place.partition(":")[2]
+    Files.asked.clear()
+    for listed, url in (
+        ("example.org", f"http://{place}/it.png"),
+        (place, f"http://{place}/it.png"),
+        (f"http://localhost:{port}=127.0.0.0/8", f"http://{place}/it.png"),
+        (f"http://{place}", f"http://127.0.0.1:{int(port) ^ 1}/it.png"),
+        ("example.org", "https://example.org.evil.test/it.png"),
+        ("example.org", "https://a.example.org/it.png"),
+    ):
+        with pytest.raises(UnsupportedFeature, match=r"this server fetches none from there \(--allow-image-host\)"):
+            fetch(ImageHosts([listed]), url)
+    with pytest.raises(MediaRefused, match="not public and not listed as private"):
+        fetch(ImageHosts([f"http://localhost:{port}"]), f"http://localhost:{port}/it.png")
+    assert Files.asked == []
+    assert fetch(ImageHosts([f"http://localhost:{port}=127.0.0.0/8"]), f"http://localhost:{port}/it.png") == png()
+
+
+@pytest.mark.parametrize(
+    "listed", ["", "a b", "ftp://a.org", "a.org/pictures", "u@a.org", "a.org=x", "a.org=10.0.0.1/8", "*"]
+)
+def test_what_is_no_host_is_refused_at_the_start(listed: str) -> None:
+    with pytest.raises(InvalidRequest, match="image_hosts has "):
+        ImageHosts([listed])
+
+
+def test_which_messages_have_pictures_to_fetch() -> None:
+    def said(*parts: object) -> list[object]:
+        return ["x", {"content": None}, {"content": "https://a/"}, {"content": [None, {"type": "text"}, *parts]}]
+
+    assert not ImageHosts() and ImageHosts("example.org")
+    assert has_remote(said({"type": "image_url", "image_url": {"url": "HTTPS://a/x.png"}}))
+    assert has_remote(said({"type": "image", "source": {"type": "url", "url": "https://a/x.png"}}))
+    for other in ({"image_url": {"url": "data:image/png;base64,AA"}}, {"file_id": "x"}, {"image_url": 3}, {}):
+        assert not has_remote(said({"type": "image_url", **other}))
+    assert not has_remote(said({"type": "image", "source": {"type": "base64", "data": "https://", "media_type": "x"}}))
