@@ -31,7 +31,7 @@ from bridle.threads import ThreadPerCall
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL = 2
+PROTOCOL = 3
 SERVICE = "bridle.shard.v1.Shard"
 #: The metadata that a shard sends before its first reply, once it has accepted the router's stream.
 ACCEPTED = ("bridle-accepted", "1")

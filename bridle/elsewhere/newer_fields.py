@@ -27,6 +27,7 @@ NEWER: tuple[Field, ...] = (
     absent(
         "vLLM", "previous_input_messages", "`previous_response_id` stands for them, or send the whole `input`", ["x"]
     ),
+    absent("vLLM", "multi_modal_data", "pictures are parts of messages, as `image_url`", {"image": "x"}),
     absent("vLLM", "mm_payload", "pictures are parts of messages, as `image_url`", {"a": 1}),
     absent(
         "SGLang",
