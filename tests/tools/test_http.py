@@ -11,12 +11,12 @@ from ipaddress import ip_address
 from typing import Any, ClassVar
 
 import pytest
-from bridle.outbound.addresses import checked_address
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.outbound import Bounds, OutboundFailed, Target, is_allowed, is_winding, networks_of
+from bridle.outbound.addresses import checked_address
 from bridle.tools import Call, ToolDesk
 from bridle.tools.functions import Threads
 from bridle.tools.http import HttpTool, Rule
