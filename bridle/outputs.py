@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bridle.errors import BridleError
-from bridle.traced import Record, Trace
+from bridle.traced import Later, Record, Trace, made
 from bridle.traced.colours import page_of
 
 
@@ -164,9 +164,15 @@ class Resuming(Event):
 @dataclass(slots=True)
 class Traced(Event):
     """A record of the output's trace, sent as it happens to requests that ask for one. There may be several for one
-    token, and they come before the events that they are about."""
+    token, and they come before the events that they are about. It is `told` as what makes it, until it is read."""
 
-    record: Record
+    told: Record | Later
+
+    @property
+    def record(self) -> Record:
+        """What happened."""
+        self.told = record = made(self.told)
+        return record
 
 
 @dataclass(slots=True)

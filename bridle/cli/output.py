@@ -70,7 +70,7 @@ class TextStream:
                 self._count()
                 yield event.text
             elif isinstance(event, Traced) and self.trace is not None:
-                self.trace.records.append(event.record)
+                self.trace.add(event.told)
                 if self.on_record is not None:
                     self.on_record(event.record)
             elif isinstance(event, Finished):

@@ -31,6 +31,7 @@ from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
 from bridle.sampling import LogitBias, SamplingParams
+from bridle.traced import made
 from bridle.traces import decode_record, encode_record
 
 PROTOCOL = 2
@@ -107,7 +108,7 @@ _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda error: None if error is None else pack_error(error),
         lambda form: None if form is None else unpack_error(*form),
     ),
-    "record": (bytes, encode_record, decode_record),
+    "told": (bytes, lambda told: encode_record(made(told)), decode_record),
     "vector": (bytes, lambda vector: vector.tobytes(), lambda data: array("f", data)),
 }
 

@@ -11,6 +11,7 @@ nobody may change one. A plan is applied in this order: forks, freed, copies, ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.engine.media import Runs
@@ -137,8 +138,8 @@ class StepResult:
 
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
     is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]` is Mirostat's
-    state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a traced row drew from;
-    there are none if no row is traced.
+    state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a traced row drew from,
+    perhaps made when it is read; there are none if no row is traced.
     """
 
     step: int
@@ -146,4 +147,4 @@ class StepResult:
     logprobs: list[Logprob | None] = field(default_factory=list)
     scores: list[list[Logprob]] = field(default_factory=list)
     mus: list[float] = field(default_factory=list)
-    draws: list[Draw | None] = field(default_factory=list)
+    draws: Sequence[Draw | None] = field(default_factory=list)

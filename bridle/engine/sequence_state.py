@@ -5,6 +5,7 @@ Every component may read them. They are plain data; what follows from several pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -161,8 +162,9 @@ class TraceState:
     room: TraceRoom
     by: str | None  # what steers it
     num_seen: int = 0  # tokens that went through the model, as far as they were not taken back
-    row: SampleRow | None = None  # of the draw under way, and what it drew from
-    draw: Draw | None = None
+    row: SampleRow | None = None  # of the draw under way; its number, and what the rows of its step drew from
+    number: int = 0
+    draws: Sequence[Draw | None] = ()
     is_draft: bool = False
     asked_at: float | None = None
     answered: float = 0.0  # seconds that its controller took since the last token

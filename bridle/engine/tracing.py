@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, TextDecoder
@@ -22,9 +23,10 @@ from bridle.traced import (
     MAX_LIVE_RECORDS,
     Chunk,
     Cost,
+    Draw,
     End,
     Fork,
-    Odds,
+    Later,
     Prompt,
     Record,
     Replaced,
@@ -84,33 +86,34 @@ class Tracer:
         """Note what the token drew from that comes next."""
         trace = seq.trace
         assert trace is not None
-        trace.row, trace.is_draft = row, is_draft
-        trace.draw = result.draws[number] if result.draws else None
-        if trace.draw is not None and self._decoder is not None and seq.request.detokenize:
-            _spell_odds(trace.draw.before, self._decoder)
-            if trace.draw.after is not None:
-                _spell_odds(trace.draw.after, self._decoder)
+        trace.row, trace.is_draft, trace.number, trace.draws = row, is_draft, number, result.draws
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
         """Record a token that was just appended."""
         trace = seq.trace
         assert trace is not None
-        row, spelled, at = trace.row, self._spell(seq, token), seq.num_generated - 1
+        if not self._has_room(trace.room):
+            return
+        place = seq.index, self._step, seq.num_generated - 1, token, text
+        decoder = self._decoder if seq.request.detokenize else None
+        made: Later
         if forced:
-            record = Token(seq.index, self._step, at, token, text, spelled, True, trace.by)
+            made = partial(_forced_token, decoder, place, trace.by, trace.answered)
         else:
-            drawn = trace.is_draft, trace.draw, *_biases_of(row)
-            record = Token(seq.index, self._step, at, token, text, spelled, False, None, *drawn, 0.0, self._cost)
-            trace.row = trace.draw = None
-        record.answer, trace.answered = trace.answered, 0.0
-        self._add(seq, record)
+            bias = () if trace.row is None else trace.row.bias
+            drawn = trace.is_draft, trace.draws, trace.number
+            made = partial(_drawn_token, decoder, place, drawn, bias, trace.answered, self._cost)
+            trace.row, trace.draws = None, ()
+        trace.answered = 0.0
+        self._emit(Traced(seq.request.id, seq.index, made))
 
     def replaced(self, seq: Output, token: int) -> None:
         """Record a drawn token whose place a splice takes."""
         trace = seq.trace
         assert trace is not None
-        self._add(seq, Replaced(seq.index, self._step, token, self._spell(seq, token), trace.by, trace.draw))
-        trace.row = trace.draw = None
+        draw = _draw_of(self._decoder if seq.request.detokenize else None, trace.draws, trace.number)
+        self._add(seq, Replaced(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
+        trace.row, trace.draws = None, ()
 
     def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
         """Record that tokens and characters were taken back."""
@@ -196,31 +199,60 @@ class Tracer:
 
     def _add(self, seq: Output, record: Record) -> None:
         assert seq.trace is not None
-        room = seq.trace.room
+        if self._has_room(seq.trace.room):
+            self._emit(Traced(seq.request.id, seq.index, record))
+
+    def _has_room(self, room: TraceRoom) -> bool:
+        """Take room for one more record, if there is some."""
         if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
             room.num_cut += 1
-            return
+            return False
         room.num_records += 1
         self.num_live_records += 1
-        self._emit(Traced(seq.request.id, seq.index, record))
+        return True
 
     def _spell(self, seq: Output, token: int) -> str:
         return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""
 
 
-_NO_BIASES: tuple[tuple[tuple[int, float | None], ...], int] = ((), 0)
+# -- records that are made when they are read: a step only notes what they are made of ------------------------
+
+#: Output, step, number in the output, token and text.
+_Place = tuple[int, int, int, int, str]
+#: Whether the token was drafted, the draws of its step, and which one is its own.
+_Drawn = tuple[bool, Sequence[Draw | None], int]
 
 
-def _biases_of(row: SampleRow | None) -> tuple[tuple[tuple[int, float | None], ...], int]:
-    """The biases of a draw that are told, and how many there were."""
-    if row is None or not row.bias:
-        return _NO_BIASES
-    told = row.bias[:MAX_BIASES]
-    return tuple([(each, None if math.isinf(addend) else addend) for each, addend in told]), len(row.bias)
+def _forced_token(decoder: TextDecoder | None, place: _Place, by: str | None, answer: float) -> Token:
+    return Token(*place, _spelled(decoder, place[3]), True, by, answer=answer)
 
 
-def _spell_odds(odds: Odds, decoder: TextDecoder) -> None:
-    odds.texts = tuple([decoder.token_text(token) for token, _ in odds.top])
+def _drawn_token(
+    decoder: TextDecoder | None,
+    place: _Place,
+    drawn: _Drawn,
+    bias: tuple[tuple[int, float], ...],
+    answer: float,
+    cost: Cost | None,
+) -> Token:
+    is_draft, draws, number = drawn
+    told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[:MAX_BIASES]])
+    draw = _draw_of(decoder, draws, number)
+    spelled = _spelled(decoder, place[3])
+    return Token(*place, spelled, False, None, is_draft, draw, told, len(bias), answer, cost)
+
+
+def _draw_of(decoder: TextDecoder | None, draws: Sequence[Draw | None], number: int) -> Draw | None:
+    draw = draws[number] if draws else None
+    if draw is not None and decoder is not None:
+        for odds in (draw.before, draw.after):
+            if odds is not None:
+                odds.texts = tuple([decoder.token_text(token) for token, _ in odds.top])
+    return draw
+
+
+def _spelled(decoder: TextDecoder | None, token: int) -> str:
+    return "" if decoder is None else decoder.token_text(token)
 
 
 def _size(record: Said | Wrote) -> int:

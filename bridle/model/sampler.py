@@ -26,7 +26,7 @@ from bridle.model.sampling.extremes import largest
 from bridle.model.sampling.filters import apply_filters, on_rows
 from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.mirostat import cut_surprising, next_mus
-from bridle.model.sampling.origins import traced_draws
+from bridle.model.sampling.origins import TracedDraws, traced_draws
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
 from bridle.model.sampling.seen import Seen
@@ -35,7 +35,6 @@ from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
-from bridle.traced import Draw
 
 #: The token of a row from which nothing can be drawn.
 NOTHING = -1
@@ -62,15 +61,17 @@ class StandardSampler:
         limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, _MAX_ELEMENTS["cuda"])
         result = StepResult(batch.step)
         mus: dict[int, float] = {}
-        draws: list[Draw | None] = []
+        is_traced = any(row.num_traced for row in batch.rows)
+        draws = TracedDraws()
         for rows in parts(batch.rows, logits.shape[-1], limit):
             drawn = self._tokens(logits, rows, history)
             mus |= {len(result.tokens) + i: mu for i, mu in drawn.mus.items()}
             result.tokens += drawn.tokens
             result.logprobs += _logprobs(logits, rows, drawn.tokens, drawn.processed)
-            draws += traced_draws(logits, rows, drawn.tokens, drawn.processed, drawn.seen)
+            if is_traced:
+                draws.extend(traced_draws(logits, rows, drawn.tokens, drawn.processed, drawn.seen))
         result.scores = score(logits, batch.scores, limit)
-        result.draws = draws if any(row.num_traced for row in batch.rows) else []
+        result.draws = draws
         result.mus = [mus.get(i, 0.0) for i in range(len(batch.rows))] if mus else []
         return result
 

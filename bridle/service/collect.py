@@ -119,7 +119,7 @@ class OutputCollector:
                     self.growing[event.index].finish(event)
                 case Traced():
                     if self.output.trace is not None:
-                        self.output.trace.records.append(event.record)
+                        self.output.trace.add(event.told)
                 case PromptEvent():
                     self._add_prompt(event)
                 case Embedded():

@@ -91,7 +91,7 @@ class TraceBook:
         if self.is_chosen(request_id):
             self._threads.submit(self._write, request_id, text)
         if is_wanted:
-            size = sum(len(trace.header.prompt) * 16 + len(trace.records) * _RECORD_BYTES for trace in traces)
+            size = sum(len(trace.header.prompt) * 16 + trace.num_records * _RECORD_BYTES for trace in traces)
             self.texts.keep(user, request_id, text, size)
             text.add_done_callback(lambda done: self._measure(user, request_id, done))
 

@@ -18,6 +18,7 @@ from bridle.traced.records import (
     Exchange,
     Fork,
     Header,
+    Later,
     Odds,
     Prompt,
     Record,
@@ -28,6 +29,7 @@ from bridle.traced.records import (
     Trace,
     Wait,
     Wrote,
+    made,
 )
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "Exchange",
     "Fork",
     "Header",
+    "Later",
     "Odds",
     "Prompt",
     "Record",
@@ -56,4 +59,5 @@ __all__ = [
     "Trace",
     "Wait",
     "Wrote",
+    "made",
 ]

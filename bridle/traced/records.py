@@ -7,6 +7,7 @@ how they are written is for `bridle.traces`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,14 +248,55 @@ class Header:
     made: str = ""
 
 
-@dataclass(slots=True)
+#: What becomes a record when it is read: steps are not held up by what nobody may ever look at.
+Later = Callable[[], Record]
+
+
 class Trace:
     """What happened to one request."""
 
-    header: Header
-    records: list[Record] = field(default_factory=list)
+    __slots__ = ("_num_made", "_told", "header")
+
+    def __init__(self, header: Header, records: Iterable[Record | Later] = ()) -> None:
+        self.header = header
+        self._told: list[Any] = list(records)
+        self._num_made = 0
+
+    def add(self, record: Record | Later) -> None:
+        """Add what happened next."""
+        self._told.append(record)
+
+    @property
+    def records(self) -> list[Record]:
+        """What happened, in order."""
+        told = self._told
+        for number in range(self._num_made, len(told)):
+            told[number] = made(told[number])
+        self._num_made = len(told)
+        return told
+
+    @property
+    def num_records(self) -> int:
+        """How many records there are."""
+        return len(self._told)
 
     @property
     def num_cut(self) -> int:
         """How many records are missing."""
         return max((record.num_cut for record in self.records if isinstance(record, End)), default=0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and (self.header, self.records) == (other.header, other.records)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Trace({self.header!r}, {self.records!r})"
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[Header, list[Record]]]:
+        return Trace, (self.header, self.records)
+
+
+def made(record: Record | Later) -> Record:
+    """The record itself."""
+    return record if isinstance(record, Record) else record()

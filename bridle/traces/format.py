@@ -140,7 +140,7 @@ def _traces(file: BinaryIO, name: str) -> Iterator[Trace]:
             trace = Trace(value)
         else:
             assert trace is not None
-            trace.records.append(value)
+            trace.add(value)
     assert trace is not None
     yield trace
 

@@ -85,7 +85,7 @@ def test_a_mask_that_leaves_one_token_takes_the_rest() -> None:
 
 def test_a_row_with_nothing_to_draw_tells_nothing() -> None:
     made = replace(row(mask=bytes(4)), num_traced=5)
-    assert run(torch.zeros(1, 4), [made]).draws == [None]
+    assert list(run(torch.zeros(1, 4), [made]).draws) == [None]
 
 
 @given(st.integers(0, 1 << 40))

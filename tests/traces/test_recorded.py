@@ -95,8 +95,8 @@ def test_the_same_controller_passes_and_others_are_told_apart(llm: LLM, play: Pl
 
 def test_what_only_the_model_knows_is_not_passed(llm: LLM, play: Player) -> None:
     old = traced(llm, seed=1, temperature=2.0)
-    longer = replace(old, header=replace(old.header, sampling={**old.header.sampling, "max_tokens": 12}))
-    made = judge(replace(old, records=old.records), play(longer, None))
+    longer = Trace(replace(old.header, sampling={**old.header.sampling, "max_tokens": 12}), old.records)
+    made = judge(Trace(old.header, old.records), play(longer, None))
     assert made.outcome == "undecided"
     assert "a draw of which nothing was recorded" in made.sentences[0]
 
@@ -131,7 +131,7 @@ def test_a_changed_controller_takes_the_place_of_the_recorded_one() -> None:
 def test_the_command(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = traced(llm, seed=4, constraint=Regex("[a-z]{3,}"))
     assert good.header.controller is not None
-    bad = replace(good, header=replace(good.header, controller={"constraint": {"regex": "[0-9]+"}}))
+    bad = Trace(replace(good.header, controller={"constraint": {"regex": "[0-9]+"}}), good.records)
     (tmp_path / "deep").mkdir()
     write([good], tmp_path / "deep" / "good.jsonl")
     words = ["test", str(tmp_path), "--tokenizer", str(tokenizer_folder())]

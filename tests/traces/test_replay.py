@@ -51,7 +51,7 @@ def test_a_trace_replays_to_the_bit(llm: LLM, seed: int, n: int, regex: str | No
 
 def test_another_seed_is_told_with_its_surroundings(llm: LLM) -> None:
     old = traced(llm, seed=1, temperature=5.0)
-    other = replace(old, header=replace(old.header, sampling={**old.header.sampling, "seed": 2}))
+    other = Trace(replace(old.header, sampling={**old.header.sampling, "seed": 2}), old.records)
     found = compare(old, replay(llm.model, other))
     (difference,) = found.differences
     assert difference.old is not None
@@ -83,9 +83,9 @@ def test_a_controller_of_ones_own_is_brought_again(llm: LLM) -> None:
 def test_pictures_and_adapters_have_to_be_there(llm: LLM) -> None:
     old = traced(llm)
     with pytest.raises(InvalidRequest, match="had 2 pictures"):
-        replay(llm.model, replace(old, header=replace(old.header, num_media=2)))
+        replay(llm.model, Trace(replace(old.header, num_media=2), old.records))
     with pytest.raises(InvalidRequest, match="--adapter"):
-        replay(llm.model, replace(old, header=replace(old.header, adapter="a@1")))
+        replay(llm.model, Trace(replace(old.header, adapter="a@1"), old.records))
 
 
 # -- comparing -----------------------------------------------------------------------------------------------

@@ -7,10 +7,14 @@ looked for only in the chunks that can have it.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bridle.model.sampling.rows import CHUNK
 
+#: In how many values the largest one of a group is found.
+_PER_GROUP = 32
+_Row = npt.NDArray[np.float32]
 #: Rows with fewer chunks than this are searched as they are.
 _FEW = 16
 
@@ -40,20 +44,50 @@ def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tens
     """The `size` largest values of each row of `work` [R, W] and their places [R, size]; `maxima` are its
     `chunk_maxima`."""
     if maxima.shape[1] < max(_FEW, 2 * size):
-        values, places = work.topk(size, dim=1)
-        return values, places
+        return _top_of_narrow(work, size)
     chunks = maxima.topk(size, dim=1).indices  # whatever has one of the largest values is among them
     values, found = _chosen(_chunked(work), chunks).topk(size, dim=1)
     return values, chunks.gather(1, found // CHUNK) * CHUNK + found % CHUNK
 
 
-def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]."""
-    num_chunks = maxima.shape[1]
-    most = int((maxima > bound).sum(1).max()) if work.device.type == "cpu" else num_chunks
-    if most * _FEW < num_chunks:  # as it is for tokens that were likely
-        work = _chosen(_chunked(work), maxima.topk(most, dim=1).indices)
-    return count_above(work, bound)
+def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`top` of rows with few chunks: column j belongs to group j mod G, and whatever group has one of the largest values
+    has one of the largest maxima. So most columns are compared once, side by side."""
+    num_groups = work.shape[1] // _PER_GROUP
+    if num_groups < 4 * size:
+        values, places = work.topk(size, dim=1)
+        return values, places
+    grouped = work.view(work.shape[0], _PER_GROUP, num_groups)
+    groups = grouped.amax(1).topk(size, dim=1).indices  # [R, size]
+    found = grouped.gather(2, groups.unsqueeze(1).expand(-1, _PER_GROUP, -1)).flatten(1)
+    values, places = found.topk(size, dim=1)
+    return values, places // size * num_groups + groups.gather(1, places % size)
+
+
+def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]. `maxima` are
+    its `chunk_maxima`, `best` [R, n] its largest values, best first: rows whose bound is among these are not
+    searched."""
+    if work.device.type != "cpu":
+        return count_above(work, bound)
+    above = (best > bound).sum(1, keepdim=True)
+    least = best[:, -1:] if best.shape[1] else torch.full_like(bound, torch.inf)
+    rows, chunks, bounds, found = work.numpy(), maxima.numpy(), bound.numpy(), above.numpy()
+    searched = np.flatnonzero(bounds < least.numpy())
+    if len(searched) and chunks.shape[1] < _FEW:
+        found[searched] = (rows[searched] > bounds[searched]).view(np.uint8).sum(1, dtype=np.uint32, keepdims=True)
+        return above
+    for i in searched:
+        found[i] = _count_above(rows[i], chunks[i], bounds[i])
+    return above
+
+
+def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
+    """How many values of a wide row [W] are larger than `bound` [1]."""
+    chunks = np.flatnonzero(maxima > bound)
+    if len(chunks) * _FEW < len(maxima):  # as it is for tokens that were likely
+        row = row.reshape(-1, CHUNK)[chunks]
+    return int(np.count_nonzero(row > bound))
 
 
 def count_above(work: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:

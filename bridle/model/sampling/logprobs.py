@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import ScoreRun
@@ -31,34 +33,38 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    found, _ = survey(Seen.of(work), given, num_top, vocab)
+    found, _ = survey(Seen.of(work), given, max(num_top), vocab)
     return [
-        Logprob(token, *place) if is_known else Logprob(token, FLOOR)
-        for token, is_known, place in zip(tokens, known, found, strict=True)
+        Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
+        for token, is_known, values, size in zip(tokens, known, found.tolist(), num_top, strict=True)
     ]
 
 
 #: Of a token in a row: its log-probability, the best tokens with theirs, and its rank.
 Place = tuple[float, tuple[tuple[int, float], ...], int]
+#: Places as numbers, a row each: the log-probability, the rank, the best log-probabilities, and their tokens.
+Places = npt.NDArray[np.float64]
 
 
-def survey(seen: Seen, tokens: Sequence[int], num_top: Sequence[int], vocab: int) -> tuple[list[Place], torch.Tensor]:
-    """Where the `tokens` stand in their rows, each with the `num_top[i]` best ones, and the totals of the rows [R, 1].
-    Rows that are not counted are used up."""
+def survey(seen: Seen, tokens: Sequence[int], num_top: int, vocab: int) -> tuple[Places, torch.Tensor]:
+    """Where the `tokens` stand in their rows, with the `num_top` best ones, and the totals of the rows [R, 1]. Rows
+    that are not counted are used up. `place_of` reads a row of what is found."""
     work, maxima, largest = seen.work, seen.maxima, seen.largest
     chosen = work.gather(1, upload_list(tokens, torch.int64, work.device).unsqueeze(1))  # [R, 1]
-    ranks = num_above(work, maxima, chosen) + 1
-    most = min(max(num_top), vocab)
-    best, ids = top(work, maxima, most)  # [R, most]
+    best, ids = top(work, maxima, min(num_top, vocab))  # [R, n]
+    ranks = num_above(work, maxima, chosen, best) + 1
     totals = seen.take_totals()
     norms = log_normalizers(totals, largest)
     # All of it in one transfer; numbers and ids of tokens are exact in float64.
-    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1).tolist()
-    places = [
-        (_finite(value), _best(top[:most], top[most:], size), int(rank))
-        for size, (value, rank, *top) in zip(num_top, found, strict=True)
-    ]
-    return places, totals
+    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1)
+    return found.cpu().numpy(), totals
+
+
+def place_of(values: list[float], size: int) -> Place:
+    """What a row of `survey` says, with the `size` best tokens."""
+    value, rank, *best = values
+    most = len(best) // 2
+    return _finite(value), _best(best[:most], best[most:], size), int(rank)
 
 
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:

@@ -1,21 +1,88 @@
 """What traced tokens were drawn from: the model's own distribution, and the one that mask and bias left of it.
 
-All of it is computed for the traced rows of a step together, from what the draw has found already where it has.
+All of it is computed for the traced rows of a step together, from what the draw has found already where it has, and
+stays numbers: a `Draw` is made of them when somebody reads it, which may be long after the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import SampleRow
 from bridle.model.sampling.extremes import count_above
-from bridle.model.sampling.logprobs import Place, survey
+from bridle.model.sampling.logprobs import Places, place_of, survey
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import totals, weights_of
 from bridle.traced import Draw, Odds
+
+
+@dataclass(slots=True)
+class Found:
+    """What some rows drew from: `after` mask and bias, where these changed them, and then how many tokens were allowed
+    and how much was taken away, `shares` [R, 2]. Row i is told with the `sizes[i]` best tokens."""
+
+    before: Places
+    sizes: list[int]
+    vocab: int
+    after: Places | None = None
+    shares: npt.NDArray[np.float64] | None = None
+
+    def draw(self, i: int) -> Draw:
+        before = self._odds(self.before, i)
+        if self.after is None or self.shares is None:
+            return Draw(before)
+        num_allowed, taken = self.shares[i].tolist()
+        return Draw(before, self._odds(self.after, i), None if num_allowed >= self.vocab else int(num_allowed), taken)
+
+    def _odds(self, places: Places, i: int) -> Odds:
+        logprob, top, rank = place_of(places[i].tolist(), self.sizes[i])
+        return Odds(logprob, rank, top)
+
+
+class TracedDraws(Sequence[Draw | None]):
+    """The draws of all rows of a step, made when they are read; None for a row that is not traced, or drew nothing."""
+
+    def __init__(self, num_rows: int = 0) -> None:
+        self._homes: list[tuple[Found, int] | None] = [None] * num_rows
+
+    def add(self, indices: Sequence[int], found: Found) -> None:
+        """Note what rows `indices` drew from."""
+        for slot, i in enumerate(indices):
+            self._homes[i] = found, slot
+
+    def extend(self, other: TracedDraws) -> None:
+        """Add the rows of `other` behind these."""
+        self._homes += other._homes
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    @overload
+    def __getitem__(self, i: int) -> Draw | None: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Draw | None]: ...
+
+    def __getitem__(self, i: int | slice) -> Draw | list[Draw | None] | None:
+        if isinstance(i, slice):
+            return [_made(home) for home in self._homes[i]]
+        return _made(self._homes[i])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _made(home: tuple[Found, int] | None) -> Draw | None:
+    return None if home is None else home[0].draw(home[1])
 
 
 def traced_draws(
@@ -24,25 +91,24 @@ def traced_draws(
     tokens: Sequence[int],
     steered: Mapping[int, torch.Tensor],
     seen: Seen | None,
-) -> list[Draw | None]:
+) -> TracedDraws:
     """What the drawn `tokens` of the traced `rows` came from, in `logits` [R, V]; `steered` are the rows [W] that mask
     or bias changed, `seen` is all of them, if the draw has left them so; they are used up. A row from which nothing was
     drawn tells nothing."""
-    draws: list[Draw | None] = [None] * len(rows)
+    draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]
     plain = [i for i in traced if i not in steered]
     if plain:
         own = Seen.of(_own(logits, rows, plain)) if seen is None else seen.rows(plain)
-        found, _ = survey(own, *_asked(rows, tokens, plain), vocab)
-        for i, place in zip(plain, found, strict=True):
-            draws[i] = Draw(_odds(place))
+        sizes = [rows[i].num_traced for i in plain]
+        found, _ = survey(own, [tokens[i] for i in plain], max(sizes), vocab)
+        draws.add(plain, Found(found, sizes, vocab))
     changed = [i for i in traced if i in steered]
     if changed:
         own = Seen.of(_own(logits, rows, changed))
         after = Seen.of(torch.stack([steered[i] for i in changed])) if seen is None else seen.rows(changed)
-        for i, draw in zip(changed, _changes(own, after, rows, tokens, changed, vocab), strict=True):
-            draws[i] = draw
+        draws.add(changed, _changes(own, after, [rows[i] for i in changed], [tokens[i] for i in changed], vocab))
     return draws
 
 
@@ -51,37 +117,23 @@ def _own(logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]
     return gather(logits, [rows[i].logits_index for i in indices])
 
 
-def _asked(rows: Sequence[SampleRow], tokens: Sequence[int], indices: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The tokens of these rows, and with how many of the best ones they are told."""
-    return [tokens[i] for i in indices], [rows[i].num_traced for i in indices]
-
-
-def _changes(
-    own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence[int], changed: Sequence[int], vocab: int
-) -> list[Draw]:
-    """The draws of rows `changed`: the model's `own` logits [C, W], and what mask and bias left `after`."""
-    is_biased = any(rows[i].bias or rows[i].sampling.logit_bias for i in changed)
+def _changes(own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence[int], vocab: int) -> Found:
+    """What `rows` drew from: the model's `own` logits [C, W], and what mask and bias left `after`."""
+    is_biased = any(row.bias or row.sampling.logit_bias for row in rows)
     num_allowed = count_above(after.work, torch.full_like(after.largest, -torch.inf))  # [C, 1]
     gone = _gone(own, after) if is_biased else None
     best, least = own.largest, after.largest
-    before, total = survey(own, *_asked(rows, tokens, changed), vocab)
-    left, rest = survey(after, *_asked(rows, tokens, changed), vocab)
+    sizes = [row.num_traced for row in rows]
+    before, total = survey(own, tokens, max(sizes), vocab)
+    left, rest = survey(after, tokens, max(sizes), vocab)
     if gone is None:  # what a mask has left has kept its weights, which are counted from another largest one
         gone = total - rest * (least - best).double().exp()
     taken = (gone / total).clamp(0.0, 1.0)  # [C, 1]
-    told = torch.cat((num_allowed.double(), taken), 1).tolist()
-    return [
-        Draw(_odds(was), _odds(now), None if num >= vocab else int(num), share)
-        for was, now, (num, share) in zip(before, left, told, strict=True)
-    ]
+    shares = torch.cat((num_allowed.double(), taken), 1)
+    return Found(before, sizes, vocab, left, shares.cpu().numpy())
 
 
 def _gone(own: Seen, after: Seen) -> torch.Tensor:
     """The weights of what is not allowed any more: float64 [C, 1]."""
     weights = weights_of(own.work - own.largest)
     return totals(weights.masked_fill_(after.work > -torch.inf, 0.0)).unsqueeze(1)
-
-
-def _odds(place: Place) -> Odds:
-    logprob, top, rank = place
-    return Odds(logprob, rank, top)
