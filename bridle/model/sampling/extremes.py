@@ -51,8 +51,8 @@ def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tens
 
 
 def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`top` of rows with few chunks: column j belongs to group j mod G, and whatever group has one of the largest values
-    has one of the largest maxima. So most columns are compared once, side by side."""
+    """`top` of rows with few chunks: column j belongs to group j mod G, and whatever group has one of the largest
+    values has one of the largest maxima. So most columns are compared once, side by side."""
     num_groups = work.shape[1] // _PER_GROUP
     if num_groups < 4 * size:
         values, places = work.topk(size, dim=1)
