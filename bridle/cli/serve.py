@@ -137,16 +137,10 @@ class ToolOptions:
 
         return read_tools(self.tools)
 
-    def add_to(self, settings: ServeSettings, replicas: int = 1) -> ServeSettings:
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server with these tools."""
         if self.tools is None:
             return settings
-        if replicas > 1:
-            raise InvalidRequest(
-                "tools do not go with replicas: an output whose replica is lost begins again on another, and would "
-                "make its calls a second time; use one replica, with shards if the model needs them",
-                "tools",
-            )
         desk = self.desk()
         make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
         return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))
@@ -373,7 +367,7 @@ def serve(
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
-    settings = tools.add_to(settings, shards.replicas)
+    settings = tools.add_to(settings)
     with ending_at_once():  # until the server itself listens to signals
         from bridle.http.server import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front

@@ -21,6 +21,7 @@ import msgspec
 from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage, AdapterNews
 from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
+from bridle.cluster.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.controllers.free_part import Grammar
 from bridle.engine.guard import Guard
 from bridle.engine.interfaces import ExecutorInfo
@@ -34,7 +35,7 @@ from bridle.sampling import LogitBias, SamplingParams
 from bridle.traced import made
 from bridle.traces import decode_record, encode_record
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 64 << 20
 #: What the pictures of a request may take of a frame, as the numbers that a model reads.
 MAX_MEDIA_BYTES = 48 << 20
@@ -180,9 +181,9 @@ class Beat(_Wire):
 
 
 #: All messages that a router sends to a replica.
-ToReplica = Submit | Cancel | Unpark | AdapterMessage
+ToReplica = Submit | Cancel | Unpark | AdapterMessage | ToolAnswered
 #: All messages that a replica sends to its router after its `Hello`.
-ToRouter = Events | Broken | Beat | AdapterFetched
+ToRouter = Events | Broken | Beat | AdapterFetched | ToolAsked | ToolGivenUp
 
 _TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
 _TO_ROUTER = msgspec.msgpack.Decoder(Hello | ToRouter)

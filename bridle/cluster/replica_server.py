@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.controller_forms import form_to_compile
+from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.faults import pack_error
 from bridle.cluster.replica_adapters import ServedAdapters
 from bridle.cluster.replica_messages import (
@@ -34,6 +35,7 @@ from bridle.cluster.replica_messages import (
     read_by_replica,
     unpack_request,
 )
+from bridle.cluster.tool_messages import ToolAnswered, ToolMessage
 from bridle.config import EngineConfig
 from bridle.constraints import Constraint
 from bridle.controllers.free_part import Grammar
@@ -67,9 +69,11 @@ class ReplicaServer:
         path: Path,
         make_grammar: GrammarMaker = _no_grammars,
         adapters: AdapterPool | None = None,
+        desk: FarDesk | None = None,
     ) -> None:
         self._client = client
         self._adapters = adapters
+        self._desk = desk
         self._config = config
         self._path = path
         self._make_grammar = make_grammar
@@ -90,7 +94,8 @@ class ReplicaServer:
         self._is_taken = True
         _log.info("a router connected")
         try:
-            await _Conversation(self._client, self._config, self._make_grammar, self._adapters, reader, writer).run()
+            parts = self._client, self._config, self._make_grammar, self._adapters, self._desk
+            await _Conversation(*parts, reader, writer).run()
         except ProtocolError as error:
             _log.error("the router's conversation ended: %s", error)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -109,6 +114,7 @@ class _Conversation:
         config: EngineConfig,
         make_grammar: GrammarMaker,
         adapters: AdapterPool | None,
+        desk: FarDesk | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -116,7 +122,8 @@ class _Conversation:
         self._config = config
         self._make_grammar = make_grammar
         self._adapters = adapters
-        self._served = ServedAdapters(adapters, self._tell_fetched)
+        self._desk = desk
+        self._served = ServedAdapters(adapters, self._tell_router)
         self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer
@@ -132,6 +139,8 @@ class _Conversation:
         seconds = 0.0 if config.park_memory == 0 or not config.enable_prefix_caching else config.park_seconds
         hello = Hello(PROTOCOL, os.getpid(), info, config.max_forks, config.max_waiting, limits, seconds)
         self._writer.write(frame(hello))
+        if self._desk is not None:
+            self._desk.connect(self._tell_router)
         helpers = [asyncio.create_task(self._send_events()), asyncio.create_task(self._beat())]
         try:
             await self._read(helpers)
@@ -139,6 +148,8 @@ class _Conversation:
             for task in (*helpers, *self._compiling.values(), *self._streams.values()):
                 task.cancel()  # a stream that is left is cancelled
             self._served.close()
+            if self._desk is not None:
+                self._desk.disconnect()
 
     async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
         """Handle requests until the router leaves or a helper finds that it has left."""
@@ -155,6 +166,9 @@ class _Conversation:
                 self._cancel(message.id)
             elif isinstance(message, Unpark):
                 self._client.unpark(message.id)
+            elif isinstance(message, ToolAnswered):
+                if self._desk is not None:
+                    self._desk.handle(message)
             else:
                 self._served.handle(message)
 
@@ -211,8 +225,8 @@ class _Conversation:
         finally:
             self._streams.pop(stream.request_id, None)
 
-    def _tell_fetched(self, message: AdapterFetched) -> None:
-        """Tell the router that an adapter was fetched, or why not. Safe from any thread."""
+    def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
+        """Tell the router that an adapter was fetched, or what becomes of a call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
             self._loop.call_soon_threadsafe(self._writer.write, frame(message))
 
@@ -258,6 +272,7 @@ def serve_replica(
     path: Path,
     make_grammar: GrammarMaker = _no_grammars,
     adapters: AdapterPool | None = None,
+    desk: FarDesk | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread."""
     import signal
@@ -267,7 +282,7 @@ def serve_replica(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-        await ReplicaServer(client, config, path, make_grammar, adapters).run(ended)
+        await ReplicaServer(client, config, path, make_grammar, adapters, desk).run(ended)
 
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(main())

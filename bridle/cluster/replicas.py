@@ -28,12 +28,15 @@ from bridle.cluster.replica_messages import (
     Broken,
     Cancel,
     Hello,
+    ToReplica,
     ToRouter,
     Unpark,
     add_beat,
     pack_request,
     unpack_event,
 )
+from bridle.cluster.replica_tools import ReplicaCalls
+from bridle.cluster.tool_messages import ToolAsked, ToolGivenUp
 from bridle.config import EngineConfig
 from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
@@ -52,6 +55,7 @@ from bridle.errors import (
     ShardUnavailable,
 )
 from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Resuming
+from bridle.tools import ToolDesk
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +71,8 @@ class ReplicaSet:
 
     `on_loss(number, pid)` is called for a lost replica and may end what is left of it. `on_proven(number, pid)` is
     called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
-    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines.
+    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs what controllers
+    call; whoever made it closes it.
     """
 
     def __init__(
@@ -79,9 +84,11 @@ class ReplicaSet:
         make_router: Callable[[int, int], Router] = PrefixRouter,
         make_link: MakeLink = ReplicaLink,
         clock: Callable[[], float] = time.monotonic,
+        tools: ToolDesk | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        self.adapters = ReplicaAdapters(lambda number, message: self._links[number].send(message))
+        self._calls = ReplicaCalls(tools or ToolDesk(), self._send, self._lock)
+        self.adapters = ReplicaAdapters(self._send)
         self._clock = clock
         self._links: list[ReplicaConnection] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
@@ -181,12 +188,17 @@ class ReplicaSet:
             self._is_closed = True
             self.adapters.close()
             broken = [live.stream for live in self._live.values()]
+            for request_id in self._live:
+                self._calls.forget(request_id)
             self._live.clear()
         for stream in broken:
             stream.fail(EngineClosed("the replicas were shut down"))
         wake_all(broken)
         for link in self._links:
             link.close()
+
+    def _send(self, number: int, message: ToReplica) -> None:
+        self._links[number].send(message)
 
     # -- placing ---------------------------------------------------------------------------------------------
 
@@ -202,6 +214,7 @@ class ReplicaSet:
             return
         request = replace(live.request, generated=tokens) if tokens else live.request
         live.begin_again()
+        self._calls.begin_again(live.request.id)
         live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + _RUNNING_TOKENS
         self._loads[live.replica] += live.load
         self._links[live.replica].send(pack_request(request))
@@ -252,9 +265,20 @@ class ReplicaSet:
                 self.adapters.note_fetched(number, message)
             elif isinstance(message, Broken):
                 self._break(number, message, woken)
+            elif isinstance(message, (ToolAsked, ToolGivenUp)):
+                self._call(number, message)
             else:
                 self._deliver(number, [unpack_event(event) for event in message.events], woken)
         wake_all(woken)
+
+    def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
+        """A controller calls a tool, or gives a call up. Parts of a composition name their request and their number."""
+        if isinstance(message, ToolGivenUp):
+            self._calls.give_up(number, message)
+            return
+        live = self._live.get(message.request_id) or self._live.get(message.request_id.rpartition("/")[0])
+        if live is not None and live.replica == number:  # else it was cancelled, and the replica will know
+            self._calls.ask(number, live.request, message)
 
     def note_lost(self, number: int, reason: str) -> None:
         """Note that a replica is gone; its requests continue on other replicas."""
@@ -277,6 +301,9 @@ class ReplicaSet:
                 if live.num_losses >= _MAX_LOSSES:
                     message = f"the request lost {live.num_losses} replicas, the last: {reason}"
                     self._end(live, FinishReason.ERROR, ShardUnavailable(message))
+                    continue
+                if (error := self._calls.begin_again(live.request.id)) is not None:
+                    self._end(live, FinishReason.ERROR, error)
                     continue
                 if live.request.tell_resuming:
                     self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
@@ -351,6 +378,7 @@ class ReplicaSet:
     def _forget(self, live: LiveRequest) -> None:
         self._leave(live)
         del self._live[live.request.id]
+        self._calls.forget(live.request.id)
         if not self._live:
             self._first.notify_all()
 

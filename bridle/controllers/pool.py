@@ -14,8 +14,8 @@ from bridle.engine.decision import Awaited, Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
-from bridle.tools import Caller, ToolDesk
-from bridle.tools.desk import adopt, leave
+from bridle.tools import Behalf, Caller, Desk, ToolDesk
+from bridle.tools.caller import adopt, leave
 
 #: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
 #: the shorter time no further token is looked at, because the engine waits.
@@ -52,12 +52,13 @@ class PythonControllerPool(AtOncePool[_Instance]):
     def __init__(
         self,
         vocab_size: int,
-        desk: ToolDesk | None = None,
+        desk: Desk | None = None,
         encode: Callable[[str], Iterable[int]] | None = None,
     ) -> None:
         super().__init__()
         self._vocab_size = vocab_size
-        self._desk, self._encode = desk or ToolDesk(), encode
+        self._desk: Desk = desk or ToolDesk()
+        self._encode = encode
         self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
 
     def accepts(self, controller: object) -> bool:
@@ -78,7 +79,8 @@ class PythonControllerPool(AtOncePool[_Instance]):
             return failed
         view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt, _encode=self._encode)
         if not controller.is_pure:
-            view._caller = Caller(self._desk, request.tools, request.tenant, request.client_tools)
+            behalf = Behalf(request.tenant, request.client_tools, request.id)
+            view._caller = Caller(self._desk, request.tools, behalf)
         self._opened[request.id] = _Instance(controller, view)
         return opened(prompt)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.parent import die_with_parent
+from bridle.cluster.tool_messages import ToolsElsewhere
 from bridle.cluster.watchdog import WatchedExecutor
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Sampler
@@ -34,6 +36,7 @@ class ReplicaConfig(msgspec.Struct):
     engine: EngineConfig
     shards: int = 0  # processes of the replica's own for its model; 0: in this one
     control: ControlSettings = ControlSettings("off")
+    tools: ToolsElsewhere = ToolsElsewhere()  # what the server runs for its controllers
     log_format: str = "auto"
     log_level: str = "info"
 
@@ -68,15 +71,16 @@ def main() -> int:
     # A replica's shard needs no spare, since the other replicas take over its requests.
     launch = partial(launch_shard, shards=config.shards, stands_by=False)
     executors: ExecutorLoader = launch if config.shards else load_watched
+    desk = FarDesk(config.tools)
     try:
-        model = load_model(config.model, config.engine, control=config.control, executors=executors)
+        model = load_model(config.model, config.engine, control=config.control, executors=executors, tools=desk)
     except BridleError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     try:
         assert model.constraints is not None
         make_grammar = partial(compile_grammar, model.constraints)
-        serve_replica(model.client, config.engine, options.listen, make_grammar, model.adapter_pool)
+        serve_replica(model.client, config.engine, options.listen, make_grammar, model.adapter_pool, desk)
     finally:
         model.close()
     return 0

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.cluster.replica_messages import Hello
+from bridle.cluster.replica_tools import check_limits
 from bridle.cluster.replicas import ReplicaSet
+from bridle.cluster.tool_messages import ToolsElsewhere
 from bridle.config import EngineConfig, ModelConfig
 from bridle.control_group import num_cores
 from bridle.deploy.child import Child
@@ -36,6 +38,7 @@ from bridle.service.defaults import read_defaults
 from bridle.service.loading import LoadedModel, model_name
 from bridle.service.model_memory import Needs
 from bridle.service.vocabularies import check_sizes
+from bridle.tools import ToolDesk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +54,13 @@ class LaunchedReplicas(ReplicaSet):
     once it is known how many blocks it has, `--num-blocks COUNT`: the next one shall have as many, although others have
     taken their part of the memory by then, and need not find out what fits."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], *, start_timeout: float = START_SECONDS) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        start_timeout: float = START_SECONDS,
+        tools: ToolDesk | None = None,
+    ) -> None:
         self._folder = make_socket_folder()
         paths = [str(self._folder / f"replica-{number}.sock") for number in range(len(commands))]
         self._commands = [
@@ -65,6 +74,7 @@ class LaunchedReplicas(ReplicaSet):
             paths,
             on_loss=lambda number, pid: self.children[number].kill(pid),
             on_proven=lambda number, pid: self.children[number].prove(pid),
+            tools=tools,
         )
         try:
             self.start(len(commands), start_timeout, lambda: not any(child.has_failed for child in self.children))
@@ -105,10 +115,11 @@ def load_replicated(
     name: str | None = None,
     progress: Report | None = None,
     control: ControlSettings | None = None,
+    tools: ToolDesk | None = None,
 ) -> LoadedModel:
     """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
-    own for Wasm controllers if `control` wants one; all of them share a store of controllers. Raises `ShardUnavailable`
-    if a replica does not start."""
+    own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
+    process, which whoever made them closes. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
     from bridle.model.pooled.settings import read_pooling
@@ -125,8 +136,13 @@ def load_replicated(
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
     if (num_ids := guess_num_logits(path)) is not None:
         check_sizes(tokenizer, num_ids, config.model)
-    told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"))
-    client, store = _start(told, count, path, report)
+    own = None
+    if tools is None:
+        tools = own = ToolDesk()
+    check_limits(tools.limits)
+    elsewhere = ToolsElsewhere(tools.names, tools.of_clients, tools.limits)
+    told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"), elsewhere)
+    client, store = _start(told, count, path, report, tools)
     info, name = client.info, name or model_name(config.model)
     constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
     return LoadedModel(
@@ -140,12 +156,13 @@ def load_replicated(
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
         pooling=pooling,
-        shutdown=partial(_shut_down, client, constraints, store),
+        tools=tools,
+        shutdown=partial(_shut_down, client, constraints, store, own),
     )
 
 
 def _start(
-    config: ReplicaConfig, count: int, path: Path, report: Report
+    config: ReplicaConfig, count: int, path: Path, report: Report, tools: ToolDesk
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
     """Start the replicas, and the store of their controllers. If one of them does not start, or the start is cancelled,
     all are closed."""
@@ -157,7 +174,7 @@ def _start(
             undo.callback(starting.abandon)
         config.control = _own_control(control, starting)
         command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", config.encode()]
-        client = LaunchedReplicas([command] * count)
+        client = LaunchedReplicas([command] * count, tools=tools)
         undo.callback(client.close)
         store = finish_control(control, starting, client.info.vocab_size)
         if store is not None:
@@ -169,10 +186,17 @@ def _start(
 
 
 def _shut_down(
-    client: LaunchedReplicas, constraints: ConstraintPool, store: RuntimePool | None, drain: float = 0.0
+    client: LaunchedReplicas,
+    constraints: ConstraintPool,
+    store: RuntimePool | None,
+    tools: ToolDesk | None,
+    drain: float = 0.0,
 ) -> None:
+    """Close the replicas and what is theirs in this process; `tools` are those of nobody else."""
     client.close(drain)
     constraints.shutdown()
+    if tools is not None:
+        tools.close()
     if store is not None:
         store.shutdown()
 
@@ -206,7 +230,9 @@ def _share(config: ModelConfig, count: int) -> ModelConfig:
 class ReplicaLoader:
     """Loads models as `count` replicas each; a `ModelLoader`."""
 
-    def __init__(self, count: int, shards: int, engine: EngineConfig, control: ControlSettings) -> None:
+    def __init__(
+        self, count: int, shards: int, engine: EngineConfig, control: ControlSettings, tools: ToolDesk | None = None
+    ) -> None:
         if control.trace is not None:
             raise InvalidRequest(
                 "aici_trace records one control runtime, and each replica has its own; use one replica", "aici_trace"
@@ -215,6 +241,7 @@ class ReplicaLoader:
         self._shards = shards
         self._engine = engine
         self._control = control
+        self._tools = tools
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         from bridle.model.footprint import weights_of
@@ -236,4 +263,5 @@ class ReplicaLoader:
             name=name,
             progress=progress,
             control=self._control,
+            tools=self._tools,
         )

@@ -39,7 +39,7 @@ from bridle.service.control import (
 from bridle.service.defaults import read_defaults
 from bridle.service.vocabularies import check_sizes
 from bridle.threads import start_thread
-from bridle.tools import ToolDesk
+from bridle.tools import Desk, ToolDesk
 
 if TYPE_CHECKING:
     from bridle.aici.client import DemandedPool, RuntimePool
@@ -180,7 +180,7 @@ def load_model(
     sampler: Sampler | None = None,
     control: ControlSettings | None = None,
     executors: ExecutorLoader | None = None,
-    tools: ToolDesk | None = None,
+    tools: Desk | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
@@ -188,15 +188,16 @@ def load_model(
     run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
     get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
     process. `tools` are what controllers may call; whoever made them closes them. Without any they may call those of
-    clients. Raises
-    `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    clients. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
     parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
     adapters = _make_adapters(parts.executor, engine_config)
-    desk = ToolDesk() if tools is None else tools
-    client, constraints = _start_engine(parts, engine_config, pools, adapters, desk)
+    own = None
+    if tools is None:
+        tools = own = ToolDesk()
+    client, constraints = _start_engine(parts, engine_config, pools, adapters, tools)
     name = name or model_name(config.model)
     return LoadedModel(
         name,
@@ -211,8 +212,8 @@ def load_model(
         engine=engine_config,
         defaults=parts.defaults,
         pooling=parts.pooling,
-        tools=desk,
-        shutdown=client.close if desk is tools else partial(_close_both, client, desk),
+        tools=tools if isinstance(tools, ToolDesk) else None,
+        shutdown=client.close if own is None else partial(_close_both, client, own),
     )
 
 
@@ -312,7 +313,7 @@ def _start_engine(
     config: EngineConfig,
     pools: Sequence[ControllerPool],
     adapters: AdapterPool | None,
-    tools: ToolDesk,
+    tools: Desk,
 ) -> tuple[AsyncEngine, ConstraintPool]:
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of

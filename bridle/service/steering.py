@@ -119,8 +119,7 @@ def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
         return ()
     if model.tools is None:
         raise UnsupportedFeature(
-            f"{model.name!r} has replicas, whose controllers call no tools: an output that begins again on another "
-            "replica would make its calls a second time",
+            f"{model.name!r} runs in engines on Ray, whose controllers call no tools",
             "client_tools",
         )
     return check_client_tools(named.client_tools, model.tools.names)

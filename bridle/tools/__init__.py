@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bridle.tools.call import Call
+from bridle.tools.caller import Behalf, Caller, Desk
 from bridle.tools.client import CALL_VARIABLE, OF_REQUESTS, ClientTool, check_client_tools
-from bridle.tools.desk import Caller, Tool, ToolDesk
+from bridle.tools.desk import Tool, ToolDesk
 from bridle.tools.functions import FunctionTool, function_tools
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
@@ -12,9 +13,11 @@ __all__ = [
     "CALL_VARIABLE",
     "DEFAULT_LIMITS",
     "OF_REQUESTS",
+    "Behalf",
     "Call",
     "Caller",
     "ClientTool",
+    "Desk",
     "FunctionTool",
     "Tool",
     "ToolDesk",

@@ -7,8 +7,11 @@ that calls one has to know what to do.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
+
+import msgspec
 
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
@@ -50,6 +53,16 @@ def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[st
         if name in taken or name.partition(".")[0] in taken:
             raise InvalidRequest(f"client_tools has {shown(name)}, which is a tool of the server's", "client_tools")
     return tuple(names)
+
+
+def new_call_id() -> str:
+    """An id by which a client answers a call, which nobody else can guess."""
+    return secrets.token_urlsafe(18)
+
+
+def notice_of(call_id: str, name: str, arguments: Any) -> tuple[str, bytes]:
+    """The variable that tells a client of a call."""
+    return CALL_VARIABLE + call_id, msgspec.json.encode({"name": name, "arguments": arguments})
 
 
 def is_name(name: str) -> bool:

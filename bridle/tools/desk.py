@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -22,13 +21,13 @@ from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
 from bridle.tools.access import EVERYBODY, Grant
 from bridle.tools.call import Call
-from bridle.tools.client import CALL_VARIABLE, MAX_NAME_CHARS, OF_REQUESTS, ClientTool, is_name
+from bridle.tools.caller import NOBODY, Behalf, entry_of, listed, pack_arguments
+from bridle.tools.client import MAX_NAME_CHARS, OF_REQUESTS, ClientTool, is_name, new_call_id, notice_of
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
 _log = logging.getLogger(__name__)
 
 _MAX_ERROR_CHARS = 2_000
-_MAX_NAMED = 16
 #: How long the desk waits at its end for tools that have to be closed, in seconds.
 _PATIENCE = 5.0
 #: How many calls a client is told of at once that wait for its answers.
@@ -112,6 +111,11 @@ class ToolDesk:
         """All tools, in their order."""
         return tuple(self._tools)
 
+    @property
+    def of_clients(self) -> tuple[str, ...]:
+        """Those that the client of a request answers."""
+        return tuple(name for name, tool in self._tools.items() if isinstance(tool, ClientTool))
+
     def describe(self, name: str) -> str:
         """What a tool is for."""
         return self._tools[name].description
@@ -141,16 +145,17 @@ class ToolDesk:
         name: str,
         arguments: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-        user: str = "",
-        client_tools: Collection[str] = (),
+        behalf: Behalf = NOBODY,
     ) -> Call:
-        """Begin a call on behalf of a user, whose client answers `client_tools`. Never blocks, and never raises."""
+        """Begin a call on somebody's behalf. Never blocks, and never raises."""
         call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
         try:
-            job = self._checked(call, name, arguments, timeout, client_tools)
+            job = self._checked(call, name, arguments, timeout, behalf.client_tools)
             loop = self._admit(job)
             if isinstance(job.tool, ClientTool):
-                self._tell_client(job, user)
+                call_id = behalf.call_id or new_call_id()
+                self.take_answers(call_id, behalf.user, call)
+                call.notice = notice_of(call_id, call.name, job.given)
         except ToolFailed as error:
             call.end(error=str(error))
             return call
@@ -158,18 +163,16 @@ class ToolDesk:
             loop.call_soon_threadsafe(self._start, job)
         return call
 
-    def _tell_client(self, job: _Job, user: str) -> None:
-        """Give a call an id by which its client can answer it."""
-        call_id, call = secrets.token_urlsafe(18), job.call
+    def take_answers(self, call_id: str, user: str, call: Call) -> None:
+        """Let this user end a call by that id, until it is over."""
         self._asked[call_id] = user, call
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
-        call.notice = CALL_VARIABLE + call_id, msgspec.json.encode({"name": call.name, "arguments": job.given})
 
     def asked_of(self, user: str) -> list[tuple[str, str]]:
         """The calls that wait for an answer of this user's: their ids, and what their notices say. The oldest ones, if
         they are many."""
-        asked = [(call_id, call) for call_id, (owner, call) in list(self._asked.items()) if owner == user]
-        notices = [(call_id, call.notice) for call_id, call in asked[:_MAX_TOLD]]
+        asked = {call: call_id for call_id, (owner, call) in list(self._asked.items()) if owner == user}
+        notices = [(call_id, call.notice) for call, call_id in list(asked.items())[:_MAX_TOLD]]
         return [(call_id, notice[1].decode()) for call_id, notice in notices if notice is not None]
 
     def waits_for(self, call_id: str, user: str) -> bool:
@@ -210,20 +213,9 @@ class ToolDesk:
         """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
         limits = self.limits
         entry, member, tool = self._find(name, client_tools)
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout <= limits.max_timeout):
-            raise ToolFailed(
-                f"timeout is {shown(timeout)}; must be more than 0 and at most {limits.max_timeout:g} seconds"
-            )
-        try:
-            text = msgspec.json.encode(dict(arguments or {}))
-        except Exception as error:  # whatever the objects of a caller may raise
-            raise ToolFailed(f"its arguments are no JSON: {error}") from None
-        if len(text) > limits.max_argument_bytes:
-            raise ToolFailed(
-                f"its arguments have {len(text)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
-            )
+        packed = pack_arguments(arguments, timeout, limits)
         seconds = limits.timeout if timeout is None else timeout
-        return _Job(entry, member, tool, msgspec.json.decode(text), seconds, call)
+        return _Job(entry, member, tool, msgspec.json.decode(packed), seconds, call)
 
     def _admit(self, job: _Job) -> asyncio.AbstractEventLoop:
         """Count one more call; returns the loop that runs it. Raises `ToolFailed`."""
@@ -345,71 +337,6 @@ class ToolDesk:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(loop.stop)
             self._thread.join(2 * _PATIENCE)
-
-
-@dataclass(slots=True)
-class Caller:
-    """Calls tools on behalf of one request, all its outputs together. `names` are those of the desk that it may use
-    (None: all), `client_tools` those that its client answers. One thread at a time."""
-
-    desk: ToolDesk
-    names: Collection[str] | None = None
-    user: str = ""
-    client_tools: Collection[str] = ()
-    num_calls: int = 0
-    pending: list[Call] = field(default_factory=list)
-
-    def call(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
-        """Begin a call; one that may not be made has failed at once."""
-        limits = self.desk.limits
-        self.pending = [call for call in self.pending if not call.is_done]
-        why = None
-        if self.names is not None and entry_of(name, self.names) is None and name not in self.client_tools:
-            why = f"there is no such tool for this request; there are {listed((*self.names, *self.client_tools))}"
-        elif len(self.pending) >= limits.max_pending:
-            why = f"{len(self.pending)} calls of this request are under way; at most {limits.max_pending} (max_pending)"
-        elif self.num_calls >= limits.max_calls:
-            why = f"this request has made {self.num_calls} calls; at most {limits.max_calls} (max_calls)"
-        if why is not None:
-            call = Call(str(name)[:MAX_NAME_CHARS])
-            call.end(error=why)
-            return call
-        self.num_calls += 1
-        call = self.desk.begin(name, arguments, timeout, self.user, self.client_tools)
-        self.pending.append(call)
-        return call
-
-
-def entry_of(name: Any, names: Collection[str]) -> str | None:
-    """The one of `names` that a call's name means: itself, or what comes before a dot in it."""
-    if not isinstance(name, str):
-        return None
-    if name in names:
-        return name
-    entry, dot, _ = name.partition(".")
-    return entry if dot and entry in names else None
-
-
-def adopt(calls: Collection[Call]) -> list[Call]:
-    """The calls that a fork shares with the output that it comes from: those under way."""
-    shared = [call for call in calls if not call.is_done]
-    for call in shared:
-        call.num_owners += 1
-    return shared
-
-
-def leave(calls: Collection[Call]) -> None:
-    """Note that an output is over. What no other output waits for is cancelled."""
-    for call in calls:
-        call.num_owners -= 1
-        if not call.num_owners:
-            call.cancel()
-
-
-def listed(names: Collection[str]) -> str:
-    """The first of some names, for a message."""
-    some = list(names)[:_MAX_NAMED]
-    return ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "") or "none"
 
 
 def _check_name(name: str) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.errors import ToolFailed, UnsupportedFeature
 from bridle.shown import shown
-from bridle.tools.desk import Arguments, listed
+from bridle.tools.caller import listed
+from bridle.tools.desk import Arguments
 from bridle.tools.mcp_transports import START_SECONDS, McpServer, connect
 
 if TYPE_CHECKING:

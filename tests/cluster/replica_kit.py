@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.replica_server import ReplicaServer
 from bridle.cluster.replicas import ReplicaSet
+from bridle.cluster.tool_messages import ToolsElsewhere
 from bridle.config import EngineConfig
+from bridle.controllers import PythonControllerPool
+from bridle.controllers.composed_pool import with_composed
 from bridle.engine import AsyncEngine, Engine
 from bridle.engine.interfaces import Executor
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
+from bridle.tools import ToolDesk
 from tests.waiting import PATIENCE
 
 PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
@@ -25,9 +30,11 @@ PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
 class LocalReplica:
     """An engine and its server, in a thread with an event loop."""
 
-    def __init__(self, path: Path, engine: Engine, config: EngineConfig) -> None:
+    def __init__(self, path: Path, engine: Engine, config: EngineConfig, desk: FarDesk | None = None) -> None:
         self.engine = AsyncEngine(engine).start()
-        self._server = ReplicaServer(self.engine, config, path)
+        if desk is not None:
+            desk.watch(self.engine.wake)
+        self._server = ReplicaServer(self.engine, config, path, desk=desk)
         self._ended: asyncio.Event | None = None
         self._listens = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -63,13 +70,20 @@ class Replicas:
 
     def __init__(self, folder: Path, executors: list[Executor], config: EngineConfig, **options: Any) -> None:
         self._config = config
+        desk: ToolDesk | None = options.get("tools")
+        self.tools = ToolsElsewhere() if desk is None else ToolsElsewhere(desk.names, desk.of_clients, desk.limits)
         self.paths = [folder / f"replica-{number}.sock" for number in range(len(executors))]
         self.replicas = [self._make(path, executor) for path, executor in zip(self.paths, executors, strict=True)]
         self.client = ReplicaSet([str(path) for path in self.paths], **options)
         self.client.start(len(executors), PATIENCE)
 
     def _make(self, path: Path, executor: Executor) -> LocalReplica:
-        return LocalReplica(path, Engine(executor, self._config, decoder=PieceDecoder(PIECES)), self._config)
+        desk, size = FarDesk(self.tools), executor.info.vocab_size
+        pools = with_composed(
+            [PythonControllerPool(size, desk, lambda text: [ord(char) % size for char in text])], size
+        )
+        engine = Engine(executor, self._config, decoder=PieceDecoder(PIECES), pools=pools)
+        return LocalReplica(path, engine, self._config, desk)
 
     def lose(self, number: int) -> None:
         self.replicas[number].stop()

@@ -366,7 +366,7 @@ def test_a_client_that_leaves_cancels_its_calls(running: Make) -> None:
 
 
 def test_a_shared_call_ends_with_the_last_output_that_wants_it() -> None:
-    from bridle.tools.desk import adopt, leave
+    from bridle.tools.caller import adopt, leave
 
     call = Call("shared")
     assert adopt([call]) == [call]

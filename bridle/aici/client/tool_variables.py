@@ -16,7 +16,7 @@ import msgspec
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, StoredValue
-from bridle.tools import Call, Caller, ToolDesk
+from bridle.tools import Behalf, Call, Caller, Desk, ToolDesk
 
 PREFIX, ANSWER, ERROR = "tool:", ":answer", ":error"
 
@@ -47,7 +47,7 @@ class ToolVariables:
     """Follows what guests write, on the engine's thread."""
 
     def __init__(self) -> None:
-        self.desk = ToolDesk()
+        self.desk: Desk = ToolDesk()
         self._groups: dict[int, _Group] = {}
         self._awaited: dict[int, tuple[Call, ...]] = {}
 
@@ -55,7 +55,8 @@ class ToolVariables:
         """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
         if ask.request is not None:
             asked = ask.request
-            self._groups[ask.seq_id] = _Group(Caller(self.desk, asked.tools, asked.tenant, asked.client_tools))
+            behalf = Behalf(asked.tenant, asked.client_tools, asked.id)
+            self._groups[ask.seq_id] = _Group(Caller(self.desk, asked.tools, behalf))
         elif ask.parent is not None and ask.parent in self._groups:
             self._groups[ask.seq_id] = self._groups[ask.parent]
             self._groups[ask.seq_id].num_outputs += 1
