@@ -1,16 +1,27 @@
-"""Texts that grow token by token, and the same texts folded: without case, accents, invisible characters, and with one
-space where there are several. So a phrase is found however it is written. Each place in a folded text has one in the
-text itself.
+"""Texts that grow token by token, and the same texts as somebody reads them: without what nobody sees, in the plainest
+form of each character (`seen`); or also without case and with one space where there are several (`folded`). So what is
+looked for is found however it is written. Each place in such a text has one in the text itself.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import Literal
 
-#: Categories of characters that nobody sees beside others: controls, formats, and marks.
-_UNSEEN = frozenset({"Cc", "Cf", "Mn", "Me"})
+import regex
+
+#: How a text is read: as it is written, as it is seen, or as it is compared without case.
+Reading = Literal["written", "seen", "folded"]
+
+#: Characters that nobody sees beside others: controls, formats, marks, and what fonts leave out.
+_UNSEEN = regex.compile(r"[[\p{Cc}\p{Cf}\p{Mn}\p{Me}\p{DI}]--\s]+", regex.V1)
+#: How many characters in a row may add nothing to what is read.
+MAX_UNSEEN = 64
+#: Stands in what is read for more of them: no character is read as this one.
+HIDDEN = "\uffff"
 
 
 class GrowingText:
@@ -24,6 +35,11 @@ class GrowingText:
     @property
     def num_chars(self) -> int:
         return self._ends[-1]
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it is the text itself so far."""
+        return True
 
     def push(self, piece: str) -> None:
         """Add the text of a token."""
@@ -71,38 +87,62 @@ class GrowingText:
 
 
 class FoldedText(GrowingText):
-    """A text as it is compared."""
+    """A text as it is compared: `folded`, or else `seen`. Where more than `MAX_UNSEEN` characters in a row add nothing,
+    there is `HIDDEN`, or one more space if they are space. So a part of what is read is a bounded part of the text."""
 
-    def __init__(self, lead: str = "") -> None:
+    def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()
+        self._read = fold_char if reading == "folded" else seen_char
+        self._keeps_spaces = reading != "folded"
         self._places: list[int] = []  # of each character here, where it is in the text itself
         self._num_raw = [0]
+        self._is_other = [False]  # after each token, whether it is another text
         self._fold(lead)
         self._pieces, self._ends, self._num_raw = [self.whole()], [self._ends[-1]], [self._num_raw[-1]]
+        del self._is_other[0]
         self.num_lead = self.num_chars
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it is the text itself so far."""
+        return not self._is_other[-1]
 
     def push(self, piece: str) -> None:
         """Add the text of a token."""
         self._fold(piece)
 
     def _fold(self, piece: str) -> None:
+        if self._keeps_spaces and piece.isascii() and piece.isprintable():
+            self._add(piece, range(self._num_raw[-1], self._num_raw[-1] + len(piece)), piece)
+            return
         ends_in_space = bool(self._places) and self.tail(self.num_chars - 1) == " "
         base, made = self._num_raw[-1], []
-        for number, char in enumerate(piece):
-            for each in fold_char(char):
-                if each == " " and ends_in_space:
+        places: list[int] = []
+        last = self._places[-1] if self._places else -1
+        for place, char in enumerate(piece, base):
+            read, is_long = self._read(char), place - last > MAX_UNSEEN
+            if is_long and not read:
+                read = HIDDEN
+            for each in read:
+                if each == " " and ends_in_space and not (self._keeps_spaces or is_long):
                     continue
-                ends_in_space = each == " "
+                ends_in_space, last = each == " ", place
                 made.append(each)
-                self._places.append(base + number)
-        super().push("".join(made))
-        self._num_raw.append(base + len(piece))
+                places.append(place)
+        self._add("".join(made), places, piece)
+
+    def _add(self, read: str, places: Iterable[int], piece: str) -> None:
+        """Add what a piece is read as, with the places of its characters."""
+        super().push(read)
+        self._places.extend(places)
+        self._num_raw.append(self._num_raw[-1] + len(piece))
+        self._is_other.append(self._is_other[-1] or read != piece)
 
     def rewind(self, num_tokens: int) -> None:
         """Take the last tokens back."""
         super().rewind(num_tokens)
         if num_tokens:
-            del self._num_raw[-num_tokens:]
+            del self._num_raw[-num_tokens:], self._is_other[-num_tokens:]
             del self._places[self._ends[-1] :]
 
     def raw(self, place: int) -> int:
@@ -120,6 +160,8 @@ class FoldedText(GrowingText):
     def copy(self) -> FoldedText:
         """An independent copy."""
         twin = FoldedText()
+        twin._is_other = self._is_other.copy()
+        twin._read, twin._keeps_spaces = self._read, self._keeps_spaces
         twin._pieces, twin._ends, twin.num_lead = self._pieces.copy(), self._ends.copy(), self.num_lead
         twin._places, twin._num_raw = self._places.copy(), self._num_raw.copy()
         return twin
@@ -130,8 +172,24 @@ def fold_char(char: str) -> str:
     """What a character is compared as; nothing for one that nobody sees."""
     if char.isspace():
         return " "
-    parts = unicodedata.normalize("NFKD", char.casefold())
-    return "".join(part.casefold() for part in parts if unicodedata.category(part) not in _UNSEEN)
+    return without_unseen("".join(part.casefold() for part in unicodedata.normalize("NFKD", char.casefold())))
+
+
+@lru_cache(8192)
+def seen_char(char: str) -> str:
+    """What a character is read as, in its own case; nothing for one that nobody sees."""
+    return without_unseen(unicodedata.normalize("NFKD", char))
+
+
+def without_unseen(text: str) -> str:
+    """A text without what nobody sees."""
+    kept: str = _UNSEEN.sub("", text)
+    return kept.replace(HIDDEN, "\ufffd")
+
+
+def read_text(text: str, reading: Reading) -> GrowingText:
+    """A text in one reading."""
+    return GrowingText(text) if reading == "written" else FoldedText(text, reading)
 
 
 def fold(text: str) -> str:

@@ -3,21 +3,21 @@
 Every token of an output passes here, whether it was drawn, forced, or put in place of another, and whatever steers the
 output: `OutputText` tells a `Watch` each new piece of text, and the watch says what must go. Text that may still become
 a match is not settled, and so not told to the client. Matches are looked for in the text, which has one form whatever
-its tokens are; a phrase in a form without case, accents and invisible characters. The end of the prompt belongs to the
-text, so that a prompt cannot say the first half of what is forbidden.
+its tokens are, as each rule reads it. The end of the prompt belongs to the text, so that a prompt cannot say the first
+half of what is forbidden.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
 import regex
 
-from bridle.engine.folding import FoldedText, GrowingText
+from bridle.engine.folding import HIDDEN, GrowingText, Reading, read_text, without_unseen
 from bridle.errors import BridleError, ControllerError
 
 #: What happens with a match: another way is taken, the output ends, or another text takes its place.
@@ -34,14 +34,14 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """A pattern that may not be in a text. With `is_folded` it is compared with the folded text. One that is `is_late`
-    is a match only once no further text can make it longer or none. `check` names a test of what was found."""
+    """A pattern that may not be in a text, read as `reading` says. One that is `is_late` is a match only once no
+    further text can make it longer or none. `check` names a test of what was found."""
 
     policy: str
     pattern: str
     action: Action = "retry"
     replacement: str = ""
-    is_folded: bool = False
+    reading: Reading = "written"
     is_late: bool = False
     check: str = ""
     max_length: int = MAX_MATCH
@@ -108,8 +108,18 @@ class Guard:
 
     @property
     def reach(self) -> int:
-        """How many characters before a text can be part of a match in it."""
+        """How many characters that are seen before a text can be part of a match in it."""
         return max((rule.max_length for rule in self.texts), default=0)
+
+    @property
+    def looks_through(self) -> bool:
+        """Whether a rule passes over what nobody sees."""
+        return any(rule.reading != "written" for rule in self.texts)
+
+    def tail(self, text: str) -> str:
+        """The end of a text that can be part of a match in what follows it."""
+        text = without_unseen(text) if self.looks_through else text
+        return text[max(len(text) - self.reach, 0) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,36 +184,50 @@ CHECKS: Mapping[str, Callable[[str, int, int], int | None]] = {"card": _card_end
 
 
 def _find(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """The first match from `pos` on that ends behind `least_end`, and where a match may begin that is not complete."""
+    """The first match from `pos` on that ends behind `least_end`, and where one may begin that is not complete. What
+    could become one, and is followed by more unseen characters than there may be, is a match."""
+    at = pos
+    while rule.reading != "written" and (cut := text.find(HIDDEN, at)) >= 0:
+        found, start = _find_before(cut, rule, text, at, least_end)
+        if found is None and start < cut >= least_end:
+            found = start, cut + 1
+        if found is not None:
+            return found, found[0]
+        at = cut + 1
+    return _find_before(len(text), rule, text, at, least_end)
+
+
+def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
+    """The same in a text that is over at `limit`."""
     pattern, check = compiled(rule.pattern), CHECKS.get(rule.check)
     at = pos
     try:
-        while (found := pattern.search(text, at, timeout=_TIMEOUT)) is not None:
+        while (found := pattern.search(text, at, limit, timeout=_TIMEOUT)) is not None:
             start, end = found.span()
             real = end if check is None else check(text, start, end)
             if real is not None and real > least_end:
                 return (start, real), start
-            if rule.is_late and _may_grow(rule, text, start):
+            if rule.is_late and _may_grow(rule, text, start, limit):
                 return None, start
             at = start + 1
-        partial = pattern.search(text, at, partial=True, timeout=_TIMEOUT)
+        partial = pattern.search(text, at, limit, partial=True, timeout=_TIMEOUT)
     except TimeoutError:
         raise RuleFailed(rule) from None
-    return None, len(text) if partial is None else partial.start()
+    return None, limit if partial is None else partial.start()
 
 
-def _may_grow(rule: TextRule, text: str, start: int) -> bool:
-    """Whether further text could make a longer match of what begins at `start`."""
-    return compiled(rule.pattern).fullmatch(text, start, partial=True, timeout=_TIMEOUT) is not None
+def _may_grow(rule: TextRule, text: str, start: int, end: int | None = None) -> bool:
+    """Whether further text behind `end` could make a longer match of what begins at `start`."""
+    return compiled(rule.pattern).fullmatch(text, start, end, partial=True, timeout=_TIMEOUT) is not None
 
 
 def _whole(rule: TextRule, text: str) -> str:
-    return FoldedText(text).whole() if rule.is_folded else text
+    return read_text(text, rule.reading).whole()
 
 
 def _cleaned(rule: TextRule, before: str, text: str) -> str:
     """`text`, which follows `before`, with the matches of one rule replaced or left out."""
-    growing = FoldedText(before + text) if rule.is_folded else GrowingText(before + text)
+    growing = read_text(before + text, rule.reading)
     whole, folded, made, at = before + text, growing.whole(), "", len(before)
     pos = 0
     while (found := _find(rule, folded, pos, growing.folded(len(before)))[0]) is not None:
@@ -234,7 +258,8 @@ class _Scan:
             found, start = _find(rule, tail, anchor - base, max(least_end - base, anchor - base))
             if found is not None and rule.is_late and size - start < rule.max_length:
                 start = next((at for at in range(anchor - base, start) if _may_grow(rule, tail, at)), start)
-                if found[1] == size or start < found[0] or _may_grow(rule, tail, start):
+                is_open = found[1] == size and tail[-1] != HIDDEN
+                if is_open or start < found[0] or _may_grow(rule, tail, start):
                     found = None
         except (RuleFailed, TimeoutError):
             if rule.on_failure == "end":
@@ -255,12 +280,16 @@ class Watch:
         self.guard = guard
         self._lead = len(lead)
         self._raw = GrowingText(lead)
-        self._folded = FoldedText(lead) if any(rule.is_folded for rule in guard.texts) else None
+        self._texts: dict[Reading, GrowingText] = {"written": self._raw}
+        for rule in guard.texts:
+            if rule.reading not in self._texts:
+                self._texts[rule.reading] = read_text(lead, rule.reading)
         self._scans = [_Scan(rule, [self._first_anchor(rule)]) for rule in guard.texts]
+        self._twins = _twins(guard.texts)
         self._longest = max((rule.max_length * rule.times for rule in guard.loops), default=0)
 
     def _text_of(self, rule: TextRule) -> GrowingText:
-        return self._folded if rule.is_folded and self._folded is not None else self._raw
+        return self._texts[rule.reading]
 
     def _first_anchor(self, rule: TextRule) -> int:
         """Where in the lead a match may begin that ends behind it."""
@@ -273,16 +302,19 @@ class Watch:
 
     def push(self, piece: str) -> Hit | None:
         """Add the text of one more token; returns what must go because of it, the match that begins first."""
-        for text in (self._raw, self._folded):
-            if text is not None:
-                text.push(piece)
-        hits = [hit for scan in self._scans if (hit := self._look(scan)) is not None]
+        for text in self._texts.values():
+            text.push(piece)
+        hits = [hit for number in range(len(self._scans)) if (hit := self._look(number)) is not None]
         if hits:
             return min(hits, key=lambda hit: hit.start)
         return self._limit() if piece else None
 
-    def _look(self, scan: _Scan) -> Hit | None:
+    def _look(self, number: int) -> Hit | None:
+        scan, twin = self._scans[number], self._twins.get(number)
         text = self._text_of(scan.rule)
+        if twin is not None and self._texts["seen"].is_as_written:  # then both find the same
+            scan.anchors.append(self._scans[twin].anchors[-1])
+            return None
         if scan.is_off:
             scan.anchors.append(text.num_chars)
             return None
@@ -304,9 +336,8 @@ class Watch:
 
     def rewind(self, num_tokens: int) -> None:
         """Take the last tokens back."""
-        for text in (self._raw, self._folded):
-            if text is not None:
-                text.rewind(num_tokens)
+        for text in self._texts.values():
+            text.rewind(num_tokens)
         for scan in self._scans:
             del scan.anchors[-num_tokens:]
 
@@ -350,10 +381,18 @@ class Watch:
     def copy(self) -> Watch:
         """An independent copy."""
         twin = Watch.__new__(Watch)
-        twin.guard, twin._lead, twin._longest = self.guard, self._lead, self._longest
-        twin._raw, twin._folded = self._raw.copy(), None if self._folded is None else self._folded.copy()
+        twin.guard, twin._lead, twin._longest, twin._twins = self.guard, self._lead, self._longest, self._twins
+        twin._texts = {reading: text.copy() for reading, text in self._texts.items()}
+        twin._raw = twin._texts["written"]
         twin._scans = [scan.copy() for scan in self._scans]
         return twin
+
+
+def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
+    """Of the rules that read a text as it is written those that others before them are, as it is seen."""
+    seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
+    pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
+    return {number: twin for number, twin in pairs if twin < number}
 
 
 def _loops(rule: LoopRule, tail: str) -> bool:

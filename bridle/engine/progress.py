@@ -91,11 +91,12 @@ class Progress:
 
     def _watch(self, seq: Sequence, guard: Guard, decoder: TextDecoder) -> Watch:
         """What holds the text to the rules, with the end of the prompt."""
-        num_tokens = min(len(seq.tokens), guard.reach, _MAX_LEAD_TOKENS)
+        most = _MAX_LEAD_TOKENS if guard.looks_through else min(guard.reach, _MAX_LEAD_TOKENS)
+        num_tokens = min(len(seq.tokens), most)
         at = len(seq.tokens) - num_tokens
         state = decoder.open(seq.tokens[:at], seq.sampling.skip_special_tokens)
         lead = "".join([state.push(token) for token in seq.tokens[at:]])
-        return Watch(guard, lead[max(len(lead) - guard.reach, 0) :])
+        return Watch(guard, guard.tail(lead))
 
     def note_cached(self, scheduled: list[Scheduled]) -> None:
         """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""

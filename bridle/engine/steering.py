@@ -246,8 +246,7 @@ class Steering:
         if guard is None:
             return log
         log = guard.clean(log, seq.control.log_tail)
-        tail = seq.control.log_tail + log
-        seq.control.log_tail = tail[max(len(tail) - guard.reach, 0) :]
+        seq.control.log_tail = guard.tail(seq.control.log_tail + log)
         return log
 
     def _release_overdue(self) -> None:

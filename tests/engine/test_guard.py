@@ -4,6 +4,7 @@ end of the prompt before it, says what is forbidden."""
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import replace
 from random import Random
 
@@ -13,37 +14,82 @@ from hypothesis import strategies as st
 
 from bridle.engine import guard as guard_module
 from bridle.engine.decision import Decision
-from bridle.engine.folding import FoldedText, fold
-from bridle.engine.guard import Guard, TextRule
+from bridle.engine.folding import MAX_UNSEEN, FoldedText, fold
+from bridle.engine.guard import Guard, TextRule, Watch, compiled
 from bridle.engine.interfaces import StoredValue
 from bridle.outputs import FinishReason
+from bridle.service.policies import read_policies
 from bridle.testing.text import PieceDecoder
 from lab.doubles.controllers import FakeController, Reply, View
 from tests.engine.programs import RandomProgram
 from tests.engine.support import Lab, Output, Replay, make_request
 from tests.engine.test_laws import random_lab, random_request
 
-PIECES = ["a", "b", "A", "\u200b", "c", " ", "bA", "x.", "@", b"\xc3", b"\xa9", "ab@", "", "!", "B", "é"]
+PIECES: list[str | bytes] = [
+    "a",
+    "b",
+    "A",
+    "\u200b",
+    "c",
+    " ",
+    "bA",
+    "x.",
+    "@",
+    b"\xc3",
+    b"\xa9",
+    "ab@",
+    "",
+    "!",
+    "B",
+    "é",
+]
+#: The same, with other characters that nobody sees, and others that are seen as some of these.
+SPELLED: list[str | bytes] = [
+    "a",
+    "b",
+    "A",
+    "\u200b",
+    "c",
+    "\u00ad",
+    "bA",
+    "x.",
+    "@",
+    b"\xef\xbc",
+    b"\xa0",
+    "ｂ",
+    "",
+    "\u034f",
+    "B",
+    "é",
+]
 MAIL = r"[ab.x]{1,6}@[abx]+(?:\.[abx]+)*"
-PHRASE = TextRule("words", "aba", is_folded=True)
+PHRASE = TextRule("words", "aba", reading="folded")
 NEVER = TextRule("never", "b@|é", "end")
 REDACTED = TextRule("mail", MAIL, "replace", "c!", is_late=True, max_length=40)
 ANYWAY = TextRule("case", "cc", "retry")
 CUT = TextRule("word", r"\ba\b", is_late=True)
+SEEN = replace(REDACTED, reading="seen")
 GUARDS = [Guard((PHRASE,)), Guard((REDACTED,)), Guard((NEVER, PHRASE)), Guard((ANYWAY, REDACTED)), Guard((CUT,))]
+SPELLED_GUARDS = [Guard((SEEN, REDACTED)), Guard((SEEN, PHRASE)), Guard((PHRASE,))]
 SEED = st.integers(0, 1 << 40)
 
 
 def folded(text: str) -> str:
     """The test's own reading of a text without case, accents and what nobody sees."""
-    return text.replace("\u200b", "").lower().replace("é", "e")
+    return seen(text).lower().replace("é", "e")
+
+
+def seen(text: str) -> str:
+    """The test's own reading of a text as somebody sees it."""
+    return re.sub("[\u200b\u00ad\u034f]", "", text).translate({0xFF42: "b", 0xFF20: "@"})
 
 
 def says(guard: Guard, text: str, begin: int, *, is_over: bool) -> str | None:
     """The rule that a text breaks behind `begin`. A text that goes on may end in what is decided by what follows, but
     that must not be told; so a late rule counts in any case."""
     for rule in guard.texts:
-        whole, start = (folded(text), len(folded(text[:begin]))) if rule.is_folded else (text, begin)
+        read = {"folded": folded, "seen": seen, "written": str}[rule.reading]
+        whole, start = read(text), len(read(text[:begin]))
         pattern = rule.pattern if rule is not CUT or is_over else r"\ba\b(?=.)"
         matches = [m for at in range(len(whole)) if (m := re.compile(pattern).match(whole, at))]
         if any(m.end() > start for m in matches):
@@ -73,25 +119,30 @@ def test_no_random_program_says_what_is_forbidden(kv: str, seed: int) -> None:
     attack(seed, kv)
 
 
+@given(SEED)
+def test_nor_in_other_spellings(seed: int) -> None:
+    attack(seed, "paged", SPELLED, SPELLED_GUARDS)
+
+
 @pytest.mark.slow
 @settings(max_examples=10_000)
-@given(SEED)
-def test_none_of_ten_thousand_programs_says_it(seed: int) -> None:
-    attack(seed, "paged")
+@given(SEED, st.booleans())
+def test_none_of_ten_thousand_programs_says_it(seed: int, is_spelled: bool) -> None:
+    attack(seed, "paged", *((SPELLED, SPELLED_GUARDS) if is_spelled else (PIECES, GUARDS)))
 
 
-def attack(seed: int, kv: str) -> None:
+def attack(seed: int, kv: str, pieces: list[str | bytes] = PIECES, guards: list[Guard] = GUARDS) -> None:
     random = Random(seed)
-    lab = random_lab(random, kv, decoder=PieceDecoder(PIECES))
+    lab = random_lab(random, kv, decoder=PieceDecoder(pieces))
     known = {}
     requests = []
     for _ in range(random.randint(1, 3)):
         is_steered = random.random() < 0.8  # what looks back is tried where no prompt is taken back
-        guard = random.choice(GUARDS[: -1 if is_steered else None])
+        guard = random.choice(guards[: -1 if is_steered else None])
         program = FakeController(RandomProgram(random.randrange(1 << 30), "sssmbfffffnkrxxt"))
         fields: dict[str, object] = {"guard": guard, "controller": program if is_steered else None}
         request = random_request(random, **fields)
-        state = PieceDecoder(PIECES).open((), skip_special_tokens=True)
+        state = PieceDecoder(pieces).open((), skip_special_tokens=True)
         lead = "".join([state.push(token) for token in request.prompt])
         known[request.id] = (guard, "" if is_steered else lead)
         requests.append(request)
@@ -147,7 +198,7 @@ def test_where_a_text_ends_a_match_is_replaced_and_the_rest_stays(count: int) ->
 
 
 def test_other_ways_to_write_a_phrase_are_the_phrase() -> None:
-    rule = TextRule("words", fold("Top Sécret"), "replace", "#", is_folded=True, is_late=True)
+    rule = TextRule("words", fold("Top Sécret"), "replace", "#", reading="folded", is_late=True)
     for text in ("top secret", "TOP  SECRET", "t\u200bop\u00a0sÉcret", "Top\u00a0 Secret"):
         assert said(f"a {text}.", rule).text == "a #."
     assert said("a topsecret.", rule).text == "a topsecret."
@@ -235,3 +286,109 @@ def test_what_a_rule_cannot_decide_ends_the_output_or_is_left_out(monkeypatch: p
     assert said("abc", replace(rule, on_failure="skip")).text == "abc"
     assert Guard((rule,)).clean("abc") == ""
     assert Guard((replace(rule, on_failure="skip"), PHRASE)).clean("abca") == "abca"
+
+
+# -- other spellings -------------------------------------------------------------------------------------------
+
+SECRETS = {
+    "email": "ann@example.org",
+    "card": "4111 1111 1111 1111",
+    "key": "AKIAABCDEFGHIJKLMNOP",
+    "words": "forbidden",
+}
+RULES = {
+    **{
+        name: read_policies({"policy": [{"name": name, "kind": "redact", "what": [name]}]})
+        for name in list(SECRETS)[:3]
+    },
+    "words": read_policies(
+        {
+            "policy": [
+                {"name": "w", "kind": "phrases", "phrases": ["forbidden"], "action": "replace", "replacement": "#"}
+            ]
+        }
+    ),
+}
+REPLACEMENTS = {"email": "[e-mail]", "card": "[card]", "key": "[key]", "words": "#"}
+#: A character that nobody sees; each of another kind.
+UNSEEN = ["\u200b", "\u00ad", "\u034f", "\u200d", "\ufe0f", "\u3164", "\u2060", "\U000e0061", "\u180e", "\x01"]
+
+
+ZERO = "\u200b"
+
+
+def rules_of(name: str) -> Guard:
+    (policy,) = RULES[name].policies
+    return Guard(policy.made.texts)
+
+
+def wide(text: str) -> str:
+    """In full-width letters."""
+    return "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
+
+
+def through(guard: Guard, text: str) -> tuple[str, list[str]]:
+    """What is left of a text that is forced character by character, and what a client has after each event."""
+    letters = [*dict.fromkeys(text + "".join(REPLACEMENTS.values())), ""]
+    lab = Lab(vocab_size=len(letters), decoder=PieceDecoder(letters), eos_token_ids=(len(letters) - 1,))
+    script = tuple(letters.index(char) for char in text)
+    program = FakeController(lambda view: forced(view, script))
+    lab.run(make_request(guard=guard, controller=program, max_tokens=4 * len(text) + 20))
+    again, had = Replay(lab.events[0].request_id), []
+    for event in lab.events:
+        again.add(event)
+        had.append(again.outputs[0].text if again.outputs else "")
+    return had[-1], had
+
+
+@pytest.mark.parametrize("name", list(SECRETS))
+@pytest.mark.parametrize("number", range(len(UNSEEN) + 2))
+def test_a_secret_is_one_in_any_spelling(name: str, number: int) -> None:
+    """With characters that nobody sees between all others, in full-width letters, with accents."""
+    secret, guard = SECRETS[name], rules_of(name)
+    if number < len(UNSEEN):
+        spelled = UNSEEN[number].join(secret)
+    else:
+        spelled = wide(secret) if number == len(UNSEEN) else "\u0301".join(secret)
+    text = f"so {spelled}, yes"
+    left, had = through(guard, text)
+    assert left == f"so {REPLACEMENTS[name]}, yes"
+    assert all(each == text[: len(each)] or each.startswith(f"so {REPLACEMENTS[name]}"[: len(each)]) for each in had)
+    assert not any(len(each) > 3 and each.startswith(text[:4]) for each in had)
+    assert guard.clean(text) == left
+    for at in (1, len(secret) // 2, len(secret) - 1):  # once is enough
+        once = secret[:at] + UNSEEN[number % len(UNSEEN)] + secret[at:]
+        assert guard.clean(f"so {once}, yes") == left
+
+
+@pytest.mark.parametrize("name", list(SECRETS))
+def test_more_that_nobody_sees_than_there_may_be_hides_nothing(name: str) -> None:
+    secret, guard = SECRETS[name], rules_of(name)
+    left = guard.clean(f"so {secret[:3]}{MAX_UNSEEN * 3 * ZERO}{secret[3:]}.")
+    assert left.startswith(f"so {REPLACEMENTS[name]}")
+    assert secret not in left.replace(ZERO, "")
+
+
+@pytest.mark.parametrize("name", list(SECRETS))
+def test_what_is_held_back_is_bounded(name: str) -> None:
+    """Whoever says half of it, and then what nobody sees for ever, gets on."""
+    guard = rules_of(name)
+    watch = Watch(guard, "")
+    hits = [watch.push(piece) for piece in SECRETS[name][:4] + ZERO * 300]
+    assert any(hits)
+    most = next(count for count, hit in enumerate(hits) if hit is not None)
+    assert most <= 4 + 2 * MAX_UNSEEN
+
+
+@given(st.text(st.sampled_from("ab@.x4 \u200b\u00adａ＠\n1"), max_size=40), st.sampled_from(list(SECRETS)))
+def test_a_text_without_one_passes_as_it_is(text: str, name: str) -> None:
+    """Byte for byte, whatever nobody sees in it; and what is left of any text has none."""
+    guard = rules_of(name)
+    plain = unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad]", "", text))
+    found = any(compiled(rule.pattern).search(each) for rule in guard.texts for each in (text, plain))
+    left = through(guard, text)[0] if text else ""
+    if not found:
+        assert left == text
+    cleaned = unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad]", "", left))
+    if name != "card":
+        assert not any(compiled(rule.pattern).search(cleaned) for rule in guard.texts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -33,21 +35,25 @@ RULES = read_policies(
     {
         "policy": [
             {"name": "words", "kind": "phrases", "phrases": ["forbidden"]},
-            {"name": "never", "kind": "pattern", "pattern": "q[0-9]{2}", "action": "end"},
+            {"name": "never", "kind": "pattern", "pattern": "q[0-9]{2}", "action": "end", "seen": True},
             {"name": "mail", "kind": "redact", "what": ["email"]},
         ]
     }
 )
 SECRETS = ("forbidden", "q42", "ann@example.org")
 #: What attackers are made of: secrets, their halves, and other ways to write them.
-PIECES = (*SECRETS, "for", "bidden", "FOR", "b", "\u200b", "BID", "den", "q", "4", "2", "ann@exam", "ple.org", " ", "x")
+PIECES = (
+    *(*SECRETS, "for", "bidden", "FOR", "b", "\u200b", "BID", "den", "q", "4", "2", "ann@exam", "ple.org", " ", "x"),
+    *("ａｎｎ＠example．org", "an\u00adn@exam\u034fple.org", "ann\u200b@exam", "\u00ad", "４", "ｆｏr", "\u034f"),
+)
 LONG = 40
 
 
 def leaks(said: list[str]) -> list[str]:
-    """The secrets that are in texts: the phrase as a reader sees it, what is found by a pattern as it is written."""
-    phrase = any("forbidden" in text.replace("\u200b", "").lower() for text in said)
-    return ["forbidden"] * phrase + [secret for secret in SECRETS[1:] if any(secret in text for text in said)]
+    """The secrets that are in texts as a reader sees them."""
+    seen = [unicodedata.normalize("NFKC", re.sub("[\u200b\u00ad\u034f]", "", text)) for text in said]
+    phrase = any("forbidden" in text.lower() for text in seen)
+    return ["forbidden"] * phrase + [secret for secret in SECRETS[1:] if any(secret in text for text in seen)]
 
 
 # -- attackers ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import regex
 from bridle.constraints.spec import parse as parse_constraint
 from bridle.controllers.classes import make_demanded
 from bridle.controllers.thinking import ThinkingBudget, tags_of
-from bridle.engine.folding import fold
+from bridle.engine.folding import Reading, fold
 from bridle.engine.guard import MAX_MATCH, Action, BudgetRule, Guard, LoopRule, OnFailure, TextRule, compiled
 from bridle.errors import BridleError, UnsupportedFeature
 from bridle.service.policies.fields import Fields
@@ -105,7 +105,7 @@ def _phrases(fields: Fields, own: Settings) -> Made:
         pattern,
         action=action,
         replacement=replacement,
-        is_folded=not is_exact,
+        reading="written" if is_exact else "folded",
         is_late=is_whole or action == "replace",
         max_length=max(longest + 1, 2),
     )
@@ -118,14 +118,16 @@ def _pattern(fields: Fields, own: Settings) -> Made:
     most = fields.count("max_length", MAX_MATCH, most=_MOST_MATCH) or MAX_MATCH
     whole = f"(?i:{pattern})" if is_anyway else pattern
     is_late = action == "replace" or fields.flag("longest")
-    rule = own.rule(whole, action=action, replacement=replacement, is_late=is_late, max_length=most)
+    reading: Reading = "seen" if fields.flag("seen") else "written"
+    rule = own.rule(whole, action=action, replacement=replacement, is_late=is_late, max_length=most, reading=reading)
     return Made((_checked(fields, "pattern", rule),))
 
 
 #: What redaction knows: a pattern, the longest match, the replacement, and a test of what was found.
 _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
     "email": (
-        r"[\p{L}\p{N}_.!#$%&'*+/=?^`{|}~-]{1,64}@(?:[\p{L}\p{N}](?:[\p{L}\p{N}-]{0,61}[\p{L}\p{N}])?\.){1,8}\p{L}{2,24}",
+        r"[\p{L}\p{N}_.!#$%&'*+/=?^`{|}~-]{1,64}@"
+        r"(?:[\p{L}\p{N}](?:[\p{L}\p{N}-]{0,61}[\p{L}\p{N}])?[.\u3002]){1,8}\p{L}{2,24}",
         330,
         "[e-mail]",
         "",
@@ -143,6 +145,10 @@ _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
 }
 
 
+#: A secret is one as it is seen, and as it is written: what nobody sees may set it apart from what stands beside it.
+_READINGS: tuple[Reading, ...] = ("seen", "written")
+
+
 def _redact(fields: Fields, own: Settings) -> Made:
     what, replacement = fields.texts("what", tuple(_SECRETS)), fields.take("replacement", str)
     rules = []
@@ -151,8 +157,17 @@ def _redact(fields: Fields, own: Settings) -> Made:
             raise fields.wrong("what", name, f"of {', '.join(_SECRETS)}")
         pattern, longest, usual, check = _SECRETS[name]
         text = usual if replacement is None else replacement
-        rule = own.rule(pattern, action="replace", replacement=text, is_late=True, check=check, max_length=longest)
-        rules.append(_checked(fields, "replacement", rule))
+        for reading in _READINGS:
+            rule = own.rule(
+                pattern,
+                action="replace",
+                replacement=text,
+                is_late=True,
+                check=check,
+                max_length=longest,
+                reading=reading,
+            )
+            rules.append(_checked(fields, "replacement", rule))
     return Made(tuple(rules))
 
 
