@@ -77,6 +77,7 @@ def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | N
     ones, and for pictures. Raises `InvalidRequest` naming the message at fault."""
     look = look_of(model, conversation)
     text = prompt_text(model, conversation, offer, look)
+    text = text if look is None else look.placed(text)
     tokens = tuple(model.tokenizer.encode(text, False))
     if look is None or not look.sources:
         return ChatPrompt(text, tokens)
@@ -91,7 +92,7 @@ def look_of(model: LoadedModel, conversation: Conversation) -> Look | None:
         return None
     template = model.tokenizer.chat_template
     takes_parts = template.takes_parts if conversation.template is None else "image" in conversation.template
-    return Look(model.tokenizer.token_text(model.pictures.placeholder), takes_parts)
+    return Look(model.tokenizer.token_text(model.pictures.placeholder), takes_parts, model.pictures.written)
 
 
 def prompt_text(

@@ -35,13 +35,15 @@ class Layout:
 class Family:
     """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
     `placeholder` of the configuration is the token that stands for a picture in a prompt; where the rows of a picture
-    are `mutual`, they see each other in both directions."""
+    are `mutual`, they see each other in both directions. Templates may write `written` for a
+    picture, which is no token."""
 
     lay_out: Callable[[Config, Arrays], Layout]
     arrays: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] | None = None
     placeholder: str = "image_token_id"
     is_mutual: bool = False
+    written: str = ""
 
 
 # -- LLaVA -----------------------------------------------------------------------------------------------------
@@ -123,6 +125,15 @@ def _internvl(config: Config, arrays: Arrays) -> Layout:
     return Layout(("<img>", rows * arrays["pixel_values"].shape[0], "</img>"))
 
 
+def _aya(config: Config, arrays: Arrays) -> Layout:
+    """Tiles with their numbers, then the whole; a small picture is a whole alone."""
+    rows = (_side(config) // int(config.get("downsample_factor", 2))) ** 2
+    parts: list[int | str] = ["<|START_OF_IMG|>"]
+    for number in range(1, arrays["pixel_values"].shape[0]):
+        parts += [f"TILE_{number}", rows]
+    return Layout(tuple(_joined([*parts, "TILE_GLOBAL", rows, "<|END_OF_IMG|>"])))
+
+
 def _pair(value: Any) -> tuple[int, int]:
     first, second = value if isinstance(value, (list, tuple)) else (value, value)
     return int(first), int(second)
@@ -196,6 +207,7 @@ _TILED = Family(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row
 
 #: Families whose pictures are read.
 FAMILIES: Mapping[str, Family] = {
+    "aya_vision": Family(_aya, written="<image>"),
     "gemma3": Family(_gemma3, placeholder="boi_token_index", is_mutual=True),
     "glm4v": _GRIDDED,
     "idefics3": _TILED,

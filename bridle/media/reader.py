@@ -73,6 +73,8 @@ class MediaReader:
         #: The token that stands for a picture in a prompt, and the one that stands at each of its rows.
         self.placeholder = _token_of(settings, self._family.placeholder)
         self._row_token = _token_of(settings, "image_token_id")
+        #: What templates write for it, where that is another text.
+        self.written = self._family.written
 
     # -- reading -------------------------------------------------------------------------------------------------
 

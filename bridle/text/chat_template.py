@@ -171,10 +171,12 @@ def _run_engine(task: str) -> dict[str, Any]:
 @dataclass(slots=True)
 class Look:
     """How messages with pictures are prepared. Their content becomes parts, if the template `takes_parts`; else it is
-    text, with `placeholder` at the places of pictures. `sources` are the pictures that were found, in order."""
+    text, with `placeholder` at the places of pictures. A template may write `written` there, which is no token.
+    `sources` are the pictures that were found, in order."""
 
     placeholder: str
     takes_parts: bool
+    written: str = ""
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
@@ -199,11 +201,16 @@ class Look:
         for i, message in enumerate(messages if self.sources else ()):
             content = message["content"]
             texts = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            num_own = 0 if self.takes_parts else self._num_places(i)
-            if texts.count(self.placeholder) != num_own:
-                raise InvalidRequest(
-                    f"messages[{i}] has the text {self.placeholder!r}, which stands for a picture", f"messages[{i}]"
-                )
+            own = "" if self.takes_parts else self.placeholder * self._num_places(i)
+            for spelling in filter(None, (self.placeholder, self.written)):
+                if texts.count(spelling) != own.count(spelling):
+                    raise InvalidRequest(
+                        f"messages[{i}] has the text {spelling!r}, which stands for a picture", f"messages[{i}]"
+                    )
+
+    def placed(self, text: str) -> str:
+        """What a template rendered, with the placeholder wherever it wrote another text."""
+        return text.replace(self.written, self.placeholder) if self.written and self.sources else text
 
     def _num_places(self, number: int) -> int:
         return sum(source.where.startswith(f"messages[{number}].") for source in self.sources)

@@ -21,6 +21,7 @@ _TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2
 _QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 NAMES: dict[str, tuple[str, ...]] = {
     "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
+    "aya_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
     "qwen2_vl": _QWEN_NAMES,
     "qwen2_5_vl": _QWEN_NAMES,
     "qwen3_vl": _QWEN_NAMES,
@@ -32,6 +33,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
 }
 _PLACEHOLDERS = {"<image_soft_token>": "<start_of_image>"}
+#: What a chat template writes for a picture, where that is no token.
+_WRITTEN = {"<|IMG_PATCH|>": "<image>"}
 #: The model types of checkpoints that are no family of their own.
 MODEL_TYPES = {"pixtral": "llava"}
 CHAT_TEMPLATE = (
@@ -296,5 +299,5 @@ def _name_tokens(folder: Path, names: tuple[str, ...]) -> None:
     num_free = tiny.VOCAB_SIZE - len(tokenizer) - len(names)
     tokenizer.add_tokens([f"<|free_{number}|>" for number in range(num_free)], special_tokens=True)
     tokenizer.add_tokens(list(reversed(names)), special_tokens=True)
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", _PLACEHOLDERS.get(names[0], names[0]))
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", (_PLACEHOLDERS | _WRITTEN).get(names[0], names[0]))
     tokenizer.save_pretrained(folder)

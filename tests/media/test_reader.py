@@ -17,6 +17,7 @@ from PIL import Image
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media import FAMILIES, MediaLimits, MediaReader, Source, open_reader, source_of
 from bridle.text import Tokenizer
+from bridle.text.chat_template import Look, prepare
 from lab.doubles import seeing
 
 
@@ -117,13 +118,19 @@ def library_text(family: str, reader: MediaReader, results: Any) -> str:
 
         marks.fake_image_token, marks.global_image_tag, marks.image_seq_len = *names[1:3], 4
         return Idefics3Processor.replace_image_token(marks, results, 0)
+    if family == "aya_vision":
+        from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+
+        marks.img_patch_token, marks.start_of_img_token, marks.end_of_img_token = names
+        marks.tile_token, marks.tile_global_token, marks.img_size, marks.patch_size = "TILE", "TILE_GLOBAL", 16, 8
+        return AyaVisionProcessor.replace_image_token(marks, results, 0)
     from transformers.models.internvl.processing_internvl import InternVLProcessor
 
     marks.start_image_token, marks.end_image_token, marks.image_seq_length = *names[1:], 4
     return InternVLProcessor.replace_image_token(marks, results, 0)
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "idefics3", "internvl"])
+@pytest.mark.parametrize("family", ["smolvlm", "idefics3", "internvl", "aya_vision"])
 @pytest.mark.parametrize("size", [(24, 30), (16, 16), (9, 50)])
 def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, int], tmp_path: Path) -> None:
     reader = open_reader(seeing.make_seeing(family, tmp_path))
@@ -134,6 +141,26 @@ def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, in
     wanted = tokenizer.encode(library_text(family, reader, results), add_special_tokens=False)
     placed, _ = reader.place([reader.placeholder], [reader.read(image)], tokenizer)
     assert list(placed) == wanted
+
+
+def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
+    """As Aya Vision's does; the text becomes the placeholder, and nobody else may write it."""
+    folder = seeing.make_seeing("aya_vision", tmp_path)
+    reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
+    assert reader is not None and tokenizer.id_of("<image>") is None
+    look = Look(tokenizer.token_text(reader.placeholder), True, reader.written)
+    said = [{"type": "image", "image": png(1)}, {"type": "text", "text": "What?"}]
+    messages = prepare([{"role": "user", "content": said}], look)
+    tokens = tokenizer.encode(look.placed(tokenizer.chat_template.render(messages, None, None, {})), False)
+    assert tokens.count(reader.placeholder) == 1
+    for text in ("see <image>", "see <|IMG_PATCH|>"):
+        with pytest.raises(InvalidRequest, match="which stands for a picture"):
+            prepare([{"role": "user", "content": [*said, {"type": "text", "text": text}]}], Look(*_words(look)))
+    assert Look(*_words(look)).placed("an <image> of speech") == "an <image> of speech"
+
+
+def _words(look: Look) -> tuple[str, bool, str]:
+    return look.placeholder, look.takes_parts, look.written
 
 
 class Lines:
