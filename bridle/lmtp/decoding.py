@@ -170,6 +170,7 @@ _NAMED: Mapping[str, Callable[[str, Any], Any]] = {
     "position": _position,
     "rewind": _rewind,
     "deadline": _anything,  # checked with the other terms
+    "trace": _anything,  # checked as over HTTP
     "data": lambda name, value: value if isinstance(value, dict) else {},
 }
 _TYPED: Mapping[str, Callable[[str, Any], Any]] = {

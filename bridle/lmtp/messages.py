@@ -33,6 +33,7 @@ FEATURES: Mapping[str, Any] = {
     "adapters": True,
     "terms": True,
     "images": True,
+    "traces": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
 }
 
@@ -49,7 +50,8 @@ class Generate:
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
     `position`. With `rewind` = `event` the client is told of rewinds and forks instead of waiting for final tokens.
-    `images` are the pictures of the context's placeholders, in order, each a `data:` URL.
+    `images` are the pictures of the context's placeholders, in order, each a `data:` URL. `trace` asks the server to
+    keep how each token came to be (true), and to tell it as well (`events`).
     Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
     of no use any more.
     """
@@ -75,6 +77,7 @@ class Generate:
     adapter: str | None = None
     rewind: str = "hold"
     images: tuple[Any, ...] = ()
+    trace: bool | str | None = None
     priority: int | None = None
     deadline: float | None = None
 
@@ -89,6 +92,7 @@ class Score:
     prompt: Prompt = ()
     buffer: str | None = None
     adapter: str | None = None
+    trace: bool | str | None = None
     priority: int | None = None
     deadline: float | None = None
 
@@ -205,6 +209,7 @@ class Event:
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
     branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller.
+    `trace` says what becomes of the wish for one, and then tells its records.
     """
 
     event: str

@@ -87,6 +87,11 @@ class Part:
         note = self.note(index)
         return {} if note is None else note.fields()
 
+    def take_notes(self) -> list[tuple[int, Note]]:
+        """What was not told yet of any output, beside its text."""
+        notes = self._notes
+        return [] if notes is None else [(index, notes.take(index)) for index in sorted(notes.indexes)]
+
     def take(self) -> list[tuple[Delta, Note | None]]:
         """What is new of each output since the last call, text and notes."""
         deltas = {delta.index: delta for delta in self.reader.take()}

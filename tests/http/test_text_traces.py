@@ -6,31 +6,69 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.http.settings import HttpSettings
+from bridle.http.transport.call import GENERATING_ROUTES
 from bridle.service.trace_book import TraceBook, wish_of
 from bridle.traced import Header, Said, Trace
 from bridle.traced.rebuild import rebuild
 from bridle.traces import decode_record, encode_trace, read
 from tests.http.harness import local_client, saying, scripted_model
+from tests.http.test_tenancy import calls
 from tests.service.test_bounded_book import check_counts
 
 REPLY = "good day"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TGI: dict[str, Any] = {"inputs": "hi", "parameters": {"max_new_tokens": 40}}
+SGLANG: dict[str, Any] = {"text": "hi", "sampling_params": {"max_new_tokens": 40}}
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 40},
     "/v1/chat/completions": {**CHAT, "max_tokens": 40},
     "/v1/responses": {"input": "hi", "max_output_tokens": 40},
     "/v1/messages": {**CHAT, "model": "scripted", "max_tokens": 40},
-    "/generate": {"inputs": "hi", "parameters": {"max_new_tokens": 40}},
+    "/generate": TGI,
+    "/generate_stream": TGI,
+    "/": TGI,
+    "/invocations": TGI,
     "/v1/run": {"controller": "none", "controller_arg": "hi", "max_tokens": 40},
+}
+#: Those, and the other forms that some of them take.
+BODIES = [*ROUTES.items(), ("/generate", SGLANG), ("/invocations", ROUTES["/v1/chat/completions"])]
+STREAMS = ("/v1/run", "/generate_stream")
+#: Routes that take a body and generate no text.
+OTHERS = {
+    "/chat_tokenize",
+    "/classify",
+    "/detokenize",
+    "/embed",
+    "/predict",
+    "/rerank",
+    "/score",
+    "/similarity",
+    "/tokenize",
+    "/v1/adapters",
+    "/v1/classify",
+    "/v1/controllers",
+    "/v1/controllers/tags",
+    "/v1/embeddings",
+    "/v1/load_lora_adapter",
+    "/v1/messages/count_tokens",
+    "/v1/models/load",
+    "/v1/models/unload",
+    "/v1/policies/reload",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/tool_results/{call_id}",
+    "/v1/unload_lora_adapter",
+    "/v2/rerank",
 }
 
 
@@ -40,10 +78,16 @@ def client() -> Iterator[TestClient]:
         yield made
 
 
-def with_field(path: str, value: object) -> dict[str, Any]:
-    body = json.loads(json.dumps(ROUTES[path]))
-    (body["parameters"] if path == "/generate" else body)["trace"] = value
-    return dict(body)
+def with_field(path: str, value: object, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    made = json.loads(json.dumps(body or ROUTES[path]))
+    made.get("parameters", made)["trace"] = value
+    return dict(made)
+
+
+def test_no_route_is_forgotten(client: TestClient) -> None:
+    assert ROUTES.keys() == GENERATING_ROUTES
+    taking = {path for method, path in calls(cast("FastAPI", client.app)) if method == "POST"}
+    assert taking - GENERATING_ROUTES == OTHERS
 
 
 def traces_of(client: TestClient, request_id: str, tmp_path: Path) -> list[Trace]:
@@ -54,13 +98,13 @@ def traces_of(client: TestClient, request_id: str, tmp_path: Path) -> list[Trace
     return list(read(path))
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_every_api_takes_the_wish(client: TestClient, path: str, tmp_path: Path) -> None:
-    plain = client.post(path, json=ROUTES[path])
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_every_api_takes_the_wish(client: TestClient, path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    plain = client.post(path, json=body)
     assert client.get(f"/v1/traces/{plain.headers['x-request-id']}").status_code == 404
     asked = (
-        client.post(path, json=ROUTES[path], headers={"X-Bridle-Trace": "1"}),
-        client.post(path, json=with_field(path, True)),
+        client.post(path, json=body, headers={"X-Bridle-Trace": "1"}),
+        client.post(path, json=with_field(path, True, body)),
     )
     for answer in asked:
         assert answer.status_code == 200, answer.text
@@ -70,7 +114,7 @@ def test_every_api_takes_the_wish(client: TestClient, path: str, tmp_path: Path)
         assert output.text == REPLY
         assert output.end is not None
         assert output.end.reason == "stop"
-        assert REPLY in answer.text or path == "/v1/run"  # which streams
+        assert REPLY in answer.text or path in STREAMS
         assert trace.header.model == "scripted"
 
 
@@ -96,6 +140,15 @@ def test_records_come_with_the_stream(client: TestClient, path: str, tmp_path: P
         if line.startswith("data: {"):
             for choice in json.loads(line[6:])["choices"]:
                 told += choice.get("trace", [])
+    (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
+    assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_records_come_in_the_form_of_sglang(client: TestClient, is_stream: bool, tmp_path: Path) -> None:
+    answer = client.post("/generate", json={**SGLANG, "trace": "events", "stream": is_stream})
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith(("{", "data: {"))]
+    told = [record for line in lines for record in json.loads(line)["meta_info"].get("trace", ())]
     (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
     assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
 

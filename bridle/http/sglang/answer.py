@@ -13,6 +13,7 @@ from bridle.http.transport.sse import SseWriter
 from bridle.outputs import CompletionOutput, FinishReason, Logprob
 from bridle.service import Delta
 from bridle.service.generation import Generation, Part
+from bridle.service.notes import Note
 
 
 @dataclass(slots=True)
@@ -30,6 +31,13 @@ class _Sent:
         self.text = self.text[: len(self.text) - delta.taken_chars] + delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
+
+
+def _noted(row: dict[str, Any], note: Note | None) -> dict[str, Any]:
+    """A row with what else there is to tell of its output."""
+    if note is not None:
+        row["meta_info"] |= note.fields()
+    return row
 
 
 @dataclass(slots=True)
@@ -52,7 +60,8 @@ class Answer:
         for part in self.generation.parts:
             for output in part.outputs:
                 sent = _Sent(output.text, list(output.token_ids), list(output.logprobs or ()))
-                rows.append((self._number(part, output.index), self._row(part, output, sent, is_last=True)))
+                row = _noted(self._row(part, output, sent, is_last=True), part.note(output.index))
+                rows.append((self._number(part, output.index), row))
         found = [row for _, row in sorted(rows, key=lambda each: each[0])]
         return found if self.is_list or len(found) > 1 else found[0]
 
@@ -60,7 +69,7 @@ class Answer:
         """The events of a call that streams."""
 
         async def sink(part: Part, events: object) -> None:
-            await writer.send(*(self._event(part, delta) for delta, _ in part.take()))
+            await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.take()))
 
         await self.generation.run(sink)
         writer.end()

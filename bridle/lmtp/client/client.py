@@ -86,12 +86,14 @@ class Client:
         adapter: str | None = None,
         rewind: str = "hold",
         images: Sequence[str] = (),
+        trace: bool | str | None = None,
         priority: int | None = None,
         deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
         """Begin a stream, and return it as soon as the request is sent. `options` are further sampling parameters, by
-        the server's names; `images` are `data:` URLs, for the placeholders of the prompt in order. Waits while as many
+        the server's names; `images` are `data:` URLs, for the placeholders of the prompt in order. `trace` asks for a
+        trace, which the server keeps; with `"events"` its records are among the stream's items. Waits while as many
         streams are open as may be."""
         for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
             if not isinstance(value, int) or value < 1:
@@ -118,11 +120,14 @@ class Client:
             adapter=adapter,
             rewind=rewind,
             images=tuple(images),
+            trace=trace,
             priority=priority,
             deadline=deadline,
         )
         if images:
             await self._needs("images")
+        if trace:
+            await self._needs("traces")
         return await self._stream(await self._as_understood(request))
 
     async def score(

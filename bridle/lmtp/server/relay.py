@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bridle.errors import InvalidRequest, UnknownStream
-from bridle.lmtp.messages import Failure, Generate, StreamAnswer, StreamId, Token
+from bridle.lmtp.messages import Event, Failure, Generate, StreamAnswer, StreamId, Token
 from bridle.lmtp.server.settings import LmtpSettings
 
 #: The owner of a stream: a user, and the key that the user's client chose.
@@ -202,8 +202,11 @@ class Memory:
 
 
 def _size(answer: StreamAnswer) -> int:
-    """The size of an answer in memory: one, and one for each alternative that it names."""
-    return 1 + len(answer.top_logprobs or ()) if isinstance(answer, Token) else 1
+    """The size of an answer in memory: one, and one for each alternative that it names. A record of a trace is about as
+    large as eight of these."""
+    if isinstance(answer, Token):
+        return 1 + len(answer.top_logprobs or ())
+    return 1 + 8 * len(answer.data.get("records", ())) if isinstance(answer, Event) else 1
 
 
 def _content(asked: Generate) -> bytes:

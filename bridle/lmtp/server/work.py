@@ -29,6 +29,7 @@ from bridle.service.generation import Generation, Part
 from bridle.service.keys import Identity
 from bridle.service.serving import Host, Serving
 from bridle.service.story import Story
+from bridle.service.trace_book import wish_of
 
 #: A request that has not begun after this many seconds is reported as queued.
 _LONG_WAIT = 0.2
@@ -63,9 +64,8 @@ class Work:
         try:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
-                await self._run(
-                    Serving(self.host, story, held, self.settings.load_timeout, self.settings.request_timeout)
-                )
+                times = self.settings.load_timeout, self.settings.request_timeout
+                await self._run(Serving(self.host, story, held, *times, wish_of({}, self.asked.trace)))
         except asyncio.CancelledError:
             story.finish = story.finish or [FinishReason.CANCELLED.value]
             raise
@@ -105,6 +105,8 @@ class Work:
         else:
             generation = await generation_of(serving, asked, prefix)
             teller = GenerateTeller(self._telling(model, asked), generation.parts[0].request)
+        if self.story.traced is not None:
+            self._tell_event("trace", id=self.story.id, trace=self.story.traced)
         await self._read(generation, teller)
 
     def _telling(self, model: LoadedModel, asked: Generate) -> Telling:
@@ -119,6 +121,9 @@ class Work:
 
         async def sink(part: Part, events: list[EngineEvent]) -> bool:
             notice.cancel()
+            for index, note in part.take_notes():
+                if note.records:
+                    self._tell_event("trace", branch=index, records=note.trace)
             for answer in teller.tell(events):
                 self.relay.put(answer)
             if not teller.is_over:
@@ -146,4 +151,8 @@ class Work:
     def _say(self, event: str, **data: Any) -> None:
         """Send a notice to a client that knows the extensions."""
         if self.is_extended:
-            self.relay.put(Event(event=event, stream_id=self.asked.stream_id, data=data))
+            self._tell_event(event, **data)
+
+    def _tell_event(self, event: str, **data: Any) -> None:
+        """Send an event that the client is known to understand."""
+        self.relay.put(Event(event=event, stream_id=self.asked.stream_id, data=data))
