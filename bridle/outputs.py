@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from bridle.errors import BridleError
@@ -65,6 +65,22 @@ class Usage:
     shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
     drafted_tokens: int = 0  # guessed and computed before they were drawn
     accepted_tokens: int = 0  # of those, the ones that were drawn
+
+    @property
+    def rejected_tokens(self) -> int:
+        """Drafted tokens that were not drawn."""
+        return self.drafted_tokens - self.accepted_tokens
+
+    def predictions(self) -> dict[str, int]:
+        """The drafted tokens in OpenAI's words, whoever guessed them."""
+        return {
+            "accepted_prediction_tokens": self.accepted_tokens,
+            "rejected_prediction_tokens": self.rejected_tokens,
+        }
+
+    def fields(self) -> dict[str, int]:
+        """All counts by name, as those protocols tell them that have no words of their own."""
+        return asdict(self) | self.predictions()
 
     def add(self, other: Usage) -> None:
         """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""

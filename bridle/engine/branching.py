@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from bridle.engine.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
@@ -42,12 +43,10 @@ class Draw:
 
 @dataclass(slots=True)
 class _Right:
-    """How many of the drafts of a step hold, how many of these were drawn, and how many of all are no guesses, because
-    they are forced."""
+    """How many of the drafts of a step hold, and how many of these were drawn."""
 
     num_tokens: int = 0
     num_drawn: int = 0
-    num_sure: int = 0
 
 
 _NONE_RIGHT = _Right()
@@ -199,7 +198,7 @@ class Branching:
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
-        num_right: dict[int, _Right] = {}
+        num_right: dict[int, tuple[_Right, int]] = {}
         for draw in out.draws:
             if draw.row is not None and draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
@@ -207,22 +206,21 @@ class Branching:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
             elif draw.ways:
-                num_right[draw.seq.id] = self._accept_drafts(draw, draw.row, out.batch, result)
+                right = self._accept_drafts(draw, draw.row, out.batch, result)
+                num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
         for item in scheduled:
             if item.drafts:
-                right = num_right.get(item.seq.id, _NONE_RIGHT)
-                self._progress.count_drafts(item.seq, len(item.drafts) - right.num_sure, right.num_drawn)
-                self._scheduler.settle_drafts(
-                    item, right.num_tokens, len(item.drafts) - right.num_sure, right.num_drawn
-                )
+                right, num_drafted = num_right.get(item.seq.id) or (_NONE_RIGHT, num_guessed(item, []))
+                self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
+                self._scheduler.settle_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
 
     def _accept_drafts(self, draw: Draw, row: int, batch: SampleBatch, result: StepResult) -> _Right:
         """Apply the draws of a row with drafts in order, with what is forced between them, up to the first that is not
         what was drafted."""
-        right = _Right(num_sure=sum(len(way.splices[0].ff_tokens) for way in draw.ways if not way.sample))
+        right = _Right()
         ways = iter(draw.ways)
         while self._accept_draft(draw, row, result, right):
             way = next(ways, None)
@@ -311,6 +309,18 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first of them
     num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
+
+
+def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
+    """How many drafts of a row are guesses and not forced: as the `ways` say, and behind them as was foreseen."""
+    covered = 1 if ways else 0
+    count = covered
+    for way in ways:
+        count += way.sample
+        covered += 1 if way.sample else len(way.splices[0].ff_tokens)
+    count -= max(covered - len(item.drafts), 0)  # the last draws what follows all drafts
+    starts = accumulate(item.seq.drafts.sizes, initial=0)
+    return count + sum(covered <= start < len(item.drafts) for start in list(starts)[:-1])
 
 
 def _is_forced(way: Branch) -> bool:

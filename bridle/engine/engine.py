@@ -94,7 +94,8 @@ class Engine:
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
         drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
-        speculation = Speculation(self.config.speculate, drafter, self.info.vocab_size)
+        timer = time.thread_time if clock is time.monotonic else clock
+        speculation = Speculation(self.config.speculate, drafter, self.info.vocab_size, timer)
         self._scheduler = _make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
@@ -324,6 +325,7 @@ class Engine:
         statistics.sample_seconds += sampled - steered
         if self._scheduler.speculation.is_used:
             foreseen = self._scheduler.speculation.take_seconds_foreseen()
+            self._scheduler.speculation.note_waited((item.seq for item in scheduled), steered - computed)
             self._note_cost(scheduled, num_computed, computed - began + sampled - steered - foreseen)
         if self._progress.tracer.num_live:
             self._progress.tracer.compute(scheduled, num_computed, (began, computed, steered, sampled))

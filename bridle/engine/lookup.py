@@ -5,6 +5,9 @@ copies from it (code that is edited, answers that quote, JSON with the keys of t
 there: prompt lookup (Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Of the places where the last
 `NGRAM` tokens stood before, the one that agrees furthest back is taken, among the latest few.
 
+A copy that meets another token than its own is taken up again where the text is like it a few tokens further on, or
+else behind the token that was changed: edits mostly change little.
+
 Every token costs one entry of a dictionary, and taking tokens back undoes exactly what appending them did.
 """
 
@@ -17,6 +20,8 @@ NGRAM = 3
 #: So many earlier places are compared, the latest first, each so far back.
 _MAX_PLACES = 8
 _MAX_AGREEMENT = 32
+#: So many tokens further on a copy may go on, and so often in a row it may meet another token than its own.
+_MAX_GAP, _MAX_MISSES = 8, 2
 _Key = tuple[int, ...]
 
 
@@ -30,6 +35,8 @@ class Lookup:
         self._before: list[int | None] = []  # per position of the text: the occurrence before that one
         self._index(self._num_predicted)
         self._next = 0 if self._text else None  # where the copy under way goes on
+        self._num_misses = 0  # how often in a row it met another token
+        self._agreement = NGRAM  # how many tokens in a row were its own since it last met another one
 
     def follow(self, tokens: Sequence[int], num_prompt: int, limit: int) -> None:
         """Bring the text up to `tokens`, of which the first `num_prompt` are prompt: at most `limit` of them at once.
@@ -40,10 +47,28 @@ class Lookup:
         known = len(self._text) - first
         fresh = tokens[known : known + limit]
         for token in fresh[max(num_prompt - known, 0) :] if self._next is not None else ():
-            is_copy = self._next is not None and self._next < len(self._text) and self._text[self._next] == token
-            self._next = (self._next or 0) + 1 if is_copy else None
+            self._next = self._behind(token, self._next)
+            if self._next is None:
+                break
         self._text += fresh
         self._index(len(self._text))
+
+    def _behind(self, token: int, place: int) -> int | None:
+        """Where the copy that stands at `place` goes on after `token`."""
+        text = self._text
+        if place < len(text) and text[place] == token:
+            self._num_misses = 0
+            self._agreement += 1
+            return place + 1
+        self._num_misses += 1
+        self._agreement = 0
+        if self._num_misses > _MAX_MISSES or place + 1 >= len(text):
+            return None
+        near = text[place + 1 : place + 1 + _MAX_GAP]
+        if token in near:
+            return place + near.index(token) + 2
+        behind = text[max(place - self._num_misses, 0) : place]
+        return place if self._num_misses > 1 and token in behind else place + 1
 
     def cut(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of the sequence."""
@@ -67,10 +92,13 @@ class Lookup:
 
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next; none if nothing like the end of the text stood there before."""
-        start = self._next if self._next is not None else self._search()
+        if self._next is None or self._agreement < NGRAM:
+            found = self._search()
+            if found is not None:
+                self._next, self._num_misses, self._agreement = found, 0, NGRAM
+        start = self._next
         if start is None:
             return ()
-        self._next = start
         part = self._text[start : start + limit]
         while part and len(part) < limit and start + len(part) >= len(self._text):
             part += part[: limit - len(part)]  # the copy has come to its own beginning: the text repeats itself
@@ -78,13 +106,13 @@ class Lookup:
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
         """The same, if `tokens` came first. Nothing is remembered of them."""
-        size, going_on = len(self), self._next
+        size, going_on = len(self), (self._next, self._num_misses, self._agreement)
         self._text += tokens
         self._index(len(self._text))
         self._next = None
         found = self.draft(limit)
         self.cut(size)
-        self._next = going_on
+        self._next, self._num_misses, self._agreement = going_on
         return found
 
     def _index(self, end: int) -> None:

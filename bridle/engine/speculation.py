@@ -4,17 +4,18 @@ A draft costs a row of the step, and the time of its drafter; it gives a token i
 changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
 is not what was drawn is forgotten, with all that follow it (`Branching`). So this module decides about time alone.
 
-A request may ask for a number of drafts at once. Left to the engine (`AUTO`), a draft is worth its row if the chance
-that it is right, by what was right of late, exceeds the share of the step that a row takes, times the tokens that the
-step gives anyway. A full batch, whose rows are not cheap and whose tokens are many, thus gets none. What is copied from
-the text costs no time, so that it is guessed first and then weighed; a draft model is weighed before it is run.
+A draft is worth its row if the chance that it is right, by what was right of late, exceeds the share of the step that
+a row takes, times the tokens that the step gives anyway. A full batch, whose rows are not cheap and whose tokens are
+many, thus gets none. What is copied from the text costs no time, so that it is guessed first and then weighed; a draft
+model is weighed before it is run. A request may say how many drafts it wants at most: it gets these until steps have
+shown what rows cost, and then as many of them as are worth it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -34,11 +35,17 @@ _CHOSEN = 0.8
 _LEAST_COPIED = 0.2
 #: The most tokens that controllers are told ahead in one step.
 _MOST_TOLD = 64
+#: After so many steps it is known what rows cost.
+_ENOUGH_STEPS = 16
+#: So many times its cost a draft has to be worth: what is known of either is known about.
+_MARGIN = 1.2
+#: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
+_LONGEST_REST = 8
 
 
 @dataclass(slots=True)
 class _Wish:
-    """A sequence that may get up to `limit` drafts; how many are worth it is for the engine to say if it `is_free`."""
+    """A sequence that may get up to `limit` drafts: as many as are worth it if it `is_free`, else all of them."""
 
     seq: Sequence
     limit: int
@@ -70,6 +77,34 @@ class _Step:
     room: int
 
 
+@dataclass(slots=True)
+class _Rest:
+    """Steps in which the same sequences are not looked at, because no draft was worth looking for. Each rest is longer
+    than the one before."""
+
+    length: int = 0
+    left: int = 0
+    who: tuple[int, int] = (0, 0)  # how many sequences, and the last of them
+    is_due: bool = False  # nothing was looked for in the step under way
+
+    def begin(self, sequences: list[Sequence]) -> None:
+        self.length = self.left = min(2 * self.length + 1, _LONGEST_REST)
+        self.who = len(sequences), sequences[-1].id
+
+    def end(self) -> None:
+        self.length = self.left = 0
+
+    def goes_on(self, sequences: list[Sequence]) -> bool:
+        """Whether this step is one of rest."""
+        if not self.left:
+            return False
+        if not sequences or self.who != (len(sequences), sequences[-1].id):
+            self.end()
+            return False
+        self.left -= 1
+        return True
+
+
 class Speculation:
     """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
     `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
@@ -79,6 +114,7 @@ class Speculation:
         default: int | None = None,
         model: Drafter | None = None,
         vocab_size: int = 1 << 31,
+        timer: Callable[[], float] = time.thread_time,
     ) -> None:
         if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
@@ -92,6 +128,9 @@ class Speculation:
         self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers
         self._foreseeing: dict[type, Average] = defaultdict(Average)
         self._seconds_foreseen = 0.0  # since this was asked for
+        self.timer = timer
+        self._rest = _Rest()
+        self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
         self.cost = StepCost()
 
     def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
@@ -109,6 +148,8 @@ class Speculation:
     def hear(self, seq: Sequence, decision: Decision) -> None:
         """Take in what a controller proposes with its answer."""
         self._proposals.hear(seq, decision)
+        if seq.drafts.proposal is not None:
+            self._rest.end()
 
     def foretell(self, sequences: Iterable[Sequence]) -> Drafts:
         """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
@@ -127,22 +168,35 @@ class Speculation:
         drafts = _worth_while(guesses, step)
         for guess in guesses:
             state = guess.wish.seq.drafts
-            state.told, state.chance = drafts.get(guess.wish.seq.id, ()), guess.chance
-        return drafts
+            state.told, state.chance = guess.tokens(drafts.get(guess.wish.seq.id, 0)), guess.chance
+        return {guess.wish.seq.id: told for guess in guesses if (told := guess.wish.seq.drafts.told)}
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
         """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
         chosen = list(sequences)
         self._num_sequences = len(chosen)
-        wishes = self._wishes(chosen)
-        if not wishes or room <= 0:
+        if room <= 0 or self._rest.goes_on(chosen):
             return {}
+        wishes = self._wishes(chosen)
+        if not wishes:
+            return {}
+        self._rest.is_due = all(wish.is_free for wish in wishes)
         step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
         wishes = _worthy(wishes, step)
         told = [wish for wish in wishes if wish.seq.drafts.told is not None]
         guesses = [_Guess(wish, _singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
         guesses += self._guess([wish for wish in wishes if wish.seq.drafts.told is None] if told else wishes, step)
-        return _worth_while(guesses, step)
+        if guesses or told:
+            self._rest.end()
+        elif self._rest.is_due:
+            self._rest.begin(chosen)
+        drafts, counts = {}, _worth_while(guesses, step)
+        for guess in guesses:
+            seq, taken = guess.wish.seq, counts.get(guess.wish.seq.id, 0)
+            if taken:
+                drafts[seq.id] = guess.tokens(taken)
+                seq.drafts.sizes = tuple(map(len, guess.parts[:taken]))
+        return drafts
 
     def _wishes(self, sequences: Iterable[Sequence]) -> list[_Wish]:
         return [wish for seq in sequences if (wish := self._wish(seq)) is not None]
@@ -159,8 +213,8 @@ class Speculation:
         wanted = self._wanted(seq)
         if not wanted or not _may_draft(seq):
             return None
-        is_free = wanted == AUTO_DRAFTS
-        limit = min(_MOST if is_free else wanted, seq.max_len - len(seq.tokens) - 1)
+        limit = min(_MOST if wanted == AUTO_DRAFTS else wanted, seq.max_len - len(seq.tokens) - 1)
+        is_free = wanted == AUTO_DRAFTS or self.cost.num_steps >= _ENOUGH_STEPS
         return _Wish(seq, limit, is_free) if limit > 0 else None
 
     def _take_proposals(self, wishes: list[_Wish]) -> list[_Guess]:
@@ -184,17 +238,20 @@ class Speculation:
 
     def _look_up(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
         """What the text itself says, where that was right as often as the draft model is, and often enough to pay."""
-        self._copied.fade()
+        num_steps = self._rest.length + 1
+        self._copied.fade(num_steps)
         guesses = []
         for wish in wishes:
             drafts = wish.seq.drafts
             chance = drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
-            drafts.copied.fade()
-            if wish.is_free and chance * step.seconds <= (step.row + self._asking(wish.seq)) * step.num_sure:
+            drafts.copied.fade(num_steps)
+            cost = _MARGIN * (step.row + self._asking(wish.seq))
+            if wish.is_free and chance * step.seconds <= cost * step.num_sure:
                 self._foreseeing[type(wish.seq.control.pool)].fade()
                 continue
             if self._model is not None and chance < self._model_chance(wish.seq):
                 continue
+            self._rest.is_due = False
             if tokens := self._lookup.draft([(wish.seq, wish.limit)]).get(wish.seq.id):
                 drafts.source = drafts.copied
                 guesses.append(_Guess(wish, self._lead(wish, tokens), chance, asking=self._asking(wish.seq)))
@@ -206,7 +263,7 @@ class Speculation:
         pool = wish.seq.control.pool
         if not tokens or not leads(pool):
             return _singles(tokens)
-        began = time.thread_time()
+        began = self.timer()
         parts: list[tuple[int, ...]] = []
         room = wish.seq.max_len - len(wish.seq.tokens) - 1
         while tokens:
@@ -216,18 +273,28 @@ class Speculation:
                 break
             path = [token for part in parts for token in part]
             tokens = self._lookup.draft_after(wish.seq, path, min(wish.limit - len(parts), room - len(path)))
-        self._leading[type(pool)].note(max(len(parts), 1), time.thread_time() - began)
+        self._leading[type(pool)].note(max(len(parts), 1), self.timer() - began)
         return _fitting(parts, wish.limit, room)
 
     def _asking(self, seq: Sequence) -> float:
         """Seconds that it takes to ask what steers `seq` about a drafted token."""
+        if not seq.is_controlled:
+            return 0.0
+        if seq.drafts.told is not None:
+            return self._waiting.of_row()
         kind = type(seq.control.pool)
-        return self._leading[kind].seconds + self._foreseeing[kind].seconds if seq.is_controlled else 0.0
+        return self._leading[kind].seconds + self._foreseeing[kind].seconds
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
         """Note how long it took to ask what steers `seq` about the drafts of a step."""
         self._foreseeing[type(seq.control.pool)].note(max(num_known, 1), seconds)
         self._seconds_foreseen += seconds
+
+    def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:
+        """Note how long a step waited for controllers that are far away."""
+        told = [seq.drafts.told for seq in sequences if seq.drafts.told is not None]
+        if told:
+            self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_foreseen(self) -> float:
         """The seconds of `note_foreseen` since the last call: they are no cost of rows."""
@@ -238,7 +305,9 @@ class Speculation:
         """What the draft model says, as far ahead as it is worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = _worth_asking(wishes, chances, model, step)
-        self._modelled.fade()
+        self._rest.is_due &= not counts
+        num_steps = self._rest.length + 1
+        self._modelled.fade(num_steps)
         found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
         guesses = []
         for wish in wishes:
@@ -247,7 +316,7 @@ class Speculation:
                 drafts.source = drafts.modelled
                 parts = self._lead(wish, found[wish.seq.id])
                 guesses.append(_Guess(wish, parts, chances[wish.seq.id], is_paid=True))
-            drafts.modelled.fade()
+            drafts.modelled.fade(num_steps)
         return guesses
 
     def _model_chance(self, seq: Sequence) -> float:
@@ -284,7 +353,7 @@ class Speculation:
 
 def _worthy(wishes: list[_Wish], step: _Step) -> list[_Wish]:
     """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
-    if step.row * step.num_sure < step.seconds:
+    if _MARGIN * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
 
@@ -340,7 +409,7 @@ def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter
         kept = [
             (wish, chance)
             for wish, chance in likely
-            if place <= wish.limit and (not wish.is_free or chance * seconds > each * expected)
+            if place <= wish.limit and (not wish.is_free or chance * seconds > _MARGIN * each * expected)
         ][:room]
         for wish, chance in kept:
             counts[wish.seq.id] = place
@@ -361,9 +430,9 @@ def _fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[
     return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
 
 
-def _worth_while(guesses: list[_Guess], step: _Step) -> Drafts:
-    """What of the guesses is computed: the number that was asked for or weighed before, and of the others the likeliest
-    parts, as long as each gives more tokens a second than the step would without it. What must follow a token has to be
+def _worth_while(guesses: list[_Guess], step: _Step) -> dict[int, int]:
+    """How many parts of the guesses are computed: what was asked for or weighed before, and of the others the likeliest
+    ones, as long as each gives more tokens a second than the step would without it. What must follow a token has to be
     computed anyway if that is right."""
     counts: dict[int, int] = {}
     expected, seconds, room = float(step.num_sure), step.seconds, step.room
@@ -382,9 +451,9 @@ def _worth_while(guesses: list[_Guess], step: _Step) -> Drafts:
     full: set[int] = set()
     for chance, seq_id, size in sorted(free, key=lambda each: each[0]):
         cost = step.row * (1 + (size - 1) * (1 + chance)) + asking[seq_id]
-        if seq_id in full or size > room or -chance * seconds <= cost * expected:
+        if seq_id in full or size > room or -chance * seconds <= _MARGIN * cost * expected:
             full.add(seq_id)
             continue
         counts[seq_id] = counts.get(seq_id, 0) + 1
         room, expected, seconds = room - size, expected - chance, seconds + cost
-    return {guess.wish.seq.id: guess.tokens(n) for guess in guesses if (n := counts.get(guess.wish.seq.id, 0))}
+    return counts

@@ -8,7 +8,6 @@ nothing of devices or text.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
@@ -394,12 +393,12 @@ class Steering:
         if not foresees(pool):
             return []
         known: list[Branch] = []
-        began = time.thread_time()
+        began = self._speculation.timer()
         for decision in pool.foresee(seq.id, drafts):
             if len(decision.branches) != 1 or self._problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
-        self._speculation.note_foreseen(seq, len(known), time.thread_time() - began)
+        self._speculation.note_foreseen(seq, len(known), self._speculation.timer() - began)
         return known
 
     def check(self, seq: Sequence, decision: Decision) -> bool:

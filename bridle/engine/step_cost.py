@@ -11,6 +11,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
+        self.num_steps = 0  # that were noted
 
     @property
     def is_known(self) -> bool:
@@ -19,6 +20,7 @@ class StepCost:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Take one step in."""
+        self.num_steps += 1
         for name, value in (
             ("_weight", 1.0),
             ("_tokens", num_tokens),
@@ -95,7 +97,8 @@ class Tally:
         self.num_right = self.MEMORY * self.num_right + num_right
         self.num_tried = self.MEMORY * self.num_tried + min(num_right + 1, num_guessed)
 
-    def fade(self) -> None:
+    def fade(self, num_steps: int = 1) -> None:
         """Forget a little, so that what was given up is tried again."""
-        self.num_right *= self.FADING
-        self.num_tried *= self.FADING
+        kept = self.FADING**num_steps
+        self.num_right *= kept
+        self.num_tried *= kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
+from bridle.engine.branching import num_guessed
+from bridle.engine.decision import Branch, Splice
 from bridle.engine.drafters import Drafts, Wish
 from bridle.engine.lookup import NGRAM, Lookup
+from bridle.engine.plan import PlanRow
+from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.step_cost import StepCost
@@ -250,3 +255,85 @@ def test_a_draft_model_is_asked_as_far_ahead_as_it_is_worth_its_time() -> None:
     assert guessed(0.1, 0) == 0
     assert guessed(2.0, 4) == 0  # slower than the model
     assert guessed(0.05, 4, 1) >= guessed(0.05, 4, 8) >= guessed(0.05, 4, 40) == 0
+
+
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8), data=st.data())
+def test_a_drafted_token_is_counted_once_and_a_forced_one_never(sizes: list[int], data: st.DataObject) -> None:
+    """However many of the drafts found room, and however far what steers the sequence was foreseen."""
+    num_drafts = data.draw(st.integers(1, sum(sizes)))
+    ends = list(accumulate(sizes))
+    ways: list[Branch] = []
+    for size, end in zip(sizes, ends, strict=True):
+        if end <= num_drafts:
+            ways += [Branch(sample=False, splices=(Splice(0, (7,) * (size - 1)),))] * (size > 1)
+            ways.append(Branch())
+    known = data.draw(st.sampled_from([0, *(i + 1 for i, way in enumerate(ways) if way.sample)]))
+    seq = make_sequence(1, [1, 2, 3])
+    seq.drafts.sizes = tuple(sizes)
+    item = Scheduled(seq, PlanRow(1, 2, 1), 0, 3, (7,) * num_drafts)
+    expected = sum(end - size < num_drafts for size, end in zip(sizes, ends, strict=True))
+    assert num_guessed(item, ways[:known]) == expected
+
+
+@pytest.mark.parametrize("wanted", [AUTO_DRAFTS, 4, 32])
+def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> None:
+    """Before, it is what one gets; then as many as pay: none where nothing was right, and none in a full batch."""
+
+    def drafted(num_sequences: int, num_right: int) -> int:
+        sequences = [
+            make_sequence(number, [1, 2, 3] * 3, speculate=wanted, seed=number) for number in range(num_sequences)
+        ]
+        for seq in sequences:
+            seq.draws.was_forked = True
+            for _ in range(40):
+                speculation.learn(seq, 4, num_right)
+        return sum(map(len, speculation.draft(sequences, num_sequences, 256).values()))
+
+    speculation = Speculation()
+    assert wanted == AUTO_DRAFTS or drafted(1, 0) == wanted
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))  # a row costs a tenth of a step
+    assert drafted(1, 4) >= 4
+    assert drafted(1, 0) == 0
+    for number in range(500):
+        speculation.cost.note(20 + number % 3, 20.0 + number % 3)  # a row costs its share
+    assert drafted(20, 4) == 0
+
+
+def test_steps_of_rest_end_when_somebody_else_comes() -> None:
+    speculation = Speculation()
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.5 * (number % 3))
+    sequences = [make_sequence(number, [1, 2, 3] * 3, speculate=AUTO_DRAFTS) for number in range(4)]
+    rests = []
+    for _ in range(40):
+        assert not speculation.draft(sequences, 4, 64)
+        rests.append(speculation._rest.left)
+    assert max(rests) == 8 and rests.count(0) < 15
+    sequences[-1] = make_sequence(9, [1, 2, 3] * 3, speculate=AUTO_DRAFTS)
+    sequences[-1].draws.was_forked = True
+    assert not speculation._rest.goes_on(sequences)
+    assert speculation.draft(sequences[-1:], 1, 64)
+
+
+@given(text=st.lists(st.integers(0, 50), min_size=12, max_size=40, unique=True), data=st.data())
+def test_a_copy_goes_on_behind_what_was_changed(text: list[int], data: st.DataObject) -> None:
+    """A token put in the place of another, left out, or put in: what follows the next known one is drafted."""
+    place = data.draw(st.integers(2, len(text) - 4))
+    how = data.draw(st.sampled_from(["changed", "lost", "added"]))
+    written = {
+        "changed": [*text[:place], 99],
+        "lost": [*text[:place], *text[place + 1 : place + 2]],
+        "added": [*text[:place], 99, text[place]],
+    }[how]
+    lookup = Lookup(text)
+    assert lookup.draft(3) == tuple(text[:3])
+    lookup.follow(written, 0, 4096)
+    rest = text[place + 2 :] if how == "lost" else text[place + 1 :]
+    assert lookup.draft(3) == tuple(rest[:3])
+
+
+def test_a_copy_that_is_wrong_again_and_again_ends() -> None:
+    lookup = Lookup(list(range(20)))
+    lookup.follow([0, 1, 90, 91, 92], 0, 4096)
+    assert lookup.draft(3) == ()

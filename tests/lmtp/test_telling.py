@@ -13,7 +13,7 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest, OutOfBlo
 from bridle.lmtp.messages import Event, Failure, StreamAnswer, Token
 from bridle.lmtp.server.telling import GenerateTeller, ScoreTeller, Telling
 from bridle.outputs import Event as EngineEvent
-from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent, Usage
 from bridle.sampling import SamplingParams
 
 EOS = 99
@@ -120,6 +120,7 @@ def test_usage_goes_to_those_who_know_it() -> None:
     (answer,) = told(teller(is_extended=True), [token(1), finished()])
     assert isinstance(answer, Token) and answer.usage is not None
     assert answer.usage["completion_tokens"] == 0
+    assert answer.usage.keys() >= Usage().predictions().keys()
 
 
 def test_so_does_the_seed_of_what_was_drawn() -> None:

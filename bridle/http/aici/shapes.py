@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.errors import ControllerDeadlock
-from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent, Usage
 from bridle.service.generation import Part
 from bridle.service.notes import Note
 
@@ -35,6 +35,7 @@ class RunUsage:
     ff_tokens: int = 0
     num_unfed: dict[int, int] = field(default_factory=dict)
     forked: set[int] = field(default_factory=set)
+    over: Usage = field(default_factory=Usage)  # of outputs that are over
 
     def note(self, event: Event) -> None:
         """Count one event."""
@@ -53,13 +54,16 @@ class RunUsage:
                 self.ff_tokens += unfed.get(event.parent, 0)
                 unfed[event.parent] = 0
                 self.forked.add(event.parent)
+            case Finished():
+                self.over.add(event.usage)
             case Rewind():
                 unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
 
     def shape(self) -> dict[str, int]:
         """The wire's object."""
         cost = 2 * self.sampled_tokens + self.ff_tokens
-        return {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
+        counts = {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
+        return counts | self.over.predictions()
 
 
 @dataclass(slots=True)

@@ -35,8 +35,7 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": num_thinking,
-            "accepted_prediction_tokens": usage.accepted_tokens,
-            "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
+            **usage.predictions(),
             "sampled_tokens": usage.sampled_tokens,
             "forced_tokens": usage.forced_tokens,
             "rewound_tokens": usage.rewound_tokens,

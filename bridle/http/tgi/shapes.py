@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ def finish_word(output: CompletionOutput) -> str:
 
 def usage_fields(usage: Usage) -> dict[str, int]:
     """Exact counts, beyond the original's."""
-    return asdict(usage)
+    return usage.fields()
 
 
 def headers(call: Story, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:

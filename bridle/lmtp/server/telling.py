@@ -12,7 +12,7 @@ This module knows nothing of engines beyond their events, and nothing of connect
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -135,7 +135,7 @@ class GenerateTeller:
         if self._how.with_text:
             token.text = (token.text or "") + event.text
         if self._how.is_extended:
-            token.usage, token.seed = asdict(event.usage), self._seed
+            token.usage, token.seed = event.usage.fields(), self._seed
         self.num_told += 1
         self.is_over = self._finals is not None  # this client gets no further outputs
         yield token
