@@ -309,10 +309,13 @@ class Branch(Struct):
 
 
 class Foreseen(Struct):
-    """Addition: what a clone would do after `token`, one of those ahead, if those before it came first."""
+    """Addition: what a clone would do after `token`, one of those ahead, if those before it came first, and what it
+    said besides: that counts once the token was drawn, and is not told again."""
 
     token: TokenId
     branches: list[Branch]
+    logs: str = ""
+    storage: list[StorageCommand] = []
 
 
 class Branches(Struct):

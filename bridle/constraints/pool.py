@@ -235,6 +235,9 @@ class ConstraintPool:
             place += len(part)
         return parts, False
 
+    def take_words(self, seq_id: int, num_tokens: int) -> None:
+        """Constraints say nothing."""
+
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """The masks after each of `tokens`, across those that are forced, up to one that is not allowed, after which
         the text ends or something else is forced, or until that has taken longer than a commit may."""

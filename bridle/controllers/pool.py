@@ -139,6 +139,16 @@ class PythonControllerPool(AtOncePool[_Instance]):
                 break
         return known
 
+    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+        """What a copy logged and stored when it was told of the last of these tokens."""
+        instance = self._live.get(seq_id)
+        if instance is None or num_tokens > len(instance.ahead):
+            return None
+        answer = instance.ahead[num_tokens - 1][1]
+        words = Answer(log=answer.log, stored=answer.stored)
+        answer.log, answer.stored = "", ()
+        return words
+
     def _fork(self, ask: Ask, parent_id: int, branch: int) -> None:
         parent = self._live[parent_id]
         try:

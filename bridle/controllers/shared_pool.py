@@ -86,6 +86,11 @@ class ForesightedSharedPool(SharedPool):
         assert isinstance(self._pool, ForesightedPool)
         return self._pool.foresee(seq_id, tokens)
 
+    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+        """As the pool does."""
+        assert isinstance(self._pool, ForesightedPool)
+        return self._pool.take_words(seq_id, num_tokens)
+
 
 class LeadingSharedPool(ForesightedSharedPool):
     """One that says which tokens may be drafted."""

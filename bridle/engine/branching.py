@@ -229,6 +229,8 @@ class Branching:
                 way = None if draw.seq.is_finished else next(ways, None)
             if way is None:
                 break
+            if draw.seq.control.pool is not None:
+                self._steering.tell_foreseen(draw.seq, right.num_tokens)
             row += 1
             if draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)

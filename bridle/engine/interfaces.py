@@ -166,7 +166,7 @@ class Answer:
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
     turns: int = 1
-    ahead: tuple[tuple[int, Decision], ...] = ()
+    ahead: tuple[tuple[int, Answer], ...] = ()
 
 
 class ControllerPool(Protocol):
@@ -218,6 +218,10 @@ class ForesightedPool(Protocol):
         these. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence whose last
         answer was collected."""
         raise NotImplementedError
+
+    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+        """What the controller said beside what it answered ahead to the last of so many of the tokens, which were drawn
+        now: log and variables. It is returned once; the answer to those tokens leaves it out."""
 
 
 @runtime_checkable

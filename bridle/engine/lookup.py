@@ -46,10 +46,10 @@ class Lookup:
         first = self._num_predicted
         known = len(self._text) - first
         fresh = tokens[known : known + limit]
-        for token in fresh[max(num_prompt - known, 0) :] if self._next is not None else ():
-            self._next = self._behind(token, self._next)
+        for token in fresh[max(num_prompt - known, 0) :]:
             if self._next is None:
                 break
+            self._next = self._behind(token, self._next)
         self._text += fresh
         self._index(len(self._text))
 

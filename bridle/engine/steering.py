@@ -401,6 +401,14 @@ class Steering:
         self._speculation.note_foreseen(seq, len(known), self._speculation.timer() - began)
         return known
 
+    def tell_foreseen(self, seq: Sequence, num_tokens: int) -> None:
+        """Pass on what was said with the answer that was foreseen after so many drafted tokens, and is now obeyed."""
+        words = seq.control.pool.take_words(seq.id, num_tokens) if foresees(seq.control.pool) else None
+        if words is not None and (words.log or words.stored):
+            if seq.trace is not None:
+                self._progress.tracer.heard(seq, words, self._clock())
+            self._tell(seq, words)
+
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
         problem = self._problem(seq, decision)

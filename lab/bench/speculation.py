@@ -1,10 +1,10 @@
 """What drafted tokens gain: the same requests without drafts, with a number of them, and with as many as pay.
 
 Four questions. On real text (the demo model): editing and copying, alone and under a Wasm controller, JSON under a
-schema, free text. On a shape of real size: predictions of a chosen share of right tokens, from all to none; and a draft
-model that is always right, and one that never is. And beside transformers and llama.cpp on the same weights and task,
-what each gains over itself. Every drafted run must give the tokens of the plain one. Ratios of processor time stand
-beside those of time, for machines that do other work.
+schema, free text. On a shape of real size: predictions of a chosen share of right tokens, from all to none, of texts
+that do not repeat themselves; and a draft model that is always right, and one that never is. And beside transformers
+and llama.cpp on the same weights and task, what each gains over itself. Every drafted run must give the tokens of the
+plain one. Ratios of processor time stand beside those of time, for machines that do other work.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Task:
     num_tokens: int
     temperature: float = 0.0
     constraint: dict[str, Any] | None = None
-    predictions: tuple[int, ...] = ()
+    predictions: tuple[tuple[int, ...], ...] = ()  # one for each seed
     module: str | None = None  # a Wasm controller that steers them
 
     def sampling(self, speculate: int, seed: int) -> SamplingParams:
@@ -63,7 +63,7 @@ class Task:
             seed=seed,
             ignore_eos=self.constraint is None,
             speculate=speculate,
-            prediction_ids=self.predictions if speculate else (),
+            prediction_ids=self.predictions[seed] if speculate and self.predictions else (),
         )
 
 
@@ -100,23 +100,33 @@ def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dic
         Task("free text", "The first thing one notices is ", length, 0.8),
     ]
     with LLM("demo", control=True) as llm:
-        tasks.append(replace(tasks[0], name="copying, steered by Wasm", module=llm.upload(trivial())))
+        edited = replace(tasks[-1], name="editing: one token in ten is changed", temperature=0.8)
+        tasks.insert(0, _predicted(llm, edited, 0.9, max(batches)))
+        tasks.append(replace(tasks[1], name="copying, steered by Wasm", module=llm.upload(trivial())))
         return [each for task in tasks for batch in batches for each in _compare(llm, "demo", task, batch, num_rounds)]
 
 
+def _predicted(llm: LLM, task: Task, share: float, batch: int) -> Task:
+    """The task with predictions of which a share is right, at random places, as a good or a bad drafter would give."""
+    random, size = Random(7), llm.tokenizer.vocab_size
+    told = [
+        tuple(token if random.random() < share else random.randrange(3, size) for token in truth)
+        for truth in _run(llm, task, batch, 0)[1]
+    ]
+    return replace(task, predictions=tuple(told))
+
+
 def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Predictions of which a chosen share is right, at random places, as a good or a bad drafter would give."""
+    """Predictions of texts in which nothing can be looked up: drawn, not the likeliest, from a model that knows
+    nothing."""
     from bridle import LLM
 
     length = 24 if quick else 48
     random, found = Random(7), []
     prompt = tuple(random.randrange(3, 8_000) for _ in range(64))
     with TemporaryDirectory() as folder, LLM(str(make_checkpoint(size, Path(folder)).path), tokenizer="demo") as llm:
-        plain = Task("", prompt, length)
-        (truth,) = _run(llm, plain, 1, 0)[1]
         for share in _SHARES:
-            told = tuple(token if random.random() < share else random.randrange(3, 8_000) for token in truth)
-            task = Task(f"{share:.0%} right", prompt, length, predictions=told)
+            task = _predicted(llm, Task(f"{share:.0%} right", prompt, length, temperature=1.0), share, max(batches))
             for batch in batches:
                 found += _compare(llm, size, task, batch, num_rounds)
     return found

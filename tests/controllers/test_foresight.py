@@ -96,13 +96,13 @@ class Pure(Counting):
 
 def run(
     controller: Controller, prediction: tuple[int, ...] = ()
-) -> tuple[list[int], str, list[tuple[str, bytes]], Lab]:
+) -> tuple[list[int], list[tuple[int, str]], list[tuple[str, bytes]], Lab]:
     lab = Lab(pools=[PythonControllerPool(32)])
     request = make_request(
         (1, 2), controller=controller, seed=3, max_tokens=9, ignore_eos=True, speculate=4, prediction_ids=prediction
     )
     output = lab.run(request)[0].first
-    return output.tokens, output.logs, output.stored, lab
+    return output.tokens, output.said, output.stored, lab
 
 
 @pytest.mark.parametrize("num_wrong", [0, 1, 9])

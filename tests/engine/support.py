@@ -84,6 +84,7 @@ class Output:
     forced: list[bool] = field(default_factory=list)
     text: str = ""
     logs: str = ""
+    said: list[tuple[int, str]] = field(default_factory=list)  # each log, after so many tokens
     stored: list[tuple[str, bytes]] = field(default_factory=list)
     vector: array[float] | None = None
     finished: Finished | None = None
@@ -160,6 +161,7 @@ class Replay:
 
     def _end(self, output: Output, event: Event) -> None:
         if isinstance(event, Log):
+            output.said.append((len(output.tokens), event.text))
             output.logs += event.text
         elif isinstance(event, Stored):
             output.stored.append((event.name, event.value))

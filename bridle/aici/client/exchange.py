@@ -120,11 +120,21 @@ class Dialect2:
 
     def _ahead(
         self, seq_id: int, known: list[protocol.Foreseen] | UnsetType, data: protocol.MidData2
-    ) -> tuple[tuple[int, Decision], ...]:
+    ) -> tuple[tuple[int, Answer], ...]:
         """What clones of the controller answered to tokens that may come."""
         if not isinstance(known, list):
             return ()
-        return tuple((each.token, self._decision(seq_id, each.branches, data)) for each in known)
+        return tuple(
+            (
+                each.token,
+                Answer(
+                    self._decision(seq_id, each.branches, data),
+                    log=own_words(each.logs),
+                    stored=stored_values(each.storage),
+                ),
+            )
+            for each in known
+        )
 
     def _decision(self, seq_id: int, branches: list[protocol.Branch], data: protocol.MidData2) -> Decision:
         if len(branches) == 1 and branches[0].wait is True:

@@ -67,7 +67,7 @@ class RuntimePool:
         self._first_words = FirstWords()
         self.tools = ToolVariables()
         self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
-        self._foreseen: dict[int, tuple[tuple[int, Decision], ...]] = {}  # what clones of guests answered
+        self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
         self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self._strays: deque[Request] = deque()  # requests among those that went away
         self._stray_ids = count(_STRAYS)
@@ -252,11 +252,21 @@ class RuntimePool:
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What clones of the controller answered, if these are the tokens that they were told of."""
         known: list[Decision] = []
-        for token, (told, decision) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
-            if token != told:
+        for token, (told, answer) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
+            if token != told or answer.decision is None:
                 break
-            known.append(decision)
+            known.append(answer.decision)
         return known
+
+    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+        """What a clone printed and wrote when it was told of the last of these tokens."""
+        known = self._foreseen.get(seq_id, ())
+        if num_tokens > len(known):
+            return None
+        answer = known[num_tokens - 1][1]
+        words = Answer(log=answer.log, stored=answer.stored)
+        answer.log, answer.stored = "", ()
+        return words
 
     def close(self, seq_ids: Sequence[int]) -> None:
         """Free the instances; unknown ids are ignored."""

@@ -1,9 +1,9 @@
 """A guest's answers to tokens that may come: clones of it are told of them, one after the other.
 
-What a clone prints and writes is held until its tokens were drawn. It then takes the guest's place, so that nothing is
-called twice; all others are forgotten, and their memory is used for the next ones. A draft ends where the guest does
-anything but draw, where it fails or takes long, and where a clone is no faithful one: a guest that is copied with its
-process, or that shares variables with other sequences and uses them.
+What a clone prints and writes goes along with its answer, and counts once its token was drawn. The clone then takes the
+guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next ones. A
+draft ends where the guest does anything but draw, where it fails or takes long, and where a clone is no faithful one: a
+guest that is copied with its process, or that shares variables with other sequences and uses them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ _MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
 
 @dataclass(slots=True)
 class _Told:
-    """A clone that was told of a token, and what it said besides its answer."""
+    """A clone that was told of a token, and what it wrote."""
 
     token: int
     hosted: Hosted
-    logs: str
     writes: list[WriteVar]
 
 
@@ -81,7 +80,7 @@ class Lookahead:
             known.append(answer)
             self._told.append(clone)
             num_bytes += sum(map(len, answer.masks))
-            num_characters += len(clone.logs)
+            num_characters += len(answer.logs)
             if num_bytes > _MAX_MASKS or num_characters > _MAX_HELD or time.thread_time() > end:
                 break
             last, variables = clone.hosted, clone.hosted.instance.variables
@@ -97,28 +96,27 @@ class Lookahead:
             if clone is not None:
                 clone.instance.close()
             return None
-        told = _Told(token, clone, clone.instance.log.take(), clone.instance.writes)
+        logs, writes = clone.instance.log.take(), clone.instance.writes
         clone.instance.writes = []
         if not _is_plain_draw(choice):
             self._spare.append(clone.instance)
             return None
-        return m.Foreseen(token, choice.branches, [memoryview(mask) for mask in choice.masks]), told
+        masks = [memoryview(mask) for mask in choice.masks]
+        return m.Foreseen(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
 
-    def accept(self, hosted: Hosted, tokens: list[int], budget_ms: float) -> tuple[Hosted, str, list[WriteVar]]:
-        """The sequence after `tokens`, which were drawn as they had been foreseen, with what was held for them. Tokens
-        that no clone was told of are told now."""
-        told, logs, writes = self._told, "", list[WriteVar]()
+    def accept(self, hosted: Hosted, tokens: list[int], budget_ms: float) -> Hosted:
+        """The sequence after `tokens`, which were drawn as they had been foreseen. Tokens that no clone was told of are
+        told now."""
+        told = self._told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:
                 hosted, told[place].hosted = told[place].hosted, hosted
                 hosted.instance.variables = told[place].hosted.instance.variables
-                logs += told[place].logs
                 for write in told[place].writes:
                     hosted.instance.variables.execute(write)
-                writes += told[place].writes
             else:
                 hosted.step(0, [token], token, [hosted.instance.seq_id], None, budget_ms)
-        return hosted, logs, writes
+        return hosted
 
     def forget(self) -> None:
         """Let go of all clones; their memory serves later ones."""

@@ -28,17 +28,14 @@ class Seat:
         self.is_running = False
         self.is_dropped = False
 
-    def take_foreseen(self, op: Op, budget_ms: float) -> tuple[str, list[WriteVar]]:
-        """Let the clone that was told of the op's foreseen tokens take the guest's place, and forget the others.
-        Returns what was held for it."""
-        logs, writes = "", list[WriteVar]()
+    def take_foreseen(self, op: Op, budget_ms: float) -> None:
+        """Let the clone that was told of the op's foreseen tokens take the guest's place, and forget the others."""
         if isinstance(op, m.Step2) and op.foreseen:
             known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
-            self.hosted, logs, writes = self.ahead.accept(self.hosted, known, budget_ms)
+            self.hosted = self.ahead.accept(self.hosted, known, budget_ms)
             if self.is_dropped:  # its predecessor was told
                 self.hosted.instance.cancel(GuestStopped("the sequence was freed"))
         self.ahead.forget()
-        return logs, writes
 
     def close(self) -> None:
         """Free all memory. No callback may be running."""
@@ -69,7 +66,7 @@ def run_op(seat: Seat, op: Op, budget_ms: float, patience_ms: float) -> m.Answer
     answer = m.Answer(op.key, "", "", [], 0, None, [])
     seat.hosted.instance.be_patient(patience_ms)
     try:
-        answer.logs, answer.storage = seat.take_foreseen(op, budget_ms)
+        seat.take_foreseen(op, budget_ms)
         _call(seat.hosted, op, budget_ms, patience_ms, answer)
     except ControllerError as error:
         answer.error = str(error)

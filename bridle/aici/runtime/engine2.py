@@ -195,7 +195,8 @@ class Engine2:
             is_refused = self._check(job.sequence, each.branches) or self._place(each, each.branches, job.op.seq_id)
             if is_refused:
                 return
-            result.ahead.append(Foreseen(each.token, each.branches))
+            writes = [StorageCommand(write=write) for write in each.storage]
+            result.ahead.append(Foreseen(each.token, each.branches, each.logs, writes))
 
     def _place(self, answer: m.Answer | m.Foreseen, branches: list[Branch], seq_id: int) -> str | None:
         """Write the masks that the branches use, and give the branches their rows. Returns what is wrong, or None."""

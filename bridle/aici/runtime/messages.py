@@ -95,11 +95,13 @@ class Sampled(Packed):
 
 
 class Foreseen(Packed):
-    """What a clone would do after a token, in the words of `Chosen`."""
+    """What a clone would do after a token, in the words of `Chosen`, and what it said besides."""
 
     token: int
     branches: list[Branch]
     masks: list[memoryview]
+    logs: str = ""
+    storage: list[WriteVar] = []
 
 
 class Answer(Packed):
