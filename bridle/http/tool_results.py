@@ -10,15 +10,12 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict
 from starlette.responses import Response
 
-from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
 from bridle.http.state import http_state
 from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.shown import shown
-from bridle.tools import ToolDesk
-from bridle.tools.functions import as_text
+from bridle.service.tool_answers import answer_call, desks_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -35,14 +32,8 @@ class ToolResultBody(InnerFields):
 @router.post("/v1/tool_results/{call_id}", summary="Answer a call of a tool", status_code=204)
 async def answer(call_id: str, body: ToolResultBody, request: Request) -> Response:
     """The id is in the name of the variable that told of the call. Each call is answered once, by its own user."""
-    if body.error is not None and body.result is not None:
-        raise InvalidRequest("both result and error were given; a call has one answer", "error")
-    text = "" if body.error is not None else as_text(body.result)
-    user, desks = identity_of(request).user, _desks(request)
-    desk = next((desk for desk in desks if desk.waits_for(call_id, user)), None)
-    if desk is None:
-        raise InvalidRequest(f"no call {shown(call_id)} waits for an answer of this user's", "call_id")
-    desk.answer(call_id, user, text, body.error)
+    models = http_state(request).registry
+    answer_call(models, identity_of(request).user, call_id, body.result, body.error)
     return Response(status_code=204)
 
 
@@ -50,12 +41,6 @@ async def answer(call_id: str, body: ToolResultBody, request: Request) -> Respon
 async def list_calls(request: Request) -> Response:
     """The user's own, the oldest first; a hundred of each model at most."""
     user = identity_of(request).user
-    asked = [each for desk in _desks(request) for each in desk.asked_of(user)]
+    asked = [each for desk in desks_of(http_state(request).registry) for each in desk.asked_of(user)]
     data = [{"id": call_id, "object": "tool_call", **msgspec.json.decode(notice)} for call_id, notice in asked]
     return json_response({"object": "list", "data": data})
-
-
-def _desks(request: Request) -> list[ToolDesk]:
-    """The desks of all models that are loaded; mostly they share one."""
-    found = {id(model.tools): model.tools for model in http_state(request).registry if model.tools is not None}
-    return list(found.values())

@@ -90,5 +90,5 @@ def _known(body: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 _FAILURE_EXTRAS = ("code", "retryable", "retry_after", "param", "position")
 _TOKEN_EXTRAS = ("logprob", "finish_reason", "text", "position", "branch", "usage", "seed")
-_MSG_FIELDS = ("model_info", "error", "code", "lmtp", "buffer", "num_tokens")
+_MSG_FIELDS = ("model_info", "error", "code", "lmtp", "buffer", "num_tokens", "tool_result")
 _READERS = {"TOKEN": _read_token, "MSG": _read_msg, "EVENT": _read_event}

@@ -128,6 +128,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _said(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} is {shown(value)}; must be text", name)
+    return value
+
+
 def _rewind(name: str, value: Any) -> str:
     if value not in ("hold", "event"):
         raise InvalidRequest(f"{name} is {shown(value)}; must be one of hold, event", name)
@@ -169,6 +175,7 @@ _NAMED: Mapping[str, Callable[[str, Any], Any]] = {
     "adapter": _adapter,
     "position": _position,
     "rewind": _rewind,
+    "error": _said,
     "deadline": _anything,  # checked with the other terms
     "trace": _anything,  # checked as over HTTP
     "data": lambda name, value: value if isinstance(value, dict) else {},

@@ -34,6 +34,7 @@ FEATURES: Mapping[str, Any] = {
     "terms": True,
     "images": True,
     "traces": True,
+    "tool_results": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
 }
 
@@ -141,7 +142,18 @@ class Buffer:
     drop: bool = False
 
 
-Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """Extension: answer a call of a tool that an event `tool_call` has told of, by its `id`: with a `result`, text or
+    JSON, or with an `error` in words. Any connection of the same user may. Answered by a `MSG`."""
+
+    stream_id: StreamId
+    id: str
+    result: Any = None
+    error: str | None = None
+
+
+Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer | ToolResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +204,8 @@ class Failure:
 @dataclass(slots=True, kw_only=True)
 class Msg:
     """The answer to a request that has no stream, or to one that could not be read. `code`, `lmtp` (the extensions,
-    where `model_info` cannot name them) and `buffer` with its `num_tokens` are extensions."""
+    where `model_info` cannot name them), `buffer` with its `num_tokens` and `tool_result`, the id of a call that was
+    answered, are extensions."""
 
     stream_id: StreamId | None
     model_info: Any = None
@@ -201,6 +214,7 @@ class Msg:
     lmtp: Mapping[str, Any] | None = None
     buffer: str | None = None
     num_tokens: int | None = None
+    tool_result: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,7 +222,8 @@ class Event:
     """Extension: something worth knowing, of a stream or (without `stream_id`) of the server.
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
-    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller.
+    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller;
+    `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`;
     `trace` says what becomes of the wish for one, and then tells its records.
     """
 
@@ -230,6 +245,7 @@ KINDS: Mapping[type, str] = {
     Cancel: "CANCEL",
     Resume: "RESUME",
     Buffer: "BUFFER",
+    ToolResult: "TOOL_RESULT",
     Token: "TOKEN",
     Failure: "TOKEN",
     Msg: "MSG",

@@ -31,6 +31,7 @@ from bridle.lmtp.messages import (
     StreamAnswer,
     StreamId,
     Token,
+    ToolResult,
 )
 
 
@@ -123,13 +124,20 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerCall:
+    """Answer a call of a tool."""
+
+    request: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Give an answer to the client."""
 
     answer: Answer
 
 
-Action: TypeAlias = Start | Reattach | Stop | Describe | Keep | Send
+Action: TypeAlias = Start | Reattach | Stop | Describe | Keep | AnswerCall | Send
 
 
 class Session:
@@ -166,6 +174,8 @@ class Session:
                 return self._cancel(message.stream_id)
             case Buffer():
                 return [Keep(message)]
+            case ToolResult():
+                return [AnswerCall(message)]
             case Rejected():
                 return self._reject(message)
 

@@ -19,7 +19,21 @@ from bridle.service import LoadedModel
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE, until_async
 
-KINDS = ["GENERATE", "SCORE", "MODEL_INFO", "CANCEL", "RESUME", "BUFFER", "TOKEN", "MSG", "generate", "", "\x00", "é"]
+KINDS = [
+    "GENERATE",
+    "SCORE",
+    "MODEL_INFO",
+    "CANCEL",
+    "RESUME",
+    "BUFFER",
+    "TOOL_RESULT",
+    "TOKEN",
+    "MSG",
+    "generate",
+    "",
+    "\x00",
+    "é",
+]
 NAMES = [NAME, "nope", "", "../../etc/passwd", "x" * 500, 5, None]
 AT_ONCE = 25
 

@@ -27,6 +27,7 @@ from bridle.lmtp.messages import (
     Resume,
     Score,
     Token,
+    ToolResult,
     features_of,
 )
 
@@ -68,6 +69,7 @@ requests = st.one_of(
     ),
     st.builds(ModelInfo, stream_id=ids, model=st.text(max_size=20), data=st.dictionaries(names, numbers, max_size=2)),
     st.builds(Cancel, stream_id=ids),
+    st.builds(ToolResult, stream_id=ids, id=names, result=json_values, error=st.none() | st.text(max_size=9)),
     st.builds(Resume, stream_id=ids, key=names, position=positions),
     st.builds(
         Buffer,

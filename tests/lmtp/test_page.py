@@ -16,7 +16,9 @@ from tests.sources import ROOT
 
 PAGE = (ROOT / "docs" / "lmtp.md").read_text(encoding="utf-8")
 SAMPLING = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")  # where the page sends its readers
-SHOWN = re.findall(r"^(?:`)?((?:GENERATE|SCORE|MODEL_INFO|CANCEL|RESUME|BUFFER) \{.*?\})(?:`|$)", PAGE, re.MULTILINE)
+SHOWN = re.findall(
+    r"^(?:`)?((?:GENERATE|SCORE|MODEL_INFO|CANCEL|RESUME|BUFFER|TOOL_RESULT) \{.*?\})(?:`|$)", PAGE, re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("message", SHOWN)
@@ -28,7 +30,8 @@ def test_messages_are_read(message: str) -> None:
 
 
 def test_there_are_messages_of_every_type() -> None:
-    assert {message.partition(" ")[0] for message in SHOWN} >= {"GENERATE", "MODEL_INFO", "CANCEL", "RESUME", "BUFFER"}
+    kinds = {"GENERATE", "MODEL_INFO", "CANCEL", "RESUME", "BUFFER", "TOOL_RESULT"}
+    assert {message.partition(" ")[0] for message in SHOWN} >= kinds
 
 
 def test_features_and_fields() -> None:

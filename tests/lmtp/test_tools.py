@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from bridle.errors import BridleError
+from bridle.lmtp.client import Client, MemoryCarrier
+from bridle.lmtp.messages import Event
 from bridle.tools import ToolDesk, function_tools
-from tests.http.harness import scripted_model
+from tests.http.harness import NAME, scripted_model
 from tests.http.test_tools import Says
 from tests.lmtp.harness import Object, Setup, Wire, running
+from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -56,3 +61,62 @@ async def test_names_of_the_servers_tools_are_refused(setup: Setup) -> None:
     await begin(wire, "greet", client_tools=["greet"])
     (refused,) = await wire.stream()
     assert "client_tools has 'greet', which is a tool of the server's" in refused["error"]
+
+
+@pytest.mark.parametrize("fields", [{"result": "yes"}, {"result": {"b": 1}}, {"error": "nobody is there"}], ids=str)
+async def test_a_client_answers_on_its_connection(setup: Setup, fields: Object) -> None:
+    wire = setup.connect()
+    assert (await wire.hello())["model_info"]["lmtp"]["tool_results"] is True
+    await begin(wire, "ask", client_tools=["ask"])
+    _, event = await wire.next()
+    await wire.send("TOOL_RESULT", {"stream_id": 2, "id": event["id"], **fields})
+    assert await wire.next() == ("MSG", {"stream_id": 2, "tool_result": event["id"]})
+    expected = {"yes": "yes", "{'b': 1}": '{"b": 1}', "None": "refused"}[str(fields.get("result"))]
+    assert text_of(await wire.stream()) == expected
+    (again,) = await wire.ask("TOOL_RESULT", id=event["id"], result="late")
+    assert "waits for an answer of this user's" in again["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"id": "x"}, "no call 'x' waits for an answer of this user's"),
+        ({}, "'id' is missing"),
+        ({"id": 7}, "id is 7"),
+        ({"id": "x", "error": 1}, "error is 1; must be text"),
+        ({"id": "x", "error": "a", "result": "b"}, "both result and error"),
+    ],
+    ids=str,
+)
+async def test_answers_to_nothing_are_refused_and_the_connection_stays(setup: Setup, fields: Object, why: str) -> None:
+    wire = setup.connect()
+    await wire.send("TOOL_RESULT", {"stream_id": 2, **fields})
+    kind, body = await wire.next()
+    assert kind == "MSG" and why in body["error"]
+    await wire.hello()
+
+
+async def test_our_client_answers(setup: Setup) -> None:
+    """While it reads the stream that asks."""
+    async with Client(MemoryCarrier(setup.server.serve), NAME) as client:
+        asked = {"controller": "class:Says", "controller_arg": "ask", "client_tools": ["ask"], "max_tokens": 8}
+        stream = await client.generate("x", text=True, **asked)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        client.on_event = events.put_nowait
+        reading = asyncio.create_task(stream.text())
+        event = await events.get()
+        await client.answer(event.data["id"], "yes")
+        assert await reading == "yes"
+        with pytest.raises(BridleError, match="waits for an answer"):
+            await client.answer(event.data["id"], "late")
+
+
+async def test_a_client_of_the_original_protocol_is_told_of_no_call(setup: Setup) -> None:
+    """Its stream waits, and the answer comes over HTTP; nothing that it does not know is sent."""
+    wire, desk = setup.connect(), setup.model.tools
+    await begin(wire, "ask", client_tools=["ask"])
+    assert desk is not None
+    await until_async(lambda: bool(desk.asked_of("ann")))
+    desk.answer(desk.asked_of("ann")[0][0], "ann", "yes")
+    assert text_of(await wire.stream()) == "yes"
+    assert {frame.partition(" ")[0] for frame in wire.frames} == {"TOKEN"}

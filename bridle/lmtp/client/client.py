@@ -25,7 +25,7 @@ from bridle.lmtp.client.patience import Patience
 from bridle.lmtp.client.progress import Progress
 from bridle.lmtp.client.stream import TokenStream
 from bridle.lmtp.client.websocket import DEFAULT_ENDPOINT, WebSocketCarrier
-from bridle.lmtp.messages import UNAVAILABLE, Buffer, Event, Generate, ModelInfo, Prompt, Score, Token
+from bridle.lmtp.messages import UNAVAILABLE, Buffer, Event, Generate, ModelInfo, Prompt, Score, Token, ToolResult
 
 if TYPE_CHECKING:
     from bridle.text import Tokenizer
@@ -183,6 +183,12 @@ class Client:
         """Tell the server to forget a buffer."""
         await self._needs("buffers")
         await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
+
+    async def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
+        """Answer the call of a tool that an event `tool_call` has told of, with a result or with an error in words; the
+        stream that waits for it goes on. Raises an error if no such call waits."""
+        await self._needs("tool_results")
+        await self._connection.ask(ToolResult(stream_id=0, id=call_id, result=result, error=error))
 
     # -- the connection --------------------------------------------------------------------------------------
 

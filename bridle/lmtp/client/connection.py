@@ -17,7 +17,7 @@ from bridle.lmtp.client.exchange import Exchange, Question
 from bridle.lmtp.client.patience import Patience
 from bridle.lmtp.client.progress import Progress
 from bridle.lmtp.client.stream import TokenStream
-from bridle.lmtp.messages import Buffer, ModelInfo, Msg
+from bridle.lmtp.messages import Buffer, ModelInfo, Msg, ToolResult
 
 
 class Connection:
@@ -80,7 +80,7 @@ class Connection:
         except ConnectionLost as error:
             progress.fail(error)
 
-    async def ask(self, request: ModelInfo | Buffer) -> Msg:
+    async def ask(self, request: ModelInfo | Buffer | ToolResult) -> Msg:
         """Ask a question and wait for the answer."""
         question = Question(request)
         changed = asyncio.Event()

@@ -27,6 +27,7 @@ from bridle.lmtp.messages import (
     Msg,
     StreamId,
     Token,
+    ToolResult,
     features_of,
 )
 
@@ -38,7 +39,7 @@ _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
 class Question:
     """A request that is answered by one MSG. `request` has no stream id yet."""
 
-    request: ModelInfo | Buffer
+    request: ModelInfo | Buffer | ToolResult
     wake: Callable[[], None] = lambda: None
     answer: Msg | None = None
     error: BridleError | None = None

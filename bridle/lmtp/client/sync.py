@@ -80,6 +80,10 @@ class SyncClient:
         """See `Client.drop_buffer`."""
         self._portal.call(self._client.drop_buffer(name))
 
+    def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
+        """See `Client.answer`."""
+        self._portal.call(self._client.answer(call_id, result, error=error))
+
     def connect(self) -> Mapping[str, Any]:
         """See `Client.connect`."""
         return self._portal.call(self._client.connect())

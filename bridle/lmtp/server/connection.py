@@ -21,7 +21,7 @@ from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import Answer, Msg, Rejected, Request
 from bridle.lmtp.server.info import describe
 from bridle.lmtp.server.streams import Home, Streams
-from bridle.lmtp.session import Action, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
+from bridle.lmtp.session import Action, AnswerCall, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
 from bridle.service.json_size import MAX_INLINE_BYTES, JsonSize, json_size
 from bridle.service.keys import Identity
 from bridle.service.turns import BURST, Allowance
@@ -154,6 +154,8 @@ class Connection:
                 self._send(describe(self._home.host.registry, asked))
             case Keep(asked):
                 self._streams.keep(asked)
+            case AnswerCall(asked):
+                self._streams.answer_call(asked)
 
     def _try(self, stream: Stream, step: Callable[[Any], None], action: Action) -> None:
         try:

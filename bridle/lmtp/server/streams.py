@@ -13,7 +13,7 @@ from typing import Any
 
 from bridle.errors import BridleError, InvalidRequest, Overloaded
 from bridle.lmtp.failures import error_text, failure_of
-from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId
+from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId, ToolResult
 from bridle.lmtp.messages import Buffer as BufferRequest
 from bridle.lmtp.server.buffers import Buffer, Buffers
 from bridle.lmtp.server.info import served_name
@@ -27,6 +27,7 @@ from bridle.service.keys import Identity
 from bridle.service.requests import check_num_tokens
 from bridle.service.serving import Host, Serving
 from bridle.service.story import Story
+from bridle.service.tool_answers import answer_call
 
 
 @dataclass(slots=True)
@@ -164,6 +165,15 @@ class Streams:
         self._num_filling += 1
         self._home.spawn(self._fill(asked, parent, buffer))
 
+    def answer_call(self, asked: ToolResult) -> None:
+        """Answer a call of a tool of this user's, and tell the client."""
+        try:
+            answer_call(self._home.host.registry, self._identity.user, asked.id, asked.result, asked.error)
+        except BridleError as error:
+            self._refuse(asked, error)
+            return
+        self._send(Msg(stream_id=asked.stream_id, tool_result=asked.id))
+
     async def _fill(self, asked: BufferRequest, parent: Buffer | None, buffer: Buffer) -> None:
         try:
             prefix = await parent.tokens() if parent is not None else ()
@@ -185,7 +195,7 @@ class Streams:
         finally:
             self._num_filling -= 1
 
-    def _refuse(self, asked: BufferRequest, error: BridleError) -> None:
+    def _refuse(self, asked: BufferRequest | ToolResult, error: BridleError) -> None:
         self._send(Msg(stream_id=asked.stream_id, error=error_text(error), code=error.code))
 
     def _attach(self, outlet: Outlet, relay: KeyedRelay, position: int) -> None:
