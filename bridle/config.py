@@ -147,6 +147,8 @@ class EngineConfig:
     After a tool call the KV of a conversation is parked for `park_seconds`: it is evicted after all else. What is
     parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked).
 
+    Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
+
     Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
     (None: as many as pay if there is a draft model, else none).
     """
@@ -174,6 +176,7 @@ class EngineConfig:
     speculate: int | None = None
     park_memory: int | None = None
     park_seconds: float = PARK_SECONDS
+    unnamed_ids: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)

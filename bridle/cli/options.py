@@ -127,6 +127,8 @@ class EngineOptions:
     )
     park_seconds: float = PARK_SECONDS
     "Seconds that the KV of a conversation waits for the result of a tool call, evicted after all else."
+    unnamed_ids: bool = False
+    "Also draw ids that the model has and the tokenizer does not: they leave no text."
     warm_up: bool = True
     "Run the largest step while loading, and give the KV cache what it leaves free; otherwise guess its size."
 

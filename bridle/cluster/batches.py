@@ -18,6 +18,7 @@ def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
     slots, new = names.name([row.sampling for row in rows])
     message = pb.Batch(
         step=batch.step,
+        num_unnamed=batch.num_unnamed,
         samplings=new,
         seq_ids=[row.seq_id for row in rows],
         logits_indexes=[row.logits_index for row in rows],
@@ -77,7 +78,7 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
         _counts(message.num_ahead, num_rows, what),
         _counts(message.num_traced, num_rows, what),
     )
-    return SampleBatch(message.step, list(rows), _scores(message, what))
+    return SampleBatch(message.step, list(rows), _scores(message, what), message.num_unnamed)
 
 
 def _masks(message: pb.Batch, num_rows: int, what: str) -> Sequence[bytes | None]:

@@ -183,7 +183,8 @@ class ModelDrafter:
             self.blocks.publish(turn.own)
         if not drawing:
             return []
-        batch = SampleBatch(self._step, [_row(turn, index) for index, turn in enumerate(drawing)])
+        rows = [_row(turn, index) for index, turn in enumerate(drawing)]
+        batch = SampleBatch(self._step, rows, num_unnamed=self._info.vocab_size - self._vocab_size)
         tokens = self._executor.sample(batch).tokens
         if plan.num_tokens == len(drawing):
             self._cost.note(len(drawing), self._clock() - began)

@@ -64,8 +64,8 @@ class Engine:
 
     `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
     to the device (None: the executor has all that requests name), `media` encodes pictures (None: there are none),
-    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. All methods but `cancel` belong
-    to one thread.
+    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. The model's last `num_unnamed`
+    ids are never drawn. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Engine:
         adapters: AdapterStore | None = None,
         draft: Executor | None = None,
         media: MediaStore | None = None,
+        num_unnamed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
         self.batching = Batching.of(self.config, executor.info)
         self._embedder = executor if isinstance(executor, Embedder) else None
-        self.info: ExecutorInfo = self.batching.limit(executor.info)
+        self.info: ExecutorInfo = replace(self.batching.limit(executor.info), num_unnamed=num_unnamed)
         if self._embedder is None:
             self.info = replace(self.info, embedding_size=0)
         self.clock = clock
@@ -93,9 +94,9 @@ class Engine:
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
-        drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
+        drafter = None if draft is None else ModelDrafter(draft, self.info.num_drawable, clock)
         timer = time.thread_time if clock is time.monotonic else clock
-        speculation = Speculation(self.config.speculate, drafter, self.info.vocab_size, timer)
+        speculation = Speculation(self.config.speculate, drafter, self.info.num_drawable, timer)
         self._scheduler = _make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
@@ -107,6 +108,7 @@ class Engine:
             clock,
             self._emit_finished,
             vocab_size=self.info.vocab_size,
+            num_drawable=self.info.num_drawable,
             max_idle_steps=self.config.max_idle_steps,
             max_noops=self.config.max_noops,
             speculation=speculation,
@@ -120,6 +122,7 @@ class Engine:
             self._outputs_of,
             self._ids.__next__,
             self.config.max_forks,
+            num_unnamed,
         )
         self._live: dict[str, Outputs] = {}
         self._endings = Endings(

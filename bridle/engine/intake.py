@@ -46,9 +46,15 @@ class Intake:
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
-        if sampling.logit_bias and max(sampling.logit_bias) >= vocab_size:
+        num_drawable = self._info.num_drawable
+        if sampling.logit_bias and max(sampling.logit_bias) >= num_drawable:
             wrong = max(sampling.logit_bias)
-            raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {vocab_size}", "logit_bias")
+            raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {num_drawable}", "logit_bias")
+        if sampling.allowed_token_ids and max(sampling.allowed_token_ids) >= num_drawable:
+            wrong = max(sampling.allowed_token_ids)
+            raise InvalidRequest(
+                f"allowed_token_ids names token {wrong}; the vocabulary has {num_drawable}", "allowed_token_ids"
+            )
         if sampling.n > self._config.max_forks:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
         if request.runs or request.media:
@@ -134,10 +140,6 @@ def _mask_of(tokens: tuple[int, ...], vocab_size: int) -> bytes | None:
     """A mask that allows these tokens and no others; None if there are none."""
     if not tokens:
         return None
-    if max(tokens) >= vocab_size:
-        raise InvalidRequest(
-            f"allowed_token_ids names token {max(tokens)}; the vocabulary has {vocab_size}", "allowed_token_ids"
-        )
     mask = bytearray((vocab_size + 31) // 32 * 4)
     for token in tokens:
         mask[token // 8] |= 1 << token % 8

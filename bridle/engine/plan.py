@@ -125,11 +125,12 @@ class ScoreRun:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """All tokens and scores to read off the logits of step `step`."""
+    """All tokens and scores to read off the logits of step `step`, in which the last `num_unnamed` ids do not count."""
 
     step: int
     rows: list[SampleRow] = field(default_factory=list)
     scores: list[ScoreRun] = field(default_factory=list)
+    num_unnamed: int = 0
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ class Steering:
         emit: Callable[[Sequence, Finished], None],
         *,
         vocab_size: int,
+        num_drawable: int,
         max_idle_steps: int,
         max_noops: int,
         last_words: float = 0.25,
@@ -60,6 +61,7 @@ class Steering:
         self._clock = clock
         self._emit = emit
         self._vocab_size = vocab_size
+        self._num_drawable = num_drawable
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
@@ -437,7 +439,7 @@ class Steering:
                     f"the mask has {len(branch.mask)} bytes; "
                     f"a vocabulary of {self._vocab_size} tokens takes {self._mask_bytes}"
                 )
-            if mask_is_empty(branch.mask, self._vocab_size):
+            if mask_is_empty(branch.mask, self._num_drawable):
                 raise ControllerError("the mask allows no token at all")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")

@@ -20,7 +20,7 @@ from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
 from bridle.llamacpp.slots import Held, Slots
-from bridle.model.executor import check_batch
+from bridle.model.executor import check_batch, strike_unnamed
 
 
 class LlamaExecutor:
@@ -73,6 +73,7 @@ class LlamaExecutor:
             return StepResult(batch.step)
         check_batch(batch, 0 if self._logits is None else self._logits.shape[0])
         with torch.inference_mode():
+            strike_unnamed(self._logits, batch)
             return self._sampler(self._logits, batch, self._history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:

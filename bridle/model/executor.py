@@ -92,6 +92,7 @@ class LocalExecutor:
         check_batch(batch, 0 if logits is None else logits.shape[0])
         try:
             with torch.inference_mode():
+                strike_unnamed(logits, batch)
                 return self._sampler(logits, batch, self._history)
         except InternalError:
             raise
@@ -169,6 +170,12 @@ class LocalExecutor:
         self._mirrors.clear()
         self._logits = None
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")
+
+
+def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
+    """Forbid the ids of `logits` [R, V] that stand for no token, whatever then draws from them."""
+    if batch.num_unnamed and logits is not None:
+        logits[:, -batch.num_unnamed :] = -torch.inf
 
 
 def check_batch(batch: SampleBatch, num_rows: int) -> None:

@@ -37,7 +37,7 @@ from bridle.service.control import (
     guess_num_logits,
 )
 from bridle.service.defaults import read_defaults
-from bridle.service.vocabularies import check_sizes
+from bridle.service.vocabularies import check_sizes, num_unnamed
 from bridle.threads import start_thread
 from bridle.tools import Desk, ToolDesk
 
@@ -339,7 +339,16 @@ def _start_engine(
     pools = with_composed(all_pools, info.vocab_size)
     device: MediaDevice | None = getattr(parts.executor, "media", None)
     media = None if device is None else MediaPool(device)
-    engine = Engine(parts.executor, config, pools=pools, decoder=decoder, adapters=adapters, draft=draft, media=media)
+    engine = Engine(
+        parts.executor,
+        config,
+        pools=pools,
+        decoder=decoder,
+        adapters=adapters,
+        draft=draft,
+        media=media,
+        num_unnamed=0 if config.unnamed_ids else num_unnamed(parts.tokenizer, info),
+    )
     client = AsyncEngine(engine)
     if media is not None:
         media.on_change = client.wake

@@ -323,14 +323,14 @@ def _context(model: LoadedModel) -> str:
 
 def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
     """Refuse tokens that the model does not have, and stop strings that no text can hold."""
-    vocab_size = model.info.vocab_size
+    vocab_size, num_drawable = model.info.vocab_size, model.info.num_drawable
     bias, ends = sampling.logit_bias, sampling.stop_token_ids
     if bias:
-        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
+        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, num_drawable)
     if ends:
         _check_ids("stop_token_ids", ends, vocab_size)
     if sampling.allowed_token_ids:
-        _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+        _check_ids("allowed_token_ids", sampling.allowed_token_ids, num_drawable)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
     for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):

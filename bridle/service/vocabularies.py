@@ -10,6 +10,7 @@ from bridle.errors import UnsupportedModel
 from bridle.shown import shown
 
 if TYPE_CHECKING:
+    from bridle.engine.interfaces import ExecutorInfo
     from bridle.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -35,9 +36,16 @@ def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
         )
     if tokenizer.vocab_size < num_ids:
         _log.info(
-            "the model has %d ids, and the tokenizer %d: the %d further ones stand for nothing, and leave no text",
+            "the model has %d ids, and the tokenizer %d: the %d further ones stand for no token, and are never drawn",
             *(num_ids, tokenizer.vocab_size, num_ids - tokenizer.vocab_size),
         )
+
+
+def num_unnamed(tokenizer: Tokenizer, info: ExecutorInfo) -> int:
+    """How many of a model's last ids stand for no token. One that ends texts counts as a token."""
+    if info.task != "generate":
+        return 0
+    return max(0, info.vocab_size - max((tokenizer.vocab_size, *(token + 1 for token in info.eos_token_ids))))
 
 
 def _some(pieces: Sequence[str]) -> str:

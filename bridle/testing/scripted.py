@@ -14,7 +14,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bridle.engine.decision import mask_words
@@ -136,6 +136,8 @@ class ScriptedExecutor:
             require(batch.step == self._step, f"samples step {batch.step}; the last forward was {self._step}")
             require(not self._is_sampled, f"step {batch.step} is sampled twice")
             self._is_sampled = True
+            if batch.num_unnamed:
+                self._rows = [_without(row, batch.num_unnamed) for row in self._rows]
             drawn = [self._draw(row) for row in batch.rows]
             scores = [self._score(run) for run in batch.scores]
             tokens = [token for token, _ in drawn]
@@ -276,6 +278,13 @@ class ScriptedExecutor:
             )
             scores.append(logprob_of(source.logits, token, run.num_top))
         return scores
+
+
+def _without(row: _LogitsRow, num_unnamed: int) -> _LogitsRow:
+    """The row with its last ids forbidden."""
+    logits = row.logits.copy()
+    logits[-num_unnamed:] = -math.inf
+    return replace(row, logits=logits)
 
 
 def embedding_of(logits: Logits, size: int) -> array[float]:

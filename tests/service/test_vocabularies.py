@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from bridle import LLM, SamplingParams
+from bridle.config import ModelConfig
+from bridle.deploy.launcher import launch_shard
 from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.service import LoadedModel, load_model
+from bridle.service.export import quantize_model
 from bridle.service.vocabularies import check_sizes
 from bridle.text import Tokenizer
 from lab.doubles import tiny
+from tests.http.harness import local_client
 
 NUM_TOKENS = 269  # of the tiny tokenizer
 
@@ -51,7 +58,7 @@ def test_added_tokens_without_a_place_are_told(tmp_path: Path, caplog: pytest.Lo
 def test_ids_without_a_token_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bridle")
     check_sizes(tokenizer_of(tmp_path), tiny.VOCAB_SIZE, "m")
-    assert "the model has 300 ids, and the tokenizer 269: the 31 further ones stand for nothing" in caplog.text
+    assert "the model has 300 ids, and the tokenizer 269: the 31 further ones stand for no token" in caplog.text
 
 
 def test_a_model_with_another_tokenizer_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
@@ -70,3 +77,53 @@ def test_a_prompt_with_an_added_token_too_many_is_refused(tmp_path: Path) -> Non
         assert llm.generate("ab", SamplingParams(max_tokens=2))[0].outputs[0].error is None
         with pytest.raises(InvalidRequest, match="holds token 269; the vocabulary has 269"):
             llm.generate("a <a> b", SamplingParams(max_tokens=2))
+
+
+def eager_checkpoint(folder: Path) -> Path:
+    """A model that would say little else than ids without a token, if it might."""
+    path = tiny.make_checkpoint("llama", folder)
+    weights = load_file(path / "model.safetensors")
+    head = weights["lm_head.weight"]  # [300, hidden]
+    head[NUM_TOKENS:] = 4 * head[: tiny.VOCAB_SIZE - NUM_TOKENS]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def drawn(model: str | LoadedModel, **options: Any) -> set[int]:
+    """Which ids outputs hold and alternatives show, greedy and drawn."""
+    sampling = [SamplingParams(max_tokens=24, temperature=t, seed=3, logprobs=20, ignore_eos=True) for t in (0.0, 2.0)]
+    sizes = {"num_blocks": 32, "warm_up": False} if isinstance(model, str) else {}
+    with LLM(model, **sizes, **options) as llm:
+        outputs = [each.outputs[0] for each in llm.generate(["ab", "cd"], sampling)]
+    tops = [token for output in outputs for each in output.logprobs if each for token, _ in each.top]
+    return {token for output in outputs for token in output.token_ids} | set(tops)
+
+
+def test_ids_without_a_token_are_drawn_only_if_asked_for(tmp_path: Path) -> None:
+    folder = str(eager_checkpoint(tmp_path / "model"))
+    assert max(drawn(folder)) < NUM_TOKENS
+    assert max(drawn(folder, unnamed_ids=True)) >= NUM_TOKENS
+
+
+@pytest.mark.slow
+def test_nor_by_a_model_elsewhere_or_in_another_library(tmp_path: Path) -> None:
+    folder = eager_checkpoint(tmp_path / "model")
+    config = ModelConfig(str(folder), num_blocks=32, num_threads=1)
+    elsewhere = load_model(config, executors=lambda config, *_: launch_shard(config, stands_by=False))
+    assert max(drawn(elsewhere)) < NUM_TOKENS
+    pytest.importorskip("llama_cpp")
+    file = quantize_model(str(folder), tmp_path / "model.gguf", "F32")
+    assert max(drawn(str(file), backend="llamacpp")) < NUM_TOKENS
+    assert max(drawn(str(file), backend="llamacpp", unnamed_ids=True)) >= NUM_TOKENS
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "allowed_token_ids"])
+def test_naming_ids_without_a_token_is_refused(field: str) -> None:
+    value: Any = {"270": 1.0} if field == "logit_bias" else [270]
+    with local_client(
+        load_model(ModelConfig(str(tiny.cached_checkpoint("llama")), num_blocks=16, warm_up=False))
+    ) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        answer = client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1, field: value})
+    assert answer.status_code == 400
+    assert f"{field} holds token 270; ids go from 0 to 268" in answer.json()["error"]["message"]
