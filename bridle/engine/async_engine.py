@@ -14,7 +14,9 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
+from queue import Empty, SimpleQueue
 
 from bridle.engine.client import EventStream
 from bridle.engine.engine import Engine
@@ -44,6 +46,25 @@ FORKED = (
 )
 
 
+class Bell:
+    """A `threading.Event` that destructors may set: whatever its thread does just then, even setting it."""
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        self._rings.put(None)
+
+    def clear(self) -> None:
+        """Forget earlier rings. Only who waits may do that."""
+        while not self._rings.empty():
+            self._rings.get()
+
+    def wait(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(Empty):
+            self._rings.get(timeout=timeout)
+
+
 class AsyncEngine:
     """An `EngineClient` over an engine in this process. `start` it, `close` it; or use it in a `with` block."""
 
@@ -51,10 +72,10 @@ class AsyncEngine:
         self._engine = engine
         self._lock = threading.Lock()
         self._inbox: list[Request] = []
-        self._cancels: list[str] = []
+        self._cancels: deque[EventStream] = deque()
         self._unparks: list[str] = []
         self._streams: dict[str, EventStream] = {}
-        self._wake = threading.Event()
+        self._wake = Bell()
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
@@ -99,11 +120,12 @@ class AsyncEngine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; unknown ids are ignored."""
-        with self._lock:
-            if request_id in self._streams:
-                self._cancels.append(request_id)
-        self._wake.set()
+        """End a request; unknown ids are ignored. Takes no lock: garbage is collected in any thread at any moment, and
+        with it streams that nobody reads."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._cancels.append(stream)
+            self._wake.set()
 
     def unpark(self, request_id: str) -> None:
         """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
@@ -152,7 +174,7 @@ class AsyncEngine:
         """Fail everything that waits for this engine, because this process is a fork without the engine's thread. Later
         calls fail as well."""
         self._is_orphan, self._state = True, "closed"
-        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._lock, self._wake = threading.Lock(), Bell()
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.orphan(EngineClosed(FORKED))
@@ -197,11 +219,11 @@ class AsyncEngine:
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
-        """Take in new requests, then cancellations, both as of one moment, so that no cancellation comes before its
+        """Take in new requests, then the cancellations that were there before, so that none comes before its
         request."""
+        cancels = [self._cancels.popleft() for _ in range(len(self._cancels))]
         with self._lock:
             requests, self._inbox = self._inbox, []
-            cancels, self._cancels = self._cancels, []
             unparks, self._unparks = self._unparks, []
         for request in requests:
             try:
@@ -209,8 +231,9 @@ class AsyncEngine:
             except BridleError as error:
                 event = Finished(request.id, 0, FinishReason.ERROR, error=error)
                 self._deliver([event])
-        for request_id in cancels:
-            self._engine.cancel(request_id)
+        for stream in cancels:
+            if self._streams.get(stream.request_id) is stream:  # else it is over, and its id perhaps another one's
+                self._engine.cancel(stream.request_id)
         for request_id in unparks:
             self._engine.unpark(request_id)
 
@@ -232,12 +255,9 @@ class AsyncEngine:
         wake_all(woken)
 
     def _forget(self, request_id: str) -> None:
-        """Note that the request is over: its id may be used again, and late cancellations do not hit the next request
-        of that id."""
+        """Note that the request is over: its id may be used again."""
         with self._lock:
             del self._streams[request_id]
-            if request_id in self._cancels:
-                self._cancels = [other for other in self._cancels if other != request_id]
 
     def _cancel_all(self) -> None:
         self._take_inbox()

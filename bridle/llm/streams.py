@@ -3,7 +3,8 @@
     for piece in llm.stream("Once upon a time"):
         print(piece, end="", flush=True)
 
-The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it.
+The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it, and so does letting go
+of a stream that was not read to its end.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ class Reader(Generic[T]):
     """Iterate over it once, with `for` or `async for`. Raises the error of an output that failed, at its
     end."""
 
-    def __init__(self, source: _Source, take: Callable[[], list[T]]) -> None:
+    def __init__(self, source: _Source, take: Callable[[], list[T]] | None = None) -> None:
         self._source = source
-        self._take = take
+        self._given = take
         self._last: Callable[[], T] | None = None
+
+    def _take(self) -> list[T]:
+        """What is new."""
+        assert self._given is not None  # else a class of its own says what is read
+        return self._given()
 
     def ending_with(self, last: Callable[[], T]) -> Self:
         """The same, with one more item in the end, made when everything was read."""
@@ -62,7 +68,8 @@ class Reader(Generic[T]):
 
 
 class _Source:
-    """A running request, its output so far, and the function to call when it is over."""
+    """A running request, its output so far, and the function to call when it is over. It lives as long as somebody may
+    read, and the request no longer: streams and readers of them hold it, and it holds none of them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -70,6 +77,9 @@ class _Source:
         self.stream = stream
         self.collector = collector
         self._on_finish = on_finish
+
+    def __del__(self) -> None:
+        self.stream.cancel()  # in any thread, amid anything: this takes no lock
 
     def end(self) -> None:
         raise_first_error(self.collector.output)
@@ -101,7 +111,7 @@ class TextStream(Reader[str]):
         try:
             self._events = client.submit(request)
             self._base = _Source(self._events, self._collector, on_finish)
-            super().__init__(self._base, self._take_text)
+            super().__init__(self._base)
         except KeyboardInterrupt:  # it comes between any two lines, and nobody has the stream yet
             client.cancel(request.id)
             raise
@@ -187,7 +197,7 @@ class TextStream(Reader[str]):
     async def __aexit__(self, *exc_info: object) -> None:
         self.cancel()
 
-    def _take_text(self) -> list[str]:
+    def _take(self) -> list[str]:
         return [piece.text for piece in self._take_pieces() if isinstance(piece, Content)]
 
     def _take_pieces(self) -> list[Piece]:
