@@ -69,6 +69,14 @@ def advice(flag: str, own: Iterable[str] = ()) -> str | None:
     return "; ".join(f"{' and '.join(systems)}: {text}" for text, systems in told.items())
 
 
+def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
+    """What other servers mean by the flags of ours among `words` that a `message` is about."""
+    for name in dict.fromkeys(map(_plain, words)):
+        if name.startswith("--") and name[2:].replace("-", "_") in message:
+            rows = [row for row in rows_of(name) if not row.here and not row.is_family]
+            yield from (f"{' and '.join(row.systems)}'s {name} is another one: {row.why}" for row in rows)
+
+
 def _told(row: Flag) -> str:
     if row.here == MODEL:
         return "the model needs no flag: `bridle serve MODEL`"

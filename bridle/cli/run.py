@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         return _complain(f"{_told(error, words)} (see: {_help_hint(words)})", MISUSE)
     except (InvalidRequest, UnsupportedModel) as error:
-        return _complain(str(error), MISUSE)
+        return _complain(str(error) + _meant_elsewhere(words, str(error)), MISUSE)
     except InternalError:
         raise
     except BridleError as error:
@@ -123,6 +123,15 @@ def _settings_file(words: list[str]) -> Iterator[None]:
         yield
     finally:
         app.config = usual
+
+
+def _meant_elsewhere(words: Sequence[str], message: str) -> str:
+    """What an error says of a flag that was given, and that means something else in another server."""
+    if words[:1] != ["serve"]:
+        return ""
+    from bridle.cli.other_words import meant_elsewhere
+
+    return "".join(f"; {each}" for each in meant_elsewhere(words, message))
 
 
 def _complain(message: str, code: int) -> int:

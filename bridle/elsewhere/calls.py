@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.elsewhere.programs import INFERLETS, STEERING
+from bridle.elsewhere.libraries import LIBRARIES
+from bridle.elsewhere.programs import INFERLETS, STEERING, TEXT
 from bridle.elsewhere.rows import System, Word, systems_of
 
-_TEXT = "models here read and write only text"
-_STORE = "the server keeps nothing: send the whole conversation"
+_STORE = "the server keeps responses alone: send the whole conversation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM",), "/classify"),
     Route(("vLLM",), "/rerank"),
     Route(("vLLM",), "/pooling", "/v1/embeddings pools as the model's folder says, /v1/classify gives logits"),
-    Route(("vLLM",), "/v1/audio/transcriptions", _TEXT),
+    Route(("vLLM",), "/v1/audio/transcriptions", TEXT),
     Route(("SGLang", "TGI"), "/generate"),
     Route(("SGLang",), "/flush_cache", "prefixes are dropped when room is needed"),
     Route(("SGLang",), "/get_model_info", "/info and /v1/models say it"),
@@ -81,10 +81,10 @@ ROUTES: tuple[Route, ...] = (
     ),
     *_routes("vLLM", "/cohere/v2/chat", "/v1/chat/completions"),
     *_routes("vLLM SGLang", "/v1/responses/{response_id}/cancel", "a client that leaves ends its request"),
-    *_routes("vLLM SGLang", "/v1/realtime", _TEXT),
-    *_routes("vLLM", "/v1/audio/translations", _TEXT),
-    *_routes("SGLang llama.cpp", "/v1/audio/transcriptions", _TEXT),
-    *_routes("llama.cpp", "/audio/transcriptions", _TEXT),
+    *_routes("vLLM SGLang", "/v1/realtime", TEXT),
+    *_routes("vLLM", "/v1/audio/translations", TEXT),
+    *_routes("SGLang llama.cpp", "/v1/audio/transcriptions", TEXT),
+    *_routes("llama.cpp", "/audio/transcriptions", TEXT),
     *_routes(
         "llama.cpp",
         "/chat/completions /completions /embedding /embeddings /models /responses /reranking /v1/reranking /v1/health "
@@ -209,43 +209,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-WORDS: tuple[Word, ...] = (
-    Word("guidance", "gen(regex=)", ("regex",)),
-    Word("guidance", "gen(max_tokens=)", ("max_tokens",)),
-    Word("guidance", "gen(stop=)", ("stop",)),
-    Word("guidance", "gen(temperature=)", ("temperature",)),
-    Word("guidance", "gen(name=), capture", (), ("session",), why="the output's text; a script stores variables"),
-    Word("guidance", "select", ("choice",)),
-    Word("guidance", "json", ("json_schema",), ("parse",)),
-    Word("guidance", "substring", ("constraint",)),
-    Word("guidance", "string + gen", ("constraint",)),
-    Word("guidance", "@guidance, stateful functions", ("controller",)),
-    Word("guidance", "system(), user(), assistant()", (), ("chat", "session")),
-    Word("guidance", "image()", why="pictures are parts of messages: `docs/pictures.md`"),
-    Word("outlines", "Generator(model, type)", (), ("parse",)),
-    Word("outlines", "model(prompt, PydanticModel)", (), ("parse",)),
-    Word("outlines", "Literal, Enum, Choice", ("choice",), ("parse",)),
-    Word("outlines", "types.Regex", ("regex",)),
-    Word("outlines", "types.CFG", ("grammar",)),
-    Word("outlines", "types.JsonSchema", ("json_schema",)),
-    Word("outlines", "model.stream", (), ("stream", "parse_stream")),
-    Word("outlines", "model.batch", (), ("generate", "parse")),
-    Word("outlines", "Template", why="Python's own, or Jinja's"),
-    Word("outlines", "Application", why="a function of your own around `LLM.parse`"),
-    Word("LMQL", "argmax, sample, sampler arguments", ("temperature", "max_tokens"), why="unchanged over LMTP"),
-    Word("LMQL", "beam, best_k", why="LMQL does them itself, over LMTP"),
-    Word("LMQL", "where REGEX(X, ...)", ("regex",)),
-    Word("LMQL", 'where X in ["a", "b"]', ("choice",)),
-    Word("LMQL", "where STOPS_AT(X, ...)", ("stop",)),
-    Word("LMQL", "lmql.score", (), ("score",)),
-    *STEERING,
-    Word("Ray", "model_loading_config", settings=("model", "name")),
-    Word("Ray", "engine_kwargs", settings=("model_options", "engine_options")),
-    Word("Ray", "lora_config", settings=("adapters",)),
-    Word("Ray", "deployment_config.autoscaling_config", settings=("min_engines", "max_engines", "initial_engines")),
-    Word("Ray", "accelerator_type, placement_group_config", settings=("num_cpus", "num_gpus")),
-    Word("Ray", "engine_kwargs.tensor_parallel_size", settings=("shards",)),
-    Word("Ray", "runtime_env", why="Serve's own, in the same file"),
-    Word("Ray", "log_engine_metrics", why="metrics are always there, at /metrics"),
-    *INFERLETS,
-)
+WORDS: tuple[Word, ...] = (*LIBRARIES, *STEERING, *INFERLETS)

@@ -9,17 +9,27 @@ from dataclasses import replace
 from typing import Any
 
 from bridle.elsewhere.newer_fields import NEWER, SHARED
+from bridle.elsewhere.programs import TEXT
 from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same, systems_of
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
-_TEXT_ONLY = "models here read and write only text"
 _TOP = "its entries are fields of the body itself here: write them beside `model`"
 _ORDER = "the order is fixed: penalties, temperature, then the filters"
 _WEBUI = "text-generation-webui"
 _BEAMS = "beams are searched on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
 _BEAMS_BY_NAME = "on /v1/completions and /v1/chat/completions `use_beam_search` searches, with `best_of` beams"
 _SPEED = "how a server computes changes no text"
+
+
+def _reasoning(thinking: Any) -> Any:
+    """Anthropic's `thinking`, or just whether to think, as `reasoning` has it. What is neither is left for that field
+    to refuse."""
+    if not isinstance(thinking, dict):
+        return {"enabled": thinking}
+    kinds = {"enabled": True, "adaptive": True, "disabled": False}
+    kind = str(thinking.get("type"))
+    return {"enabled": kinds.get(kind, kind), "max_tokens": thinking.get("budget_tokens")}
 
 
 def _banned_tokens(ids: Any) -> Any:
@@ -52,7 +62,7 @@ _FIELDS: tuple[Field, ...] = (
     *same(_WEBUI, "dynatemp_exponent xtc_threshold xtc_probability dry_multiplier dry_base dry_allowed_length"),
     *same(_WEBUI, "dry_sequence_breakers mirostat_tau mirostat_eta skip_special_tokens top_n_sigma"),
     *same("LMQL", "temperature max_tokens logit_bias top_logprobs"),
-    *same("Anthropic", "system stop_sequences thinking tool_choice output_config max_tokens messages"),
+    *same("Anthropic", "system stop_sequences tool_choice output_config max_tokens messages"),
     # Other names.
     named(f"TGI SGLang {_WEBUI}", "max_new_tokens", "max_tokens", 3),
     named("SGLang TGI", "min_new_tokens", "min_tokens", 1),
@@ -78,6 +88,7 @@ _FIELDS: tuple[Field, ...] = (
     named(_WEBUI, "add_bos_token", "add_special_tokens", False),
     named(_WEBUI, "prompt_lookup_num_tokens", "speculate", 3),
     named(_WEBUI, "continue_", "continue_final_message", True),
+    named("Anthropic SGLang", "thinking", "reasoning", {"type": "enabled", "budget_tokens": 8}, _reasoning),
     named(_WEBUI, "enable_thinking", "chat_template_kwargs", False, lambda value: {"enable_thinking": value}),
     # Controllers instead.
     absent("vLLM", "logits_processors", _CONTROLLER, ["x"]),
@@ -160,16 +171,16 @@ _FIELDS: tuple[Field, ...] = (
     absent(
         "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
     ),
-    absent("vLLM", "prompt_embeds", _TEXT_ONLY, "x"),
+    absent("vLLM", "prompt_embeds", TEXT, "x"),
     absent("llama.cpp", "image_data", "pictures are parts of messages, as `image_url`", ["x"]),
-    absent("SGLang", "input_embeds", _TEXT_ONLY, ["x"]),
+    absent("SGLang", "input_embeds", TEXT, ["x"]),
     # Bodies of other shapes.
     absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
     absent("SGLang", "text", "the prompt is `prompt` here; /generate takes SGLang's body", "Say"),
     absent("SGLang", "input_ids", "`prompt` takes token ids; /generate takes SGLang's body", [1]),
-    absent("SGLang", "audio_data", _TEXT_ONLY, "x"),
-    absent("SGLang", "video_data", _TEXT_ONLY, "x"),
-    absent("SGLang", "positional_embed_overrides", _TEXT_ONLY, {"a": 1}),
+    absent("SGLang", "audio_data", TEXT, "x"),
+    absent("SGLang", "video_data", TEXT, "x"),
+    absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
     absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
     absent("SGLang", "require_reasoning", "chats think as their template says; `chat_template_kwargs` reach it"),
     absent("SGLang", "token_ids_logprob", "`logprobs` counts the likeliest tokens", [1]),

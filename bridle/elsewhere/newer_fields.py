@@ -100,7 +100,7 @@ SHARED = (
     ("vLLM SGLang", "user include metadata service_tier store max_tool_calls max_output_tokens"),
     ("vLLM", "prompt_cache_key prompt_cache_retention safety_identifier session_id text"),
     ("SGLang", "cache_salt image_data min_tokens mm_processor_kwargs priority request_id return_token_ids watermark"),
-    ("SGLang", "spaces_between_special_tokens thinking"),
+    ("SGLang", "spaces_between_special_tokens"),
     ("llama.cpp", "add_generation_prompt continue_final_message echo logprobs max_completion_tokens max_tokens n"),
     ("llama.cpp", "parallel_tool_calls reasoning_effort stream_options"),
     ("TGI", "logit_bias logprobs max_tokens messages model n presence_penalty prompt response_format stream"),

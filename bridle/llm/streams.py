@@ -3,8 +3,8 @@
     for piece in llm.stream("Once upon a time"):
         print(piece, end="", flush=True)
 
-The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it, and so does letting go
-of a stream that was not read to its end.
+The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it, and so does letting
+go of a stream that was not read to its end.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bridle.cli import main
 from bridle.cli.app import app
-from bridle.cli.other_words import advice, in_our_words
+from bridle.cli.other_words import advice, in_our_words, meant_elsewhere
 from bridle.elsewhere.flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, row_of, rows_of, spellings
 from lab.coming_from import NAMES
 from tests.sources import ROOT
@@ -114,6 +114,26 @@ def test_what_is_not_here_is_refused_with_the_reason(capsys: pytest.CaptureFixtu
         assert "Unknown option" in told and (row.why or row.here) in told, row
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--tools", "read_file,exec_shell_command"),
+            "llama.cpp's --tools is another one: --tools takes a file of tools",
+        ),
+        (("--max-total-tokens", "999999"), "SGLang's --max-total-tokens is another one: the same name here is"),
+    ],
+    ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
+)
+def test_an_error_says_what_another_server_means_by_the_flag(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {name for _, name in OTHER_MEANING} >= {words[0]}
+    assert main(["serve", "demo", "--control", "off", "--port", "0", *words]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert not list(meant_elsewhere(["serve", *words], "something else"))
+
+
 def test_rows_are_about_something() -> None:
     for row in (*FLAGS, *SERVE_MODEL):
         assert row.here or row.why, row
@@ -138,7 +158,7 @@ def test_reasons_name_what_is_here() -> None:
 @pytest.mark.parametrize("file", NAMES, ids=lambda file: str(file.stem))
 def test_no_flag_is_missing(file: Path) -> None:
     listed = tomllib.loads(file.read_text(encoding="utf-8"))
-    assert len(listed["flags"].split()) >= 8 or listed["system"] == "Pie"  # which has a file of settings
+    assert len(listed["flags"].split()) >= 8 or listed["words"]  # of a library, and of a server with a file of settings
     assert not [name for name in listed["flags"].split() if row_of(listed["system"], name) is None]
 
 

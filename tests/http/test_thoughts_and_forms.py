@@ -69,3 +69,18 @@ def test_after_the_thoughts_comes_what_was_asked_for(demo_server: str, route: st
     assert thoughts and "think>" not in text, answer.text
     (found,) = calls if is_call else [json.loads(text)]
     assert set(found) == {"sum"} and 0 <= found["sum"] <= 99
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+def test_thinking_in_anthropics_words_is_the_same_on_openais_routes(demo_server: str, route: str) -> None:
+    own = {key: value for key, value in BODIES[route][0].items() if key != "thinking_budget"}
+
+    def thinks(thinking: Any) -> bool:
+        answer = httpx.post(demo_server + route, json=own | {"thinking": thinking}, timeout=PATIENCE)
+        assert answer.status_code == 200, answer.text
+        return bool(parts(route, answer.json())[0])
+
+    assert thinks(THINKING) and thinks(True)
+    assert not thinks({"type": "disabled"}) and not thinks(False)
+    refused = httpx.post(demo_server + route, json=own | {"thinking": {"type": "perhaps"}}, timeout=PATIENCE)
+    assert refused.status_code == 400 and "reasoning.enabled" in refused.text
