@@ -38,7 +38,7 @@ def folder() -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    with LLM(folder, kv_memory=1 << 24) as made:
+    with LLM(folder, kv_memory=1 << 24, unnamed_ids=True) as made:
         yield made
 
 
