@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 from bridle.errors import InvalidRequest
 
@@ -35,6 +35,12 @@ _MODEL_COUNTS = (
     "step_seqs",
     "num_threads",
 )
+_MODEL_WORDS: dict[str, tuple[str, ...]] = {
+    "backend": ("torch", "llamacpp"),
+    "dtype": get_args(DType),
+    "kv_cache_dtype": get_args(KVCacheDType),
+    "generation_config": ("auto", "none"),
+}
 _ENGINE_COUNTS = (
     "max_num_batched_tokens",
     "max_batch_prefill_tokens",
@@ -99,6 +105,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)
+        for name, words in _MODEL_WORDS.items():
+            if getattr(self, name) not in words:
+                known = ", ".join(map(str, words))
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}; must be one of {known}", name)
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
         """The same settings, with room for what an engine with these limits needs. Values that are set here stay."""

@@ -10,9 +10,9 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.shown import shown
 
 MAX_N = 64
@@ -123,6 +123,29 @@ def _param(default: Any, within: tuple[float, float] | None = None, part: Part =
     return field(default=default, metadata={"meaning": Meaning(part, False, names, within)})  # type: ignore[arg-type]
 
 
+#: How much of a name is right if it is probably a slip.
+_ALIKE = 0.7
+
+
+def _unknown(name: str) -> UnknownKeyword:
+    """The error for a field that there is not, with what there is in its place."""
+    from bridle.elsewhere.fields import BY_NAME
+    from bridle.elsewhere.names import nearest
+
+    row, known = BY_NAME.get(name), meanings()
+    here = "" if row is None else row.here
+    if here in known:
+        hint = f"; here it is {here!r}"
+    elif here:
+        hint = f": {name} is a keyword of calls, as in LLM.generate(..., {here}=...)"
+    elif row is not None:
+        hint = f": {row.why}"
+    else:
+        close = nearest(name, known, _ALIKE)
+        hint = "" if close is None else f"; did you mean {close!r}?"
+    return UnknownKeyword(f"SamplingParams has no field {name!r}{hint}", name)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
@@ -198,6 +221,13 @@ class SamplingParams:
     speculate: int | None = _param(None, (AUTO_DRAFTS, MAX_DRAFTS))
     prediction: str = _param("")
     prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **given: Any) -> SamplingParams:
+            if not given.keys() <= cls.__dataclass_fields__.keys():
+                raise _unknown(next(name for name in given if name not in cls.__dataclass_fields__))
+            return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _freeze_collections(self)

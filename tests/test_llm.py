@@ -346,7 +346,8 @@ def test_scores_are_the_models_own(llm: LLM, folder: str) -> None:
     for prompt, score in zip(PROMPTS, llm.score(PROMPTS, top=2), strict=True):
         tokens = torch.tensor([llm.tokenizer.encode(prompt)])
         with torch.no_grad():
-            expected = reference(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
+            logits = reference(tokens).logits[0, :, : llm.info.num_drawable]  # others stand for no token
+            expected = logits.log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
         found = [each.logprob for each in score.logprobs[1:] if each is not None]
         assert found == pytest.approx(expected.tolist(), abs=1e-3)
         assert score.logprobs[0] is None

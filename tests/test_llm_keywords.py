@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
@@ -137,3 +138,54 @@ def test_what_does_not_go_together_is_refused(llm: LLM, given: dict[str, Any], t
 def test_what_calls_take_is_no_second_list() -> None:
     """A field of running may not have the name of one of sampling."""
     assert not set(How.__annotations__) & {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tempertaure", "; did you mean 'temperature'?"),
+        ("max_new_tokens", "; here it is 'max_tokens'"),
+        (
+            "structured_outputs",
+            ": structured_outputs is a keyword of calls, as in LLM.generate(..., structured_outputs",
+        ),
+        ("guided_decoding", ": guided_decoding is a keyword of calls, as in LLM.generate(..., structured_outputs=...)"),
+        ("logits_processors", ": a controller decides about each token"),
+        ("frobnicate", ""),
+    ],
+)
+def test_an_unknown_parameter_of_sampling_names_the_right_one(name: str, told: str) -> None:
+    with pytest.raises(UnknownKeyword, match=re.escape(f"SamplingParams has no field {name!r}{told}")) as raised:
+        SamplingParams(**{name: 1})
+    assert isinstance(raised.value, TypeError) and raised.value.param == name
+    with pytest.raises(UnknownKeyword):
+        SamplingParams().with_(**{name: 1})
+    assert copy.copy(SamplingParams(n=2)) == copy.deepcopy(SamplingParams(n=2)) == SamplingParams(n=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"tensor_parallel_size": 2}, "there is no setting 'tensor_parallel_size': "),
+        ({"gpu_memory_utilization": 0.5}, "there is no setting 'gpu_memory_utilization': "),
+        ({"dtype": "half"}, "dtype is 'half'; must be one of auto, float32, bfloat16, float16"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; must be one of auto, float32, bfloat16, int8"),
+    ],
+)
+def test_settings_of_other_servers_are_refused_with_the_reason(setting: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        LLM("nowhere", **setting)
+
+
+def test_a_final_message_goes_on(llm: LLM) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    plain = llm.chat_prompt(said[:1])
+    begun = llm.tokenizer.encode("Well, ", add_special_tokens=False)
+    for more in ({}, {"add_generation_prompt": False}):
+        assert llm.chat_prompt(said, continue_final_message=True, **more) == [*plain, *begun]
+    (output,) = llm.chat(said, max_tokens=1, continue_final_message=True)
+    assert output.prompt_token_ids == [*plain, *begun]
+    with pytest.raises(InvalidRequest, match="the last message must be text of the assistant"):
+        llm.chat(HI, continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="add_generation_prompt is false"):
+        llm.chat(HI, add_generation_prompt=False)

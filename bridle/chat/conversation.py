@@ -61,6 +61,30 @@ class Conversation:
         return found | dict(self.variables)
 
 
+def continued(
+    messages: Sequence[Message], continues: bool | None, adds_prompt: bool | None
+) -> tuple[Sequence[Message], str]:
+    """The messages to answer, and the beginning of the answer: the last one, if it is to be continued, as
+    `continue_final_message` says, with vLLM's `add_generation_prompt` beside it."""
+    if not continues:
+        if adds_prompt is False:
+            raise InvalidRequest(
+                "add_generation_prompt is false; continue_final_message must be true then", "add_generation_prompt"
+            )
+        return messages, ""
+    if adds_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are true; a message is continued or a new one begun",
+            "continue_final_message",
+        )
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
+        raise InvalidRequest(
+            "continue_final_message is true; the last message must be text of the assistant", "continue_final_message"
+        )
+    return messages[:-1], last["content"]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The prompt of a conversation: its text, its tokens, and the pictures among these. It goes on from the KV that a

@@ -33,7 +33,15 @@ NAMES = ("response_format", "constraint", "structured_outputs", *SHORT)
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 # The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
 _NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
-_FORMATS = "'text', 'json_object', 'json_schema' and 'structural_tag'"
+_FORMATS = "'text', 'json_object', 'json_schema', 'regex', 'grammar' and 'structural_tag'"
+#: Where a form of `response_format` has what it says, beside its type: as OpenAI, llama.cpp and others write it.
+_PLACES = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar",),
+}
 
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
@@ -42,7 +50,7 @@ def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
     names the field."""
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
-        del given["response_format"]
+        _said(given.pop("response_format"))
     found: Constraint | None = None
     for name, value in given.items():
         try:
@@ -124,13 +132,31 @@ def _of_format(value: Any) -> Constraint:
     kind = value.get("type")
     if value.get("value") is not None and kind in _NATIVE_FORMATS:
         return native_form(kind, value["value"])
-    if kind == "json_object":
-        return JsonObject()
     if kind == "structural_tag":
         return structural_tag(value)
-    if kind != "json_schema":
+    said = _said(value)
+    if kind in ("regex", "grammar"):
+        return parse({str(kind): said})
+    if kind == "json_object" and said is None:
+        return JsonObject()
+    if value.get("schema") is None:
+        said = said.get("schema") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping):
+        where = "json_schema.schema" if kind == "json_schema" else "schema"
+        raise InvalidRequest(f"response_format.{where} must be an object: the JSON schema")
+    return JsonSchema(said)
+
+
+def _said(form: Mapping[Any, Any]) -> Any:
+    """What a form says beside its type. Raises `InvalidRequest` for what it must not say: nothing is left aside."""
+    kind = form.get("type", "text")
+    if kind not in _PLACES:
         raise UnsupportedFeature(f"response_format is {shown(kind)}; this server takes {_FORMATS}")
-    form = value.get("json_schema")
-    if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
-        raise InvalidRequest("response_format.json_schema.schema must be an object: the JSON schema")
-    return JsonSchema(form["schema"])
+    given = {name: value for name, value in form.items() if name not in ("type", "value") and value is not None}
+    wrong = [name for name in given if name not in _PLACES[kind]]
+    if wrong or len(given) > 1:
+        known = " or ".join(_PLACES[kind]) or "nothing else"
+        raise InvalidRequest(
+            f"response_format of type {kind} has {shown(', '.join(map(str, wrong or given)))}; it takes {known}"
+        )
+    return next(iter(given.values()), None)

@@ -70,6 +70,7 @@ _FIELDS: tuple[Field, ...] = (
     named("llama.cpp", "repeat_penalty", "repetition_penalty", 1.2),
     named("llama.cpp", "n_cmpl", "n", 2),
     named("llama.cpp", "reasoning_budget", "thinking_budget", 8),
+    named("vLLM", "guided_decoding", "structured_outputs", {"regex": "a"}),
     named("vLLM", "thinking_token_budget", "thinking_budget", 8),
     named("SGLang", "lora_path", "adapter", "an-adapter"),
     named("SGLang", "no_stop_trim", "include_stop_str_in_output", True),

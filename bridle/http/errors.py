@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from bridle.elsewhere.calls import ROUTES
 from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
 from bridle.failures import Kind, error_text, failure_of, retry_after
 from bridle.shown import shown
@@ -180,6 +181,12 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return error_response(described)
 
 
+def _instead(path: str) -> str:
+    """What to ask in place of a route that another server has."""
+    whys = dict.fromkeys(route.why for route in ROUTES if route.path == path and route.why)
+    return "; ".join(whys) or "see /docs"
+
+
 def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -> Response:
     if isinstance(error, RefusedBody):
         note_error(request, error.error)
@@ -189,7 +196,7 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
         return response
     path = request.url.path
     message = {
-        404: f"there is no {request.method} {path[:200]} here; see /docs",
+        404: f"there is no {request.method} {path[:200]} here; {_instead(path)}",
         405: f"{path[:200]} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
     refusal = InvalidRequest(message)

@@ -7,6 +7,7 @@ since clients send what only some servers know, unless the server or the call is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -105,9 +106,26 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
         raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)
+    if row is None and kind.has_text and value and _speaks_of_form(name, value):
+        raise UnknownField(
+            f"there is no field {said!r}, which speaks of the form of a text; those here are {', '.join(_FORMS)}", said
+        )
     if _is_strict.get() and (row is None or not row.is_off(value)):
         why = f" ({row.why})" if row is not None and row.why else ""
         raise UnknownField(f"there is no field {said!r}{why}, and strict_fields lets no unknown one pass", said)
+
+
+#: The names of constraints that errors tell, and the parts of names by which others are recognized.
+_FORMS = ("regex", "choice", "grammar", "json_schema", "response_format", "structured_outputs", "constraint")
+_OF_FORMS = re.compile(
+    r"guided|regex|grammar|schema|constrain|structured|(?:^|_)(?:gbnf|ebnf|lark)(?:_|$)", re.IGNORECASE
+)
+
+
+def _speaks_of_form(name: str, value: Any) -> bool:
+    """Whether an unknown field is about what a text must look like, by its name or by those within it."""
+    within = [each for each in value if isinstance(each, str)] if isinstance(value, dict) else []
+    return any(_OF_FORMS.search(each[:_MAX_NAME_CHARS]) for each in (name, *within[:MAX_UNKNOWN]))
 
 
 @lru_cache(maxsize=4_096)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridle.chat.conversation import Conversation
+from bridle.chat.conversation import Conversation, continued
 from bridle.chat.turn import Turn, plan_turn
 from bridle.constraints import parse
 from bridle.engine.request import Request
@@ -68,14 +68,16 @@ async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Cha
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
     """What was said, and how the model is to answer."""
     tools = options.get("tools")
+    asked, begun = continued(messages, options.get("continue_final_message"), options.get("add_generation_prompt"))
     return Conversation(
-        messages,
+        asked,
         tools,
         options.get("tool_choice"),
         options.get("parallel_tool_calls"),
         options.get("thinking_budget"),
         variables=options.get("chat_template_kwargs") or {},
         template=options.get("chat_template"),
+        prefill=begun,
         reads_calls=all(_is_function(tool) for tool in tools or ()),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.elsewhere.flags import rows_of
 from bridle.elsewhere.names import nearest
 from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
@@ -147,6 +148,13 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
     return criteria
 
 
+def _of_a_server(name: str) -> str:
+    """What other servers' setting of this name is here, if they have one."""
+    rows = [row for row in rows_of("--" + name.replace("_", "-")) if not row.is_family]
+    said = dict.fromkeys(f"`bridle serve` has {row.here}" if row.here else row.why for row in rows)
+    return "".join(f": {each}" for each in list(said)[:1])
+
+
 def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keyword arguments as fields of `ModelConfig` and of `EngineConfig`; unknown names are refused."""
     of_model = {field.name for field in fields(ModelConfig)} - {"model"}
@@ -154,7 +162,8 @@ def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     for name in options:
         if name not in of_model | of_engine:
             close = nearest(name, of_model | of_engine, 0.6)
-            hint = f"; did you mean {close!r}?" if close else ""
+            told = _of_a_server(name)
+            hint = f"; did you mean {close!r}?" if close and not told else told
             raise UnknownKeyword(f"there is no setting {name!r}{hint}", name)
     model = {name: value for name, value in options.items() if name in of_model}
     return model, {name: value for name, value in options.items() if name in of_engine}

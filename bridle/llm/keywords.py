@@ -79,7 +79,14 @@ def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[s
 
 _BEAMS = "LLM.beam_search searches beams"
 #: Keywords elsewhere that are calls of their own here.
-_CALLS_OF_THEIR_OWN = {"use_beam_search": _BEAMS, "num_beams": _BEAMS, "length_penalty": _BEAMS}
+_CALLS_OF_THEIR_OWN = {
+    "use_beam_search": _BEAMS,
+    "num_beams": _BEAMS,
+    "length_penalty": _BEAMS,
+    "do_sample": "`temperature` 0 is greedy, any other draws",
+    "lora_request": "`adapter` names one; `LLM(adapters=...)` and `LLM.load_adapter` load them",
+    "prompt_token_ids": "a prompt is a text or a list of token ids",
+}
 
 
 def _unknown(call: str, name: str, known: frozenset[str]) -> UnknownKeyword:

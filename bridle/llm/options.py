@@ -38,7 +38,8 @@ class How(TypedDict, total=False):
 class ChatOptions(TypedDict, total=False):
     """How a conversation becomes a prompt, and what is read out of the answer. `tools` are functions in OpenAI's shape;
     `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A model that thinks does so for
-    `thinking_budget` tokens at most. `chat_template_kwargs` are further variables of the template."""
+    `thinking_budget` tokens at most. `chat_template_kwargs` are further variables of the template. With
+    `continue_final_message` the last message, the assistant's, goes on; `add_generation_prompt` may say the same."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
@@ -46,3 +47,5 @@ class ChatOptions(TypedDict, total=False):
     thinking_budget: int | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
+    add_generation_prompt: bool | None

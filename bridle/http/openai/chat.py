@@ -199,16 +199,26 @@ class _Answer:
         reader = self._readers[index]
         chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
         extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
-        logprobs = self._logprobs(delta.tokens, list(delta.logprobs)) if delta.tokens else None
+        shown = self._num_shown(part, delta)
+        logprobs = self._logprobs(delta.tokens[:shown], list(delta.logprobs[:shown])) if shown else None
         shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
         if not shapes and (extra or logprobs):
             shapes = [{"content": ""}]
         for shape in shapes:
             chunks.append(self._chunk(index, shape, logprobs, extra))
             logprobs, extra = None, {}
+        if delta.tokens[shown:] and (ending := self._logprobs(delta.tokens[shown:], list(delta.logprobs[shown:]))):
+            chunks.append(self._chunk(index, {"content": ""}, ending))
         if delta.is_last:
             chunks.append(self._last_chunk(part, delta.index, reader.has_calls))
         return chunks
+
+    def _num_shown(self, part: Part, delta: Delta) -> int:
+        """How many of its tokens belong to its text: not the one that ended it. Clients that put the tokens of a chunk
+        together must get its text."""
+        is_over = delta.is_last and delta.tokens and part.request.sampling.skip_special_tokens
+        is_silent = is_over and delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids
+        return len(delta.tokens) - bool(is_silent)
 
     def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:
         output = part.collector.growing[index].output

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from bridle.chat.conversation import Conversation
+from bridle.chat.conversation import Conversation, continued
 from bridle.constraints import Constraint
 from bridle.constraints.named import NAMES, constraint_named
-from bridle.errors import InvalidRequest
 from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
@@ -269,7 +268,7 @@ class ChatBody(BeamFields):
     def conversation(self, prefill: str = "") -> Conversation:
         """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
         reasoning = self.reasoning or ReasoningFields()
-        messages, begun = self._continued()
+        messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(
             messages,
             self.tools,
@@ -281,24 +280,3 @@ class ChatBody(BeamFields):
             variables=self.chat_template_kwargs or {},
             prefill=begun or prefill,
         )
-
-    def _continued(self) -> tuple[JsonObjects, str]:
-        """The messages to answer, and the beginning of the answer: the last one, if it is to be continued."""
-        if not self.continue_final_message:
-            if self.add_generation_prompt is False:
-                raise InvalidRequest(
-                    "add_generation_prompt is false; continue_final_message must be true then", "add_generation_prompt"
-                )
-            return self.messages, ""
-        if self.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt are true; a message is continued or a new one begun",
-                "continue_final_message",
-            )
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
-            raise InvalidRequest(
-                "continue_final_message is true; the last message must be text of the assistant",
-                "continue_final_message",
-            )
-        return self.messages[:-1], last["content"]
