@@ -16,6 +16,7 @@ from bridle.cluster.shard import SERVICE, Shard, start_shard
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import Executor
 from bridle.engine.request import Request
+from bridle.errors import ShardUnavailable
 from bridle.outputs import Finished, TokenEvent
 from tests.waiting import PATIENCE
 
@@ -24,10 +25,11 @@ PATIENT = Timings(patience=PATIENCE, connect=PATIENCE, least_step=PATIENCE)
 
 
 class Host:
-    """A shard whose executor can be exchanged between two routers."""
+    """A shard whose executor can be exchanged between two routers. A lost device is there again at once, as it is for
+    the next process."""
 
     def __init__(self, executor: Executor, address: str) -> None:
-        self.shard = Shard(executor)
+        self.shard = Shard(executor, on_device_lost=self._find_again)
         self.server, self.address = start_shard(self.shard, address)
 
     def connect(self, executor: Executor | None = None, **options: Any) -> ShardExecutor:
@@ -35,6 +37,9 @@ class Host:
         if executor is not None:
             self.shard.executor = executor
         return ShardExecutor(self.address, **{"timings": PATIENT, **options})
+
+    def _find_again(self, error: ShardUnavailable) -> None:
+        self.shard._is_lost = False
 
     def wait_free(self) -> None:
         """Until the router before has gone."""

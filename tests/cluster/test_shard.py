@@ -280,6 +280,7 @@ def test_a_shard_without_its_device_is_used_no_more() -> None:
     """While its process ends it would fail step after step, and a request that is computed alone in the third loss in a
     row ends."""
     with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
+        host.shard._on_device_lost = lambda error: None
         executor = host.connect()
         executor.forward(plan(1))
         with pytest.raises(ShardUnavailable, match="sticky error"):

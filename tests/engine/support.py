@@ -40,6 +40,7 @@ from bridle.traced import End, Record
 from bridle.traced.rebuild import rebuild_records
 from lab.doubles.controllers import FakeController, FakeControllerPool, Program
 from lab.doubles.reference import Path, ReferenceOutput, run_reference
+from tests.waiting import until
 
 _ids = count()
 _SAMPLING = frozenset(SamplingParams.__dataclass_fields__)
@@ -243,8 +244,9 @@ class Lab:
         return Engine(executor, config, pools=self.pools, decoder=self.decoder, clock=self.clock)
 
     def step(self) -> list[Event]:
-        """One step, checked. Some time passes when nothing happens."""
+        """One step, checked. Some time passes when nothing happens. A device that is away is waited for."""
         self.pool.settle()
+        until(lambda: getattr(self.engine, "is_up", True), "the device")  # a set of replicas has no device
         before = self.clock()
         events = self.engine.step()
         if not events and self.clock() == before:
