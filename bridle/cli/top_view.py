@@ -68,7 +68,8 @@ def _model(model: Status, earlier: Status | None, seconds: float) -> RenderableT
 
 def _batch(engine: Status) -> str:
     running, waiting = engine.get("num_running", 0), engine.get("num_waiting", 0)
-    return f"{running} running, {waiting} waiting, {engine.get('num_preemptions', 0)} preempted so far"
+    traced = f" ({engine['num_traced']} traced)" if engine.get("num_traced") else ""
+    return f"{running} running{traced}, {waiting} waiting, {engine.get('num_preemptions', 0)} preempted so far"
 
 
 def _cache(engine: Status, used: int) -> str:

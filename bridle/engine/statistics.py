@@ -45,6 +45,9 @@ class EngineStatistics:
     media_bytes: int = 0  # features of pictures, where the model computes
     media_held_bytes: int = 0  # pictures of requests that are not over, as a model reads them
 
+    num_trace_records: int = 0
+    num_cut_trace_records: int = 0  # that had no room
+
     num_running: int = 0
     num_waiting: int = 0
     num_suspended: int = 0
@@ -56,6 +59,7 @@ class EngineStatistics:
     num_adapters: int = 0  # that requests may name
     num_adapters_on_host: int = 0
     num_adapters_on_device: int = 0
+    num_traced: int = 0  # requests
 
     @property
     def kv_usage(self) -> float:

@@ -42,14 +42,14 @@ class Tracer:
     """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
 
     `num_live` requests are traced now, and have `num_live_records`; the engine tells of its steps only while there is
-    one.
+    one. `num_records` were ever made, and `num_cut` were not, because a request or all of them had too many.
     """
 
     def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
         self._emit = emit
         self._decoder = decoder
         self.num_live = 0
-        self.num_live_records = 0
+        self.num_live_records = self.num_records = self.num_cut = 0
         self._step = 0
         self._cost: Cost | None = None
 
@@ -164,7 +164,7 @@ class Tracer:
         for record in self._said(seq, answer):
             trace.room.num_said -= _size(record)
             if trace.room.num_said < 0:
-                trace.room.num_cut += 1
+                self._cut(trace.room)
             else:
                 self._add(seq, record)
 
@@ -205,11 +205,16 @@ class Tracer:
     def _has_room(self, room: TraceRoom) -> bool:
         """Take room for one more record, if there is some."""
         if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
-            room.num_cut += 1
+            self._cut(room)
             return False
         room.num_records += 1
         self.num_live_records += 1
+        self.num_records += 1
         return True
+
+    def _cut(self, room: TraceRoom) -> None:
+        room.num_cut += 1
+        self.num_cut += 1
 
     def _spell(self, seq: Output, token: int) -> str:
         return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""

@@ -56,6 +56,7 @@ def create_app(
     """
     settings = settings or HttpSettings()
     policies = settings.policies or PolicyBook()
+    traces = TraceBook(settings.trace_folder, settings.trace_share)
     state = HttpState(
         registry,
         _admission(registry, settings, keys),
@@ -64,9 +65,9 @@ def create_app(
         settings.max_choices,
         settings=settings,
         classes=settings.controller_classes,
-        metrics=Metrics(registry, policies),
+        metrics=Metrics(registry, policies, traces),
         policies=policies,
-        traces=TraceBook(settings.trace_folder, settings.trace_share),
+        traces=traces,
     )
     app = FastAPI(
         title="bridle",

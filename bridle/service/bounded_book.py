@@ -52,7 +52,7 @@ class BoundedBook(Generic[V]):
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds = bounds
-        self.num_bytes = 0
+        self.num_bytes = self.num_dropped = 0  # dropped before their time, or never kept, for want of room
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[Name, _Entry[V]] = OrderedDict()  # the oldest first
@@ -69,6 +69,7 @@ class BoundedBook(Generic[V]):
             self._expire()
             self._drop((user, name))
             if size > min(bounds.max_bytes_of_user, bounds.max_bytes) or not bounds.seconds:
+                self.num_dropped += 1
                 return False
             self._entries[user, name] = _Entry(value, size, self._clock() + bounds.seconds)
             self._shares.setdefault(user, _Share()).names[user, name] = None
@@ -108,6 +109,7 @@ class BoundedBook(Generic[V]):
         bounds = self.bounds
         for name in self._too_much(user):
             self._drop(name)
+            self.num_dropped += 1
         while len(self._entries) > bounds.max_entries:
             self._drop_of(max(self._shares.values(), key=lambda share: len(share.names)))
         while self.num_bytes > bounds.max_bytes:
@@ -122,6 +124,7 @@ class BoundedBook(Generic[V]):
 
     def _drop_of(self, share: _Share) -> None:
         self._drop(next(iter(share.names)))
+        self.num_dropped += 1
 
     def _expire(self) -> None:
         now = self._clock()

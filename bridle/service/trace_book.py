@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
@@ -34,6 +35,9 @@ MAX_AGE = 600.0
 MAX_FOLDER_BYTES = 1 << 30
 #: About what a record is long, until that is known.
 _RECORD_BYTES = 1024
+#: What is counted of traces: asked for by clients, chosen by the operator, incomplete; and files written, not written,
+#: and removed to make room.
+TRACE_EVENTS = ("asked", "chosen", "cut", "written", "failed", "removed")
 _OFF = frozenset({"", "0", "false", "no", "off"})
 _log = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ class TraceBook:
         self.folder, self.share, self.max_folder_bytes = folder, share, max_folder_bytes
         bounds = Bounds(max_age, MAX_TRACES, MAX_TRACES, max_bytes, max_user_bytes)
         self.texts: BoundedBook[Future[bytes]] = BoundedBook(bounds, clock)
+        self.counts: Counter[str] = Counter()  # by `TRACE_EVENTS`
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()  # one at a time in the folder
 
@@ -87,8 +92,10 @@ class TraceBook:
         """Keep the traces of a request that is over: for `user` who wanted them, and in the folder if it is chosen."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
-        text = self._threads.submit(_encode, traces)
+        text = self._threads.submit(self._encode, traces)
+        self.counts["asked"] += is_wanted
         if self.is_chosen(request_id):
+            self.counts["chosen"] += 1
             self._threads.submit(self._write, request_id, text)
         if is_wanted:
             size = sum(len(trace.header.prompt) * 16 + trace.num_records * _RECORD_BYTES for trace in traces)
@@ -127,8 +134,10 @@ class TraceBook:
                 path = self.folder / f"{request_id}.jsonl"
                 path.touch(mode=0o600)
                 path.write_bytes(text.result())
+                self.counts["written"] += 1
                 self._make_room()
         except Exception as error:
+            self.counts["failed"] += 1
             _log.warning("the trace of %s was not written: %s", request_id, error)
 
     def _make_room(self) -> None:
@@ -140,8 +149,9 @@ class TraceBook:
                 return
             with contextlib.suppress(OSError):
                 file.unlink()
+                self.counts["removed"] += 1
             total -= size
 
-
-def _encode(traces: Sequence[Trace]) -> bytes:
-    return b"".join(map(encode_trace, traces))
+    def _encode(self, traces: Sequence[Trace]) -> bytes:
+        self.counts["cut"] += any(trace.num_cut for trace in traces)
+        return b"".join(map(encode_trace, traces))

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.call import GENERATING_ROUTES
-from bridle.service.trace_book import TraceBook, wish_of
+from bridle.service.trace_book import TRACE_EVENTS, TraceBook, wish_of
 from bridle.traced import Header, Said, Trace
 from bridle.traced.rebuild import rebuild
 from bridle.traces import decode_record, encode_trace, read
@@ -171,6 +171,29 @@ def test_what_is_no_wish_is_refused(client: TestClient) -> None:
     ):
         assert answer.status_code == 400
         assert "trace is 'maybe'" in answer.text
+
+
+def numbers_in(text: str) -> dict[str, float]:
+    """The metrics of traces by name and labels."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if "trace" in line and not line.startswith("#")]
+    return {name.partition("{model")[0]: float(value) for name, value in lines}
+
+
+def test_traces_are_counted(tmp_path: Path) -> None:
+    settings = HttpSettings(trace_folder=tmp_path / "traces", trace_share=1.0)
+    with local_client(scripted_model(), settings) as client:
+        before = numbers_in(client.get("/metrics").text)
+        assert set(before.values()) == {0.0}
+        for wish in (True, False):
+            client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 3, "trace": wish})
+        client.app.state.http.traces.close()  # type: ignore[attr-defined]  # all is written
+        now = numbers_in(client.get("/metrics").text)
+    counted = {event: now[f'bridle_traces_total{{event="{event}"}}'] for event in (*TRACE_EVENTS, "dropped")}
+    assert counted == {"asked": 1, "chosen": 2, "cut": 0, "written": 2, "failed": 0, "removed": 0, "dropped": 0}
+    assert now["bridle_traces_kept"] == 1
+    assert now["bridle_traces_kept_bytes"] > 0
+    assert now["bridle_engine_traced"] == now["bridle_engine_cut_trace_records_total"] == 0
+    assert now["bridle_engine_trace_records_total"] >= 2 * (1 + 3)  # without the ends
 
 
 def test_an_unknown_trace_is_a_404(client: TestClient) -> None:

@@ -80,3 +80,11 @@ def test_one_with_a_name_again_takes_the_place_of_the_first() -> None:
     book.keep("u", "a", "first", 100)
     book.keep("u", "a", "second", 200)
     assert (book.find("u", "a"), len(book), book.num_bytes) == ("second", 1, 200 + OVERHEAD)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2 * BOUNDS.max_bytes)), max_size=30))
+def test_what_had_no_room_is_counted(kept: list[tuple[str, int]]) -> None:
+    book: BoundedBook[int] = BoundedBook(BOUNDS, FakeClock())
+    for number, (user, size) in enumerate(kept):
+        book.keep(user, str(number), number, size)
+    assert book.num_dropped == len(kept) - len(book)

@@ -20,6 +20,7 @@ from bridle.http.metrics.tgi import TgiMetrics
 from bridle.http.transport.call import MODEL_ROUTES, Call
 from bridle.outputs import TOKEN_KINDS
 from bridle.service.policies import PolicyBook
+from bridle.service.trace_book import TRACE_EVENTS, TraceBook
 
 if TYPE_CHECKING:
     from bridle.service import ModelRegistry
@@ -43,6 +44,7 @@ _GAUGES = frozenset(
         *("num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"),
         *("num_parked", "num_parked_blocks"),
         *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
+        "num_traced",
     }
 )
 
@@ -57,11 +59,14 @@ _TOKENS = tuple(float(4**i) for i in range(14))
 class Metrics:
     """The metrics of one application, in a registry of their own."""
 
-    def __init__(self, models: ModelRegistry, policies: PolicyBook | None = None) -> None:
+    def __init__(
+        self, models: ModelRegistry, policies: PolicyBook | None = None, traces: TraceBook | None = None
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(models))
         self._registry.register(_ToolCollector(models))
         self._registry.register(_PolicyCollector(models, policies or PolicyBook()))
+        self._registry.register(_TraceCollector(traces or TraceBook()))
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -222,6 +227,26 @@ class _PolicyCollector(Collector):
             done.update(getattr(model.client.statistics(), "policies", {}))
         for key, count in done.items():
             family.add_metric(key.split(" "), float(count))
+        yield family
+
+
+class _TraceCollector(Collector):
+    """Reads at scrape time what is kept of traces, and what became of those that were wanted."""
+
+    def __init__(self, traces: TraceBook) -> None:
+        self._traces = traces
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        book = self._traces
+        yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for who asked for them.", len(book.texts))
+        yield GaugeMetricFamily("bridle_traces_kept_bytes", "What they take.", book.texts.num_bytes)
+        family = CounterMetricFamily("bridle_traces", "Traces of requests by what became of them.", labels=["event"])
+        for event in TRACE_EVENTS:
+            family.add_metric([event], book.counts[event])
+        family.add_metric(["dropped"], book.texts.num_dropped)
         yield family
 
 
