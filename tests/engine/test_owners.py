@@ -20,7 +20,7 @@ OWNERS = {
     "kv": {"scheduler", "block_manager", "draft_model"},
     "control": {"steering", "intake"},
     "draws": {"branching"},
-    "drafts": {"speculation"},
+    "drafts": {"speculation", "drafters"},
     "output": {"progress"},
     "trace": {"tracing"},
 }
