@@ -9,6 +9,8 @@ its KV until this program has sent what was typed.
 
 import json
 import sys
+import time
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 SCRIPT = """
@@ -21,8 +23,15 @@ RUN = {"controller": "jsctrl", "controller_arg": SCRIPT, "client_tools": ["ask"]
 
 
 def post(url, body):
-    """Send an object as JSON; gives the answer as it comes in."""
-    return urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+    """Send an object as JSON; gives the answer as it comes in. A server that compiles the first script says when to ask
+    again."""
+    while True:
+        try:
+            return urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+        except HTTPError as error:
+            if error.code != 429:
+                raise
+            time.sleep(float(error.headers.get("Retry-After", 1)))
 
 
 def items(stream):

@@ -8,9 +8,12 @@ import functools
 import importlib.util
 import json
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request
 
 import httpx
 import pytest
@@ -171,3 +174,22 @@ def test_the_tiny_server_refuses_politely(server: Any, body: str) -> None:
 
 def test_the_tiny_server_is_tiny() -> None:
     assert len((FOLDER / "tiny_server.py").read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_a_human_waits_while_the_server_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks again when the server says so; any other refusal is told."""
+    human, answers, slept = load("human"), [429, 429, 200], list[float]()
+
+    def answer(request: Request) -> str:
+        code = answers.pop(0)
+        if code != 200:
+            raise HTTPError(request.full_url, code, "no", Message(), None)
+        return "stream"
+
+    monkeypatch.setattr(human, "urlopen", answer)
+    monkeypatch.setattr(human.time, "sleep", slept.append)
+    assert human.post("http://localhost/v1/run", {}) == "stream"
+    assert slept == [1.0, 1.0] and not answers
+    answers.append(422)
+    with pytest.raises(HTTPError):
+        human.post("http://localhost/v1/run", {})

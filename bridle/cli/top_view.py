@@ -97,18 +97,19 @@ def _speeds(engine: Status, old: Status, seconds: float) -> str:
 
 
 def _control(model: Status, engine: Status) -> Text:
-    control = model.get("control")
-    if control is None:
-        line = Text("no runtime", style="dim")
-    elif control["is_up"]:
-        line = Text("up", style="green")
-    else:
-        line = Text("down", style="bold red")
-    if control is not None and control["restarts"]:
-        line.append(f", {control['restarts']} restarts")
+    line = _runtime(model.get("control"))
+    if (policies := model.get("policy_control")) is not None:
+        line = Text.assemble(line, ", of policies ", _runtime(policies))
     line.append(f", {engine.get('num_suspended', 0)} outputs wait for theirs")
     line.append(f", {engine.get('num_late_answers', 0)} late answers, {engine.get('num_forks', 0)} forks")
     return line
+
+
+def _runtime(control: Status | None) -> Text:
+    if control is None:
+        return Text("no runtime", style="dim")
+    line = Text("up", style="green") if control["is_up"] else Text("down", style="bold red")
+    return line.append(f", {control['restarts']} restarts") if control["restarts"] else line
 
 
 def _requests(now: Status) -> RenderableType:

@@ -99,6 +99,7 @@ class LoadedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
     pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
     tools: ToolDesk | None = None  # what its controllers may call
+    demanded: DemandedPool | None = None  # runs Wasm modules of policies
     policies: PolicySet | None = None  # what holds for all requests that come through no server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)
@@ -114,6 +115,11 @@ class LoadedModel:
         self.answers = AnswerBook(self.engine.park_seconds if self._parks else 0.0)
         self.batching = Batching.of(self.engine, info)
         self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+
+    @property
+    def policy_control(self) -> RuntimePool | None:
+        """The runtime of the policies' modules, once one was needed."""
+        return None if self.demanded is None else self.demanded.runtime
 
     @property
     def _parks(self) -> bool:
@@ -206,6 +212,7 @@ def load_model(
         adapters=AdapterRegistry(adapters, (name, config.model), partial(unpack_source, config)),
         adapter_pool=adapters,
         control=parts.runtime,
+        demanded=parts.demanded,
         constraints=constraints,
         pictures=parts.pictures,
         num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),

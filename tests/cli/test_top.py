@@ -58,6 +58,12 @@ def test_a_frame_tells_queue_batch_cache_and_control() -> None:
         assert part in text
 
 
+def test_the_runtime_of_policies_is_told_apart() -> None:
+    both = {"control": {"is_up": True, "restarts": 0}, "policy_control": {"is_up": False, "restarts": 3}}
+    assert "up, of policies down, 3 restarts, 0 outputs wait" in shown(status(model=both), None, "here")
+    assert "of policies" not in shown(status(model=both | {"policy_control": None}), None, "here")
+
+
 def test_speeds_are_since_the_look_before() -> None:
     before = status(engine={"num_sampled_tokens": 100, "num_steps": 10, "step_seconds": 1.0})
     after = status(time=102.0, engine={"num_sampled_tokens": 150, "num_steps": 20, "step_seconds": 1.5})

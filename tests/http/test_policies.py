@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from bridle import LLM
+from bridle.aici.client import DemandedPool
 from bridle.controllers import Controller, SequenceView
 from bridle.controllers.classes import load_classes
 from bridle.engine.decision import Decision
@@ -231,3 +233,27 @@ def test_users_see_no_policies(book: PolicyBook, tmp_path: Path) -> None:
             assert client.post("/v1/policies/reload", headers=key).status_code == status
     registry.close()
     keys.close()
+
+
+def test_the_runtime_of_policies_is_shown_once_there_is_one() -> None:
+    """In status and metrics, apart from that of users."""
+
+    def never() -> Any:
+        raise AssertionError
+
+    model = scripted_model()
+    model.demanded = DemandedPool(never)
+    with local_client(model) as client:
+
+        def seen() -> tuple[Any, list[str]]:
+            metrics = client.get("/metrics").text.splitlines()
+            (row,) = client.get("/v1/status").json()["models"]
+            return row["policy_control"], [line for line in metrics if line.startswith("bridle_engine_policy_control")]
+
+        assert seen() == (None, [])
+        model.demanded.runtime = SimpleNamespace(is_ready=True, num_restarts=2)  # type: ignore[assignment]
+        control, metrics = seen()
+        assert control == {"is_up": True, "restarts": 2}
+        assert [line.rpartition(" ")[2] for line in metrics] == ["1.0", "2.0"]
+        model.demanded.runtime = None
+    model.close()

@@ -5,7 +5,7 @@ it names users and their requests; it contains no text of prompts and outputs.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,6 +17,9 @@ from bridle.http.state import HttpState, http_state
 from bridle.http.transport.identity import check_admin
 from bridle.service.slot import Slot
 from bridle.service.story import Story
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool
 
 #: How many requests are listed; beyond that only their number is given.
 MAX_REQUESTS = 100
@@ -63,12 +66,15 @@ def _model(slot: Slot) -> dict[str, Any]:
         "block_size": model.info.block_size,
         "max_num_seqs": model.info.max_num_seqs,
         "adapters": [adapter.name for adapter in model.adapters.list()],
-        "control": None,
+        "control": _control(model.control),
+        "policy_control": _control(model.policy_control),
         "engine": dict(numbers_of(model.client.statistics())),
     }
-    if model.control is not None:
-        row["control"] = {"is_up": model.control.is_ready, "restarts": model.control.num_restarts}
     return row
+
+
+def _control(runtime: RuntimePool | None) -> dict[str, Any] | None:
+    return None if runtime is None else {"is_up": runtime.is_ready, "restarts": runtime.num_restarts}
 
 
 def _request(story: Story) -> dict[str, Any]:

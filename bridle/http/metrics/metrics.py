@@ -166,9 +166,10 @@ class _EngineCollector(Collector):
         families: dict[str, Any] = {}
         for model in self._models:
             _add(families, "up", True, model.name, float(model.client.is_healthy))
-            if model.control is not None:
-                _add(families, "control_up", True, model.name, float(model.control.is_ready))
-                _add(families, "control_restarts", False, model.name, model.control.num_restarts)
+            for name, runtime in (("control", model.control), ("policy_control", model.policy_control)):
+                if runtime is not None:
+                    _add(families, f"{name}_up", True, model.name, float(runtime.is_ready))
+                    _add(families, f"{name}_restarts", False, model.name, runtime.num_restarts)
             for name, value in numbers_of(model.client.statistics()):
                 is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
                 is_gauge = is_gauge and not name.endswith("_seconds")
