@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import wasmtime
 
+from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.outputs import Log
+from bridle.tools import ToolDesk, function_tools
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.llm_side import Llm
-from tests.waiting import until
+from tests.aici.steering import Steered
+from tests.waiting import PATIENCE, until
 
 _HOST = {
     "log": '(func (param "text" string))',
@@ -182,3 +188,36 @@ def test_faults_of_components(start: Start) -> None:
     until(lambda: not llm.workers())
     _, reply = llm.instantiate(llm.upload(bytes(wasmtime.wat2wasm("(component)"))))
     assert "does not export" in str(reply)
+
+
+def test_a_component_calls_a_tool(tokenizer: Path, store: Path) -> None:
+    """Over the variables that any guest has: it writes the call, is not asked while it waits, and reads the answer."""
+    wanted = json.dumps({"name": "add", "arguments": {"a": 20, "b": 22}}).encode().hex()
+    write = {"WriteVar": {"name": "tool:x", "value": wanted, "op": "Set", "when_version_is": None}}
+    wait = {"branches": [{"splices": [NOTHING], "wait": True, "waits_for": [["tool:x:answer", 0]]}]}
+    read = {"ReadVar": {"name": "tool:x:answer"}}
+    data, (waits, end, writes, reads) = texts(wait, {"branches": []}, write, read)
+    told = "(call $log (i32.load (i32.const 40)) (i32.load (i32.const 44)))"
+    steps = [
+        [f"(call $storage {writes} (i32.const 40)) (call $decide {waits})"],
+        [f"(call $storage {reads} (i32.const 40)) {told} (call $decide {end})"],
+    ]
+    gate = threading.Event()
+    desk = ToolDesk(function_tools({"add": lambda a, b: gate.wait(PATIENCE) and a + b}))
+    pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=("--store", str(store), *CAPABLE[-2:])), VOCAB_SIZE)
+    pool.tools.desk = desk
+    try:
+        steered = Steered(pool)
+        steered.add("a", component(steps, data=data))
+        steered.run(until=lambda: desk.counts()["add"].num_running == 1)
+        for _ in range(20):
+            steered.step()
+        assert not steered.is_over("a")
+        gate.set()
+        steered.run()
+        assert b"42".hex() in "".join(event.text for event in steered.events["a"] if isinstance(event, Log))
+        assert steered.tokens("a") == [] and desk.counts()["add"].num_calls == 1
+    finally:
+        gate.set()
+        pool.shutdown()
+        desk.close()
