@@ -19,6 +19,7 @@ from bridle.service.control import ControlSettings
 from lab.doubles import seeing
 from tests.genuine.environment import foreign_python, run_script
 from tests.http.harness import served
+from tests.media.picture_server import png, served_pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
@@ -26,9 +27,16 @@ QUESTION = "What is in this image?"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def elsewhere() -> Iterator[str]:
+    """Where pictures are that have an address."""
+    with served_pictures() as place:
+        yield f"http://{place}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, elsewhere: str) -> Iterator[str]:
     folder = seeing.make_seeing("qwen2_vl", tmp_path_factory.mktemp("eyes") / "eyes")
-    config = ModelConfig(str(folder), num_blocks=128, block_size=4)
+    config = ModelConfig(str(folder), num_blocks=128, block_size=4, image_hosts=(elsewhere,))
     with served(load_model(config, control=ControlSettings("off"))) as url:
         yield url
 
@@ -41,6 +49,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         numbers = np.random.RandomState(seed).randint(0, 255, (24, 30, 3), dtype=np.uint8)
         Image.fromarray(numbers).save(folder / f"{seed}.png")
     return [folder / "0.png", folder / "1.png"]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The picture that has an address, as a file."""
+    file = tmp_path_factory.mktemp("drawn") / "it.png"
+    file.write_bytes(png())
+    return file
 
 
 def encoded(file: Path) -> str:
@@ -64,8 +80,36 @@ def test_openais_client(server: str, files: list[Path]) -> None:
         assert text == first.choices[0].message.content
         assert chunks[-1].usage.prompt_tokens == first.usage.prompt_tokens
         bad: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]
-        with pytest.raises(openai.BadRequestError, match="fetches nothing"):
+        with pytest.raises(openai.BadRequestError, match="fetches none from there"):
             client.chat.completions.create(model="eyes", messages=bad)
+
+
+def test_addresses_of_pictures(server: str, elsewhere: str, drawn: Path) -> None:
+    """As the clients' documentation shows them first; the answer is that to the picture itself."""
+    address, data = f"{elsewhere}/it.png", f"data:image/png;base64,{encoded(drawn)}"
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
+        texts = set()
+        for url in (address, data):
+            content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
+            turn: Any = [{"role": "user", "content": content}]
+            chunks = client.chat.completions.create(
+                model="eyes", messages=turn, max_tokens=8, temperature=0.0, stream=True
+            )
+            texts.add("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+        assert len(texts) == 1 and texts != {""}
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as claude:
+        answers = []
+        for source in (
+            {"type": "url", "url": address},
+            {"type": "base64", "media_type": "image/png", "data": encoded(drawn)},
+        ):
+            blocks: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+            said: Any = [{"role": "user", "content": blocks}]
+            with claude.messages.stream(
+                model="eyes", max_tokens=8, messages=said, extra_body={"temperature": 0.0}
+            ) as stream:
+                answers.append("".join(stream.text_stream))
+        assert answers[0] == answers[1] != ""
 
 
 def test_openais_responses(server: str, files: list[Path]) -> None:
