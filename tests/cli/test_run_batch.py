@@ -138,3 +138,21 @@ def test_the_control_runtime_is_there_if_it_is_asked_for(
     (tmp_path / "in.jsonl").write_bytes(line)
     assert main(["run-batch", str(tmp_path / "in.jsonl"), "--control-store", str(tmp_path)]) == 2
     assert [control is not None and control.store == tmp_path for control in seen] == [is_started]
+
+
+async def test_lines_search_beams() -> None:
+    model = scripted_model()
+    app = create_app(ModelRegistry([model]))
+    asked = {"max_tokens": 5, "use_beam_search": True, "best_of": 4, "n": 2, "seed": 1}
+    bodies = {
+        "/v1/completions": asked | {"prompt": "Say"},
+        "/v1/chat/completions": asked | {"messages": [{"role": "user", "content": "Say"}]},
+    }
+    requests = [BatchRequest(url, url, body) for url, body in bodies.items()]
+    refused = BatchRequest("/generate", "/generate", {"inputs": "Say", "parameters": {"use_beam_search": True}})
+    answers = {each["custom_id"]: each["response"] async for each in answer_batch(app, [*requests, refused], 3)}
+    model.close()
+    for url in bodies:
+        choices = answers[url]["body"]["choices"]
+        assert len(choices) == 2 and choices[0]["score"] >= choices[1]["score"], answers[url]
+    assert answers["/generate"]["status_code"] == 422 and "beams are searched on" in str(answers["/generate"]["body"])
