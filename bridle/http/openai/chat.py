@@ -216,9 +216,9 @@ class _Answer:
     def _num_shown(self, part: Part, delta: Delta) -> int:
         """How many of its tokens belong to its text: not the one that ended it. Clients that put the tokens of a chunk
         together must get its text."""
-        is_over = delta.is_last and delta.tokens and part.request.sampling.skip_special_tokens
-        is_silent = is_over and delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids
-        return len(delta.tokens) - bool(is_silent)
+        if not delta.tokens or not part.request.sampling.skip_special_tokens:
+            return len(delta.tokens)
+        return len(delta.tokens) - (delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids)
 
     def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:
         output = part.collector.growing[index].output
