@@ -277,9 +277,10 @@ class Engine:
         self._openings.take()
         if self._is_steering:
             self._steering.apply_early()
+        planned = self.clock()
         plan, scheduled = self._plan()
         if plan.rows or plan.forks or plan.freed:  # freed and forked are mirrors alone
-            self._compute(plan, scheduled)
+            self._compute(plan, scheduled, planned)
             self._statistics.num_steps += 1
         else:
             self._steering.gather_any(self.clock() + self.config.step_timeout)
@@ -298,8 +299,9 @@ class Engine:
             self._recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
         return StepPlan(0), []
 
-    def _compute(self, plan: StepPlan, scheduled: list[Scheduled]) -> None:
-        """Forward, branch, sample, commit. An error on the way ends only the request that caused it."""
+    def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
+        """Forward, branch, sample, commit. An error on the way ends only the request that caused it. The step was begun
+        to be `planned` then."""
         branched = Branched(SampleBatch(plan.step))
         statistics, began = self._statistics, self.clock()
         try:
@@ -326,13 +328,13 @@ class Engine:
         statistics.forward_seconds += computed - began
         statistics.control_seconds += steered - computed
         statistics.sample_seconds += sampled - steered
-        if self._scheduler.speculation.is_used:
-            foreseen = self._scheduler.speculation.take_seconds_foreseen()
-            self._scheduler.speculation.note_waited((item.seq for item in scheduled), steered - computed)
-            self._note_cost(scheduled, num_computed, computed - began + sampled - steered - foreseen)
         if self._progress.tracer.num_live:
             self._progress.tracer.compute(scheduled, num_computed, (began, computed, steered, sampled))
         self._branching.commit(scheduled, branched, result, vectors)
+        if self._scheduler.speculation.is_used:
+            waited, ahead = steered - computed, self._scheduler.speculation.take_seconds_ahead()
+            self._scheduler.speculation.note_waited((item.seq for item in scheduled), waited)
+            self._note_cost(scheduled, num_computed, self.clock() - planned - waited - ahead)
 
     def _note_cost(self, scheduled: list[Scheduled], num_tokens: int, seconds: float) -> None:
         """Learn what tokens cost from a step with tokens and without long prompts."""

@@ -38,7 +38,7 @@ _MOST_TOLD = 64
 #: After so many steps it is known what rows cost.
 _ENOUGH_STEPS = 16
 #: So many times its cost a draft has to be worth: what is known of either is known about.
-_MARGIN = 1.2
+_MARGIN = 1.1
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
 _LONGEST_REST = 8
 
@@ -86,6 +86,7 @@ class _Rest:
     left: int = 0
     who: tuple[int, int] = (0, 0)  # how many sequences, and the last of them
     is_due: bool = False  # nothing was looked for in the step under way
+    was_due: bool = False  # nor for those whose controllers are told ahead
 
     def begin(self, sequences: list[Sequence]) -> None:
         self.length = self.left = min(2 * self.length + 1, _LONGEST_REST)
@@ -94,12 +95,14 @@ class _Rest:
     def end(self) -> None:
         self.length = self.left = 0
 
+    def holds(self, sequences: list[Sequence]) -> bool:
+        """Whether the next step is one of rest."""
+        return self.left > 0 and bool(sequences) and self.who == (len(sequences), sequences[-1].id)
+
     def goes_on(self, sequences: list[Sequence]) -> bool:
         """Whether this step is one of rest."""
-        if not self.left:
-            return False
-        if not sequences or self.who != (len(sequences), sequences[-1].id):
-            self.end()
+        if not self.holds(sequences):
+            self.left = 0
             return False
         self.left -= 1
         return True
@@ -127,7 +130,7 @@ class Speculation:
         self._num_sequences = 1  # of the step that was planned last
         self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers
         self._foreseeing: dict[type, Average] = defaultdict(Average)
-        self._seconds_foreseen = 0.0  # since this was asked for
+        self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
         self.timer = timer
         self._rest = _Rest()
         self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
@@ -159,12 +162,16 @@ class Speculation:
             return {}
         for seq in chosen:
             seq.drafts.told = ()
+        if self._rest.holds(chosen):
+            return {}
         wishes = self._wishes(chosen)
         if not wishes:
             return {}
         num_sequences = max(self._num_sequences, len(chosen))
         step = _Step(self.cost.of_step(num_sequences), self.cost.of_row(), num_sequences, _MOST_TOLD)
+        self._rest.is_due = all(wish.is_free for wish in wishes)
         guesses = self._guess(_worthy(wishes, step), step)
+        self._rest.was_due = self._rest.is_due and not guesses
         drafts = _worth_while(guesses, step)
         for guess in guesses:
             state = guess.wish.seq.drafts
@@ -186,9 +193,9 @@ class Speculation:
         told = [wish for wish in wishes if wish.seq.drafts.told is not None]
         guesses = [_Guess(wish, _singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
         guesses += self._guess([wish for wish in wishes if wish.seq.drafts.told is None] if told else wishes, step)
-        if guesses or told:
+        if guesses:
             self._rest.end()
-        elif self._rest.is_due:
+        elif self._rest.is_due and (self._rest.was_due or not told):
             self._rest.begin(chosen)
         drafts, counts = {}, _worth_while(guesses, step)
         for guess in guesses:
@@ -273,7 +280,9 @@ class Speculation:
                 break
             path = [token for part in parts for token in part]
             tokens = self._lookup.draft_after(wish.seq, path, min(wish.limit - len(parts), room - len(path)))
-        self._leading[type(pool)].note(max(len(parts), 1), self.timer() - began)
+        spent = self.timer() - began
+        self._leading[type(pool)].note(max(len(parts), 1), spent)
+        self._seconds_ahead += spent
         return _fitting(parts, wish.limit, room)
 
     def _asking(self, seq: Sequence) -> float:
@@ -288,7 +297,7 @@ class Speculation:
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
         """Note how long it took to ask what steers `seq` about the drafts of a step."""
         self._foreseeing[type(seq.control.pool)].note(max(num_known, 1), seconds)
-        self._seconds_foreseen += seconds
+        self._seconds_ahead += seconds
 
     def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:
         """Note how long a step waited for controllers that are far away."""
@@ -296,9 +305,9 @@ class Speculation:
         if told:
             self._waiting.note(sum(map(len, told)), seconds)
 
-    def take_seconds_foreseen(self) -> float:
-        """The seconds of `note_foreseen` since the last call: they are no cost of rows."""
-        seconds, self._seconds_foreseen = self._seconds_foreseen, 0.0
+    def take_seconds_ahead(self) -> float:
+        """Seconds since the last call that drafters and foreseeing took: they are no cost of rows."""
+        seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
     def _ask(self, model: Drafter, wishes: list[_Wish], step: _Step) -> list[_Guess]:
@@ -308,7 +317,9 @@ class Speculation:
         self._rest.is_due &= not counts
         num_steps = self._rest.length + 1
         self._modelled.fade(num_steps)
+        began = self.timer()
         found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
+        self._seconds_ahead += self.timer() - began
         guesses = []
         for wish in wishes:
             drafts = wish.seq.drafts

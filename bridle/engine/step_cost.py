@@ -6,8 +6,9 @@ from __future__ import annotations
 class StepCost:
     """Seconds of a step as a line over its tokens, fitted to the steps of late."""
 
-    #: A row is taken to cost this share of a step until steps of different sizes were seen.
-    FIRST_SHARE = 0.1
+    #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
+    #: even share: many tokens are computed more cheaply than few.
+    FIRST_SHARE, FIRST_EVEN = 0.1, 0.5
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
@@ -37,7 +38,7 @@ class StepCost:
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
         spread = self._squares / self._weight - tokens * tokens
         if spread < 0.25:
-            return self.FIRST_SHARE * seconds
+            return min(self.FIRST_SHARE, self.FIRST_EVEN / max(tokens, 1.0)) * seconds
         return max((self._products / self._weight - tokens * seconds) / spread, 0.0)
 
     def of_step(self, num_tokens: int) -> float:
