@@ -334,7 +334,7 @@ class Engine:
         if self._scheduler.speculation.is_used:
             waited, ahead = steered - computed, self._scheduler.speculation.take_seconds_ahead()
             self._scheduler.speculation.note_waited((item.seq for item in scheduled), waited)
-            self._note_cost(scheduled, num_computed, self.clock() - planned - waited - ahead)
+            self._note_cost(scheduled, num_computed, sampled - planned - waited - ahead)
 
     def _note_cost(self, scheduled: list[Scheduled], num_tokens: int, seconds: float) -> None:
         """Learn what tokens cost from a step with tokens and without long prompts."""
