@@ -69,10 +69,13 @@ class Exchange:
                 headers["Content-Type"] = self._kind
             connection.request(self._method, target.path, self._body, headers)
             self._keep_time()
-            return self._read(connection.getresponse())
-        except TimeoutError:
-            raise OutboundFailed(f"did not answer within {self._bounds.timeout:g} seconds (timeout)") from None
+            answer = self._read(connection.getresponse())
+            if self._is_over:  # an end that `abort` made looks like the end of headers or of a body
+                raise TimeoutError
+            return answer
         except (OSError, http.client.HTTPException) as error:
+            if self._is_over or isinstance(error, TimeoutError):
+                raise OutboundFailed(f"did not answer within {self._bounds.timeout:g} seconds (timeout)") from None
             raise OutboundFailed(
                 f"{target.host} cannot be asked: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}"
             ) from None

@@ -23,10 +23,11 @@ def png() -> bytes:
 class Files(BaseHTTPRequestHandler):
     """`/to/x_y` sends on to `x/y`, `/hangs` begins an answer and waits."""
 
-    gate: ClassVar[threading.Event] = threading.Event()
     asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        if self.path == "/hangs":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
         self.asked.append(self.path)
         match self.path.split("/")[1]:
             case "it.png":
@@ -38,8 +39,8 @@ class Files(BaseHTTPRequestHandler):
             case "huge":
                 self._answer(200, b"x" * 4096)
             case "hangs":
-                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-                self.gate.wait(PATIENCE)
+                assert isinstance(self.server, _Server)
+                self.server.gate.wait(PATIENCE)
             case _:
                 self._answer(404, b"a page that says much")
 
@@ -55,15 +56,22 @@ class Files(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Files)
+        self.gate = threading.Event()
+
+
 @contextmanager
 def served_pictures() -> Iterator[str]:
     """Where the server is: address and port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    server.daemon_threads = True
+    server = _Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_address[1]}"
     finally:
-        Files.gate.set()
+        server.gate.set()
         server.shutdown()
         server.server_close()

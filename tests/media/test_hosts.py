@@ -10,8 +10,10 @@ import pytest
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media import ImageHosts, MediaLimits, Source, has_remote
+from bridle.outbound import Bounds, Exchange, OutboundFailed, Target, networks_of
+from bridle.threads import start_thread
 from tests.media.picture_server import Files, png, served_pictures
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,18 @@ def test_a_server_that_hangs_ends_the_wait(place: str) -> None:
     """Also one that has begun its answer: the whole of it has its time."""
     with pytest.raises(MediaRefused, match="it cannot be fetched: "):
         fetch(ImageHosts([f"http://{place}"]), f"http://{place}/hangs", seconds=0.2)
+
+
+def test_an_answer_that_was_given_up_is_none(place: str) -> None:
+    """What `abort` cuts off looks like an answer without headers and without a body."""
+    Files.asked.clear()
+    bounds = Bounds(timeout=PATIENCE, private=networks_of(["127.0.0.1"]))
+    exchange = Exchange(bounds, Target.of(f"http://{place}/hangs"))
+    running = start_thread(exchange.run, "fetch")
+    until(lambda: "/hangs" in Files.asked)
+    exchange.abort()
+    with pytest.raises(OutboundFailed, match="did not answer within"):
+        running.result(PATIENCE)
 
 
 def test_no_other_host_is_asked(place: str) -> None:
