@@ -19,7 +19,8 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
@@ -79,12 +80,29 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         checkpoint = make_checkpoint("20m", Path(name))
-        for is_scarce in (False, True):
-            for way in (*_LOOPS, _INSIDE):
-                figures.append({"cache": "scarce" if is_scarce else "large", "way": way}
-                               | _run(checkpoint.path, work, way, is_scarce))  # fmt: skip
+        guesses = _guesses(checkpoint, work, Limits.now())
+        phases = Phases(console, {f"{cache}, {way}": seconds for (cache, way), seconds in guesses.items()})
+        phases.announce()
+        for cache, way in guesses:
+            with phases.part(f"{cache}, {way}"):
+                figures.append({"cache": cache, "way": way} | _run(checkpoint.path, work, way, cache == "scarce"))
     _show(console, work, figures)
     return {"agents": work.agents, "calls": work.calls, "context_tokens": work.context, "figures": figures}
+
+
+def _guesses(checkpoint: Checkpoint, work: Work, limits: Limits) -> dict[tuple[str, str], float]:
+    """About how many seconds each way takes, with a large cache and a scarce one."""
+    size = work.answer + work.result
+    once = work.agents * work.total
+    again = work.agents * sum(work.context + call * size for call in range(work.calls + 1))
+    num_steps = (work.calls + 1) * (work.answer + 1)
+    found = {}
+    for cache in ("large", "scarce"):
+        others = work.agents * work.calls * work.other if cache == "scarce" else 0
+        for way in (*_LOOPS, _INSIDE):
+            is_again = way == "client, no cache" or (way == "client, prefix cache" and cache == "scarce")
+            found[cache, way] = limits.seconds(checkpoint, (again if is_again else once) + others, num_steps)
+    return found
 
 
 def _run(folder: Path, work: Work, way: str, is_scarce: bool) -> dict[str, Any]:
