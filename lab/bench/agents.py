@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,8 @@ from bridle.engine import AsyncEngine, Decision, Engine, Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.outputs import Event, Finished, TokenEvent
 from bridle.sampling import SamplingParams
+from lab.bench import agents_peer
+from lab.bench.agents_work import Work, tokens_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,24 +41,6 @@ _LOOPS: dict[str, dict[str, Any]] = {
     "client, no cache": {"park_memory": 0, "enable_prefix_caching": False},
 }
 _INSIDE = "inside the engine"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the agents do: so many of them make so many calls, of `answer` tokens each, with results of `result` tokens,
-    after a context of `context` tokens. Others ask with `other` tokens during each call, if the cache is scarce."""
-
-    agents: int
-    calls: int
-    context: int
-    answer: int = 24
-    result: int = 32
-    other: int = 1_000
-
-    @property
-    def total(self) -> int:
-        """The tokens of an agent in the end."""
-        return self.context + self.calls * (self.answer + self.result) + self.answer
 
 
 @dataclass(slots=True)
@@ -85,7 +68,13 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         phases.announce()
         for cache, way in guesses:
             with phases.part(f"{cache}, {way}"):
-                figures.append({"cache": cache, "way": way} | _run(checkpoint.path, work, way, cache == "scarce"))
+                is_scarce = cache == "scarce"
+                found = (
+                    agents_peer.run(checkpoint, Path(name), work, is_scarce, torch.get_num_threads())
+                    if way == agents_peer.NAME
+                    else _run(checkpoint.path, work, way, is_scarce)
+                )
+                figures.append({"cache": cache, "way": way} | found)
     _show(console, work, figures)
     return {"agents": work.agents, "calls": work.calls, "context_tokens": work.context, "figures": figures}
 
@@ -99,7 +88,7 @@ def _guesses(checkpoint: Checkpoint, work: Work, limits: Limits) -> dict[tuple[s
     found = {}
     for cache in ("large", "scarce"):
         others = work.agents * work.calls * work.other if cache == "scarce" else 0
-        for way in (*_LOOPS, _INSIDE):
+        for way in (*_LOOPS, *((agents_peer.NAME,) if agents_peer.is_there() else ()), _INSIDE):
             is_again = way == "client, no cache" or (way == "client, prefix cache" and cache == "scarce")
             found[cache, way] = limits.seconds(checkpoint, (again if is_again else once) + others, num_steps)
     return found
@@ -142,17 +131,12 @@ async def _agents(client: AsyncEngine, work: Work, way: str, is_scarce: bool) ->
     return tally
 
 
-def _tokens(seed: int, count: int) -> tuple[int, ...]:
-    random = Random(seed)
-    return tuple(random.randrange(8_000) for _ in range(count))
-
-
 async def _tool(client: AsyncEngine, work: Work, number: int, call: int, is_scarce: bool, tally: Tally) -> None:
     """What happens while an agent waits: if the cache is scarce, somebody else asks for something."""
     if not is_scarce:
         await asyncio.sleep(0)
         return
-    prompt = _tokens(1_000_000 + number * 1_000 + call, work.other)
+    prompt = tokens_of(1_000_000 + number * 1_000 + call, work.other)
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     async for _ in client.submit(
         Request(f"other-{number}-{call}", prompt, sampling, tenant="others", detokenize=False)
@@ -173,7 +157,7 @@ class _Enough:
 
 async def _outside(client: AsyncEngine, work: Work, number: int, is_scarce: bool, tally: Tally) -> None:
     """A client's loop: each call is a request with all that was said."""
-    said = list(_tokens(number, work.context))
+    said = list(tokens_of(number, work.context))
     sampling = SamplingParams(max_tokens=work.answer + 1, temperature=0.0, ignore_eos=True)
     for call in range(work.calls + 1):
         request = Request(
@@ -198,7 +182,7 @@ async def _outside(client: AsyncEngine, work: Work, number: int, is_scarce: bool
         tally.paid += len(request.prompt) + work.answer
         if call < work.calls:
             await _tool(client, work, number, call, is_scarce, tally)
-            said += _tokens(500_000 + number * 1_000 + call, work.result)
+            said += tokens_of(500_000 + number * 1_000 + call, work.result)
 
 
 class _Agent(Controller):
@@ -219,7 +203,7 @@ class _Agent(Controller):
         if self.num_results() == self.num_written:
             return Decision.wait()
         self.num_written += 1
-        return Decision.splice(0, _tokens(500_000 + self.number * 1_000 + self.num_written - 1, self.work.result))
+        return Decision.splice(0, tokens_of(500_000 + self.number * 1_000 + self.num_written - 1, self.work.result))
 
 
 async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool, tally: Tally) -> None:
@@ -235,7 +219,7 @@ async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool,
             given[0], steps[0] = time.perf_counter(), _steps(client)
             results[0] += 1
 
-    prompt = _tokens(number, work.context)
+    prompt = tokens_of(number, work.context)
     sampling = SamplingParams(max_tokens=work.total - work.context, temperature=0.0, ignore_eos=True)
     request = Request(f"agent-{number}", prompt, sampling, agent, tenant="agents", detokenize=False)
     serving = asyncio.create_task(tools())
@@ -273,7 +257,10 @@ def _show(console: Console, work: Work, figures: list[dict[str, Any]]) -> None:
     for each in figures:
         counts = (each[name] for name in ("computed_tokens", "computed_twice", "paid_tokens", "preemptions"))
         first = f"{1e3 * each['first_token_seconds']:.1f}"
-        steps = f"{each['first_token_steps']:g}"
+        steps = "-" if each["first_token_steps"] is None else f"{each['first_token_steps']:g}"
         table.add_row(each["cache"], each["way"], first, steps, *(f"{count:,}" for count in counts))
     console.print(table)
-    console.print("No server of llama.cpp stands beside these; `bridle bench cpu` has llama.cpp itself.")
+    if agents_peer.is_there():
+        console.print("llama.cpp runs through its Python objects as its server uses them: one request at a time.")
+    else:
+        console.print("llama.cpp stands beside these where it is there: pip install 'bridle[llamacpp]' gguf")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bridle.bench import Settings
-from lab.bench import agents
+from lab.bench import agents, agents_peer
 
 
 @pytest.mark.slow
@@ -21,5 +21,8 @@ def test_parked_kv_computes_a_block_a_call_again_and_the_inside_nothing() -> Non
         assert twice[cache, "inside the engine"] == 0
         assert 0 <= twice[cache, "client, parked KV"] <= 16 * num_calls
         assert twice[cache, "client, no cache"] > 96 * num_calls
+    if agents_peer.is_there():
+        assert twice["large", agents_peer.NAME] == 0
+        assert 0 < twice["scarce", agents_peer.NAME] < twice["scarce", "client, no cache"]
     assert {each["park_hits"] for each in report["figures"] if each["way"] == "client, parked KV"} == {num_calls}
     assert "3 agents of 2 calls over 96 tokens" in console.file.getvalue()  # type: ignore[attr-defined]
