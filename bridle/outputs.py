@@ -223,6 +223,12 @@ class ChatMessage:
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
+    def _repr_html_(self) -> str:
+        """The message for a notebook: what was thought is pale, calls stand below what is said."""
+        calls = [f"{call.name}({call.arguments})" for call in self.calls]
+        thoughts = f"{self.thoughts}\n" if self.thoughts else ""
+        return page_of(None, thoughts, ["\n".join(filter(None, [self.content, *calls]))], [0])
+
 
 @dataclass(slots=True)
 class CompletionOutput:

@@ -12,6 +12,7 @@ import pytest
 from bridle import LLM, ChatSession, CompletionOutput, Controller, Decision, RequestOutput
 from bridle.controllers import SequenceView
 from bridle.llm import batch, notebook
+from bridle.outputs import ChatMessage, ToolCall
 from tests.http.harness import saying, scripted_model
 from tests.traces.test_colours import HOSTILE, Reader
 
@@ -174,3 +175,12 @@ def test_a_bar_goes_when_a_batch_fails(kernel: Display) -> None:
 def test_parts_show_themselves() -> None:
     page = CompletionOutput(0, HOSTILE)._repr_html_()
     assert read(page).text == HOSTILE and read(page).tags == {"div", "span"}
+
+
+def test_a_message_shows_its_thoughts_and_calls() -> None:
+    page = ChatMessage("so <i>", "good <b>", [ToolCall("f", "1", '{"a": "<u>"}')])._repr_html_()
+    reader = Reader()
+    reader.feed(page)
+    assert reader.tags == {"div", "span"}
+    assert reader.text == 'so <i>\ngood <b>\nf({"a": "<u>"})'
+    assert "opacity" in page.partition("good")[0]

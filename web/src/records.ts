@@ -48,7 +48,7 @@ export function parseTraces(text: string): { header: Header; records: TraceRecor
   const traces: { header: Header; records: TraceRecord[] }[] = []
   text.split("\n").forEach((line, number) => {
     if (!line.trim()) return
-    let value: { type?: unknown; version?: unknown }
+    let value: { type?: unknown; version?: unknown; runtime?: unknown }
     try {
       value = JSON.parse(line)
     } catch {
@@ -59,6 +59,8 @@ export function parseTraces(text: string): { header: Header; records: TraceRecor
     if (value.type === "header") {
       if (value.version !== VERSION)
         throw new Error(`Line ${number + 1}: the trace has version ${value.version}; this page reads ${VERSION}.`)
+      if (value.runtime)
+        throw new Error(`Line ${number + 1} begins the trace of a control runtime: "bridle explain" and "bridle replay" read it.`)
       traces.push({ header: value as Header, records: [] })
     } else if (!traces.length) throw new Error(`Line ${number + 1}: a record comes before any header.`)
     else traces[traces.length - 1].records.push(value as TraceRecord)
