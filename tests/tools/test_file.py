@@ -161,13 +161,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_flag(file: Path) -> None:
-    settings = ToolOptions(tools=file).add_to(ServeSettings(), 1)
+    settings = ToolOptions(tools=file).add_to(ServeSettings())
     assert isinstance(settings.tools, ToolDesk)
     assert settings.make_loader(settings.engine, settings.control)._tools is settings.tools  # type: ignore[attr-defined]
     settings.tools.close()
-    assert ToolOptions().add_to(ServeSettings(), 4).tools is None
-    with pytest.raises(InvalidRequest, match="make its calls a second time"):
-        ToolOptions(tools=file).add_to(ServeSettings(), 2)
+    assert ToolOptions().add_to(ServeSettings()).tools is None
 
 
 def test_a_function_without_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
