@@ -41,9 +41,12 @@ def ending_at_once() -> Iterator[None]:
 
 
 def leave() -> NoReturn:
-    """End the process now, without waiting for any thread."""
+    """End the process now, without waiting for any thread, and say so last: what others log meanwhile is dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}bridle: interrupted\n".encode())
+        line = f"{_SHOW_CURSOR if os.isatty(2) else ''}bridle: interrupted\n"
+        told = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(told, line.encode())
     os._exit(INTERRUPTED)
