@@ -44,9 +44,10 @@ def leave() -> NoReturn:
     """End the process now, without waiting for any thread, and say so last: what others log meanwhile is dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        line = f"{_SHOW_CURSOR if os.isatty(2) else ''}bridle: interrupted\n"
+    line, told = f"{_SHOW_CURSOR if os.isatty(2) else ''}bridle: interrupted\n", 2
+    with contextlib.suppress(OSError):  # there may be no descriptor left
         told = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(OSError):
         os.write(told, line.encode())
     os._exit(INTERRUPTED)

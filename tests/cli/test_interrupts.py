@@ -87,3 +87,29 @@ def test_interrupted_while_it_loads_for_a_command() -> None:
     process = started("generate", "demo", "Once", "--max-tokens", "4000")
     said = interrupt(process, 1.0, signal.SIGINT)
     assert (process.returncode, said) == (130, "bridle: interrupted\n")
+
+
+LATE = """
+import os, resource
+from bridle.cli.interrupts import leave
+
+end = os._exit
+
+def end_late(status):
+    os.write(2, b"late\\n")  # what a thread logs when the line is out
+    end(status)
+
+os._exit = end_late
+"""
+NONE_LEFT = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("", "bridle: interrupted\n"), (NONE_LEFT, "bridle: interrupted\nlate\n")],
+    ids=["last", "no descriptor left"],
+)
+def test_an_interrupt_is_told_last(limit: str, said: str) -> None:
+    """Or at least told, if there is no descriptor to keep others quiet."""
+    done = subprocess.run([sys.executable, "-c", LATE + limit + "leave()"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (130, said)
