@@ -15,7 +15,6 @@ import msgspec
 
 from bridle.cluster.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp, ToolMessage, ToolsElsewhere, sendable
 from bridle.errors import ToolFailed
-from bridle.shown import shown
 from bridle.tools import Behalf, Call, ToolLimits
 from bridle.tools.caller import NOBODY, entry_of, listed, pack_arguments
 from bridle.tools.client import new_call_id, notice_of
@@ -53,7 +52,7 @@ class FarDesk:
         behalf: Behalf = NOBODY,
     ) -> Call:
         """Begin a call. Never blocks, and never raises."""
-        call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
+        call = Call.of(name)
         try:
             packed = pack_arguments(arguments, timeout, self.limits)
             if not isinstance(name, str) or len(name) > _MAX_NAME_CHARS:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridle.errors import ToolFailed
+from bridle.shown import shown
 
 _PENDING = "has not answered yet"
 
@@ -35,6 +36,11 @@ class Call:
         self._error: str | None = _PENDING
         self._lock = threading.Lock()
         self._on_done: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, name: Any) -> Call:
+        """A call by whatever name a controller gave, in a form that can be shown."""
+        return cls(shown(name)[1:-1] if isinstance(name, str) else "?")
 
     @property
     def error(self) -> str | None:

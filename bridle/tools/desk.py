@@ -148,7 +148,7 @@ class ToolDesk:
         behalf: Behalf = NOBODY,
     ) -> Call:
         """Begin a call on somebody's behalf. Never blocks, and never raises."""
-        call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
+        call = Call.of(name)
         try:
             job = self._checked(call, name, arguments, timeout, behalf.client_tools)
             loop = self._admit(job)
