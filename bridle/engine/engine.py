@@ -94,9 +94,7 @@ class Engine:
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
-        drafter = None if draft is None else ModelDrafter(draft, self.info.num_drawable, clock)
-        timer = time.thread_time if clock is time.monotonic else clock
-        speculation = Speculation(self.config.speculate, drafter, self.info.num_drawable, timer)
+        speculation = _make_speculation(self.info, self.config, draft, clock)
         self._scheduler = _make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
@@ -449,6 +447,14 @@ def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
     if config.park_memory is None or (config.park_memory and not info.block_bytes):
         return int(info.num_blocks * PARKED_SHARE)
     return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
+def _make_speculation(
+    info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
+) -> Speculation:
+    drafter = None if draft is None else ModelDrafter(draft, info.num_drawable, clock)
+    timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
+    return Speculation(config.speculate, drafter, info.num_drawable, timer)
 
 
 def _make_scheduler(

@@ -135,9 +135,8 @@ class DraftState:
     proposed: Tally = field(default_factory=Tally)
     copied: Tally = field(default_factory=Tally)
     modelled: Tally = field(default_factory=Tally)
-    sizes: tuple[
-        int, ...
-    ] = ()  # of the parts of the drafts of the step under way: a guess, and what is forced after it
+    #: Of the parts of the drafts of the step under way: a guess, and what is forced after it.
+    sizes: tuple[int, ...] = ()
     proposal: Proposal | None = None  # the latest, as long as it comes true
     source: Tally = field(init=False)  # that of the drafts of the step under way
     told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such

@@ -357,14 +357,12 @@ def _start_engine(
         num_unnamed=0 if config.unnamed_ids else num_unnamed(parts.tokenizer, info),
     )
     client = AsyncEngine(engine)
-    if media is not None:
-        media.on_change = client.wake
-    if adapters is not None:
-        adapters.on_change = client.wake
-    if runtime is not None:
-        runtime.wake = client.wake
-    if parts.demanded is not None:
-        parts.demanded.wake = client.wake
+    for mover in (media, adapters):
+        if mover is not None:
+            mover.on_change = client.wake
+    for pool in (runtime, parts.demanded):
+        if pool is not None:
+            pool.wake = client.wake
     tools.watch(client.wake)
     if runtime is not None:
         runtime.tools.desk = tools
