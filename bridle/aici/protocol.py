@@ -24,6 +24,8 @@ EXTENSIONS = (
     "deadline_ms",
     "discard",
     "draft",
+    "get_module",
+    "module_id",
     "reply_ms",
     "retry_after",
     "sampling",
@@ -138,6 +140,12 @@ class GetTags(Message, tag="get_tags"):
     """All tags, newest first."""
 
 
+class GetModule(Message, tag="get_module"):
+    """Addition: which module an id or a name means now. Nothing is downloaded for it."""
+
+    module_id: str
+
+
 class SetTags(Message, tag="set_tags"):
     """Let `tags` point at a module."""
 
@@ -168,7 +176,19 @@ class Discard(Message, tag="discard"):
     req_id: str
 
 
-Request = Ping | Tokens | Stop | PostPreProcess | MidProcess | MkModule | GetTags | SetTags | Instantiate | Discard
+Request = (
+    Ping
+    | Tokens
+    | Stop
+    | PostPreProcess
+    | MidProcess
+    | MkModule
+    | GetTags
+    | GetModule
+    | SetTags
+    | Instantiate
+    | Discard
+)
 
 
 class Auth(Struct):
@@ -229,8 +249,9 @@ class StorageCommand(Struct):
 
 
 class SeqResult(Struct, Generic[Result]):
-    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Addition: `ahead`, the
-    answers of clones to the first of the tokens ahead."""
+    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Additions: `ahead`,
+    the answers of clones to the first of the tokens ahead, and, of an instantiation, `module_id`: which module the name
+    meant."""
 
     error: str = ""
     result: Result | None = None
@@ -238,6 +259,7 @@ class SeqResult(Struct, Generic[Result]):
     logs: str = ""
     micros: int = 0
     ahead: list[Foreseen] | UnsetType = UNSET
+    module_id: str | UnsetType = UNSET
 
 
 class Pong(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,11 +44,10 @@ def replay(
     """Run a trace again, and say whether everything is the same.
 
     The trace of a text (`--trace`, `LLM.generate(trace=FILE)`) runs on the model with its prompt, parameters, seed and
-    controller: every token, mask, log and variable is compared, and the first difference is shown with what came before
-    it. With another controller or constraint (`--controller`, `--regex` and so on) both texts are shown side by side.
-    The trace of a control runtime (`bridle serve --aici-trace FILE`) is played against a fresh one, and each reply is
-    compared. The exit code is 1 if anything
-    differs.
+    controller (a module by its hash, whatever its name means now): every token, mask, log and variable is compared, and
+    the first difference is shown with what came before it. With another controller or constraint (`--controller`,
+    `--regex` and so on) both texts are shown side by side. The trace of a control runtime (`bridle serve --aici-trace
+    FILE`) is played against a fresh one, and each reply is compared. The exit code is 1 if anything differs.
 
     Parameters
     ----------
@@ -87,6 +86,7 @@ def _replay_texts(
 ) -> int:
     from rich.console import Console
 
+    from bridle.service.replay import moved_names
     from bridle.service.replay import replay as run_again
     from bridle.traces import read, write
     from bridle.traces.compare import compare
@@ -102,6 +102,8 @@ def _replay_texts(
             found = compare(old, new)
             num_other += not found.is_same
             _show(console, old, new, found, is_changed=is_changed)
+            if not is_changed:
+                _say(console, moved_names(loaded, old))
     if save is not None:
         write(made, save)
     print(f"requests: {len(traces)}; not the same: {num_other}")
@@ -137,10 +139,11 @@ def _steering_for(
     """What steers the request of a trace now; None for what was recorded. A program takes the place of the recorded
     controller beside what else steered."""
     from bridle.service.trace_tests import changed_form
+    from bridle.service.tracing import ran_form
 
     if program is not None:
         named = controller_in(program, loaded)
-        return lambda trace: changed_form(trace.header.controller, *named)
+        return lambda trace: changed_form(ran_form(trace), *named)
     given = steering.steering(loaded).whole if steering.ctrl or steering.named() else None
     return lambda trace: given
 
@@ -154,7 +157,11 @@ def _show(console: Console, old: Trace, new: Trace, found: Comparison, *, is_cha
     for each in found.differences:
         for number, move in enumerate(each.before, each.number - len(each.before)):
             console.print(harmless(f"  {number}: {move}", on_one_line=True), markup=False, soft_wrap=True)
-    for sentence in found.sentences:
+    _say(console, found.sentences)
+
+
+def _say(console: Console, sentences: Sequence[str]) -> None:
+    for sentence in sentences:
         console.print(harmless(sentence, on_one_line=True), markup=False, soft_wrap=True)
 
 

@@ -162,14 +162,17 @@ def _player(
 
 
 def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[str, str | None]]) -> Verdict:
+    from bridle.service.replay import moved_names
     from bridle.service.trace_tests import changed_form, judge
+    from bridle.service.tracing import ran_form
 
-    controller = None
-    if case.program is not None:
-        if case.program not in made:
-            made[case.program] = controller_in(case.program, loaded)
-        controller = changed_form(case.trace.header.controller, *made[case.program])
-    return judge(case.trace, play(case.trace, controller))
+    if case.program is None:
+        verdict = judge(case.trace, play(case.trace, None))
+        verdict.sentences.extend(moved_names(loaded, case.trace))
+        return verdict
+    if case.program not in made:
+        made[case.program] = controller_in(case.program, loaded)
+    return judge(case.trace, play(case.trace, changed_form(ran_form(case.trace), *made[case.program])))
 
 
 # -- what is told --------------------------------------------------------------------------------------------

@@ -105,6 +105,12 @@ class Opening:
         with suppress(InvalidStateError):  # cancelled meanwhile
             self.future.set_exception(error)
 
+    @property
+    def modules(self) -> tuple[tuple[str, str], ...]:
+        """The names of modules and what they meant, in the order of the controllers."""
+        made = [number for number in range(len(self.pools)) if number not in self.failed]
+        return tuple(each for number in made for each in self.pools[number].modules_of(self.requests[number]))
+
     def abandon(self) -> None:
         """Drop the controllers that were made."""
         for number in self._order[: self._num_open]:

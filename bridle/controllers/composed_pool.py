@@ -63,6 +63,11 @@ class ComposedPool:
         opening.next(request.prompt)
         return opening.future
 
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """Those of its controllers, one after the other."""
+        opening = self._opened.get(request.id)
+        return () if opening is None else opening.modules
+
     def abandon(self, request: Request) -> None:
         """Drop all that `open` made."""
         opening = self._opened.pop(request.id, None)

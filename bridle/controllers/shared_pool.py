@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, LeadingPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, LeadingPool, ModulePool
 from bridle.engine.request import Request
 
 #: The sequences of composed controllers have numbers from here on, above all of the engine's.
@@ -35,6 +35,10 @@ class SharedPool:
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """As the pool does."""
         return self._pool.open(request)
+
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """As the pool does, if it knows modules."""
+        return self._pool.modules_of(request) if isinstance(self._pool, ModulePool) else ()
 
     def abandon(self, request: Request) -> None:
         """As the pool does."""

@@ -205,6 +205,8 @@ class Openings:
             self._progress.fail_by_controller(seq, as_controller_error(error))
             _abandon(seq, future)
             return
+        if seq.trace is not None:
+            self._progress.tracer.opened(seq)
         self._steering.add(seq, Ask(seq.id, request=seq.request))
         self._begin(seq)
         self._steering.ask()

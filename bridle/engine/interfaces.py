@@ -215,6 +215,16 @@ class ControllerPool(Protocol):
 
 
 @runtime_checkable
+class ModulePool(Protocol):
+    """A `ControllerPool` whose controllers are modules with names, which may mean another module tomorrow."""
+
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """The names by which a request's controllers were asked for, and the hashes of the modules that were made of
+        them. Asked once its opening is done, and before it is first asked anything."""
+        raise NotImplementedError
+
+
+@runtime_checkable
 class ForesightedPool(Protocol):
     """A `ControllerPool` that can say ahead what it would answer, for controllers whose `is_pure`, if they have such an
     attribute, is true."""

@@ -172,6 +172,7 @@ class TraceState:
     answered: float = 0.0  # seconds that its controller took since the last token
     wait: Wait | None = None  # the wait under way
     waits_since: float = 0.0
+    modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and what they meant
 
     def fork(self) -> TraceState:
         """The state of a copy, which shares the room."""

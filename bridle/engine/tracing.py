@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, TextDecoder
+from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
 from bridle.engine.plan import SampleRow, StepResult
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence as Output
@@ -141,13 +141,19 @@ class Tracer:
         self._end_wait(seq, trace)
         error = None if event.error is None else f"{event.error.code}: {event.error}"
         record = End(seq.index, self._step, event.reason.value, event.text, event.stop, error, asdict(event.usage))
-        record.num_cut = trace.room.num_cut
+        record.num_cut, record.modules = trace.room.num_cut, trace.modules
         self._emit(Traced(seq.request.id, seq.index, record))
         if event.is_last:
             self.num_live -= 1
             self.num_live_records -= trace.room.num_records
 
     # -- controllers -------------------------------------------------------------------------------------
+
+    def opened(self, seq: Output) -> None:
+        """Note what the names of the controllers meant."""
+        assert seq.trace is not None
+        pool = seq.control.pool
+        seq.trace.modules = pool.modules_of(seq.request) if isinstance(pool, ModulePool) else ()
 
     def asked(self, seq: Output, now: float) -> None:
         """Note that the controller was asked."""

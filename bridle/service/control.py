@@ -230,6 +230,20 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
     return data
 
 
+def find_module(control: RuntimePool, name: str) -> str | None:
+    """The hash of the module that a hash or a name means now; "" if it means none, None if the runtime cannot tell.
+    Blocks."""
+    from bridle.aici import protocol
+
+    if not control.knows("get_module"):
+        return None
+    try:
+        data: ModuleData = control.call(protocol.GetModule(module_id=name), protocol.ModuleData)
+    except InvalidRequest:
+        return ""
+    return data.module_id
+
+
 def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
     """All tags, newest first. Blocks."""
     from bridle.aici import protocol

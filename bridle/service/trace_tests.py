@@ -121,7 +121,8 @@ def _play(model: LoadedModel, executor: RecordedExecutor, trace: Trace, controll
     header = trace.header
     sampling = {name: value for name, value in header.sampling.items() if name not in _NEEDS_LOGITS}
     executor.play(trace)
-    made = replay(model, Trace(replace(header, sampling=sampling, adapter=None, num_media=0)), controller=controller)
+    asked = Trace(replace(header, sampling=sampling, adapter=None, num_media=0), trace.records)
+    made = replay(model, asked, controller=controller)
     return Played(made, list(executor.notes))
 
 

@@ -19,7 +19,7 @@ from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
-from bridle.traced import Header, Trace
+from bridle.traced import End, Header, Trace
 
 if TYPE_CHECKING:
     from bridle.engine.interfaces import ExecutorInfo
@@ -103,6 +103,30 @@ def controller_form(request: Request) -> dict[str, Any] | None:
                 name: value for name, value in part["wasm"].items() if name != "auth" and value is not False
             }
     return {"name": request.controller_name, **form}
+
+
+def modules_of(trace: Trace) -> tuple[tuple[str, str], ...]:
+    """The names of Wasm controllers that steered a request, each with the hash of the module that it meant then."""
+    return next((record.modules for record in trace.records if isinstance(record, End) and record.modules), ())
+
+
+def ran_form(trace: Trace) -> dict[str, Any] | None:
+    """What steered a request, with the hashes of modules in place of their names, as far as these are known."""
+    form, meant = trace.header.controller, list(modules_of(trace))
+    if form is None or not meant:
+        return form
+    parts = [_ran_part(part, meant) for part in form.get("composed", [form])]
+    return {**form, "composed": parts} if "composed" in form else parts[0]
+
+
+def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, Any]:
+    """One part; what its name meant is taken from the list, in which each part has an entry of its own."""
+    name = part.get("wasm", {}).get("module")
+    known = next((each for each in meant if each[0] == name), None)
+    if known is None:
+        return part
+    meant.remove(known)
+    return {**part, "wasm": {**part["wasm"], "module": known[1]}}
 
 
 def controller_of(form: Mapping[str, Any] | None) -> object | None:

@@ -198,7 +198,8 @@ class Exchange(Record):
 @dataclass(slots=True)
 class End(Record):
     """The output is complete; `text` is what was held back until now. `stop` ended it, or `error`. `num_cut` records of
-    the request are missing, because it had too many."""
+    the request are missing, because it had too many. `modules` are the names of the request's Wasm controllers, each
+    with the hash of the module that it meant when they were made; the first output has them."""
 
     reason: str = ""
     text: str = ""
@@ -206,6 +207,7 @@ class End(Record):
     error: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
     num_cut: int = 0
+    modules: tuple[tuple[str, str], ...] = ()
 
 
 #: All kinds, by their names in files and streams.

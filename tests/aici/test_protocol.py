@@ -57,6 +57,7 @@ requests = st.one_of(
     ),
     st.builds(p.MkModule, binary=texts, rid=rids, auth=auths),
     st.builds(p.GetTags, rid=rids),
+    st.builds(p.GetModule, module_id=st.text(max_size=9), rid=rids),
     st.builds(p.SetTags, module_id=texts, tags=st.lists(texts, max_size=3), rid=rids),
     st.builds(p.Instantiate, req_id=texts, prompt=st.one_of(tokens, texts), module_id=texts),
     st.builds(p.Discard, req_id=texts, rid=rids),

@@ -162,11 +162,11 @@ def test_prepared_at_the_start(start: Start, tmp_path: Path) -> None:
 
 
 def test_no_room_is_told_with_a_time_to_come_back(tokenizer: Path, store: Path) -> None:
-    args = ("--store", str(store), "--limit", "max_instances=1")
+    args = ("--store", str(store), "--limit", "max_instances=1", "--limit", "max_prepare_wait=600000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=args, json_size=8), VOCAB_SIZE)
     try:
         first, second = (pool.open(Request(name, (1,), controller=WasmController(SMALL))) for name in "ab")
-        errors = [each.exception(30) for each in (first, second)]
+        errors = [each.exception(PATIENCE) for each in (first, second)]
         assert [type(error) for error in errors if error] == [Overloaded]
         assert "1 of at most 1 instances" in str(errors) and max(e.retry_after for e in errors if e) > 0  # type: ignore[attr-defined]
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -34,7 +35,8 @@ def expressions(node: Any) -> Iterator[str]:
             yield from expressions(value)
 
 
-def samples() -> dict[str, set[str]]:
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
     """Names of all samples that a server gives, with their labels."""
     model = scripted_model()
     model.control = SimpleNamespace(is_ready=True, num_restarts=0, close=lambda: None)  # type: ignore[assignment]
@@ -47,8 +49,8 @@ def samples() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def test_each_metric_of_the_board_is_there_with_its_labels() -> None:
-    board, known = json.loads(BOARD.read_text()), samples()
+def test_each_metric_of_the_board_is_there_with_its_labels(known: dict[str, set[str]]) -> None:
+    board = json.loads(BOARD.read_text())
     asked = [text for text in expressions(board) if _NAME.search(text)]
     assert len(asked) > 30
     for text in asked:
@@ -57,6 +59,11 @@ def test_each_metric_of_the_board_is_there_with_its_labels() -> None:
         labels = {one or other for one, other in _LABELS.findall(text)}
         for name in names:
             assert labels <= known[name], text
+
+
+def test_all_metrics_of_traces_are_on_the_board(known: dict[str, set[str]]) -> None:
+    shown = {name for text in expressions(json.loads(BOARD.read_text())) for name in _NAME.findall(text)}
+    assert {name for name in known if "trace" in name} <= shown
 
 
 def test_panels_do_not_overlap() -> None:

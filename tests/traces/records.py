@@ -25,6 +25,7 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int | str | None: st.none() | INTEGERS | WORDS,
     list[int]: st.lists(INTEGERS, max_size=3),
     list[str]: st.lists(WORDS, max_size=3),
+    tuple[tuple[str, str], ...]: st.lists(st.tuples(WORDS, WORDS), max_size=3).map(tuple),
     tuple[str, ...]: st.lists(WORDS, max_size=3).map(tuple),
     tuple[tuple[int, float], ...]: st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3).map(tuple),
     tuple[tuple[int, float | None], ...]: st.lists(st.tuples(INTEGERS, st.none() | NUMBERS), max_size=3).map(tuple),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bridle.aici.protocol import Auth
+from bridle.aici.runtime.modules import ModuleStore
 from bridle.cli import main
 from bridle.traced.rebuild import rebuild
 from bridle.traces import read
@@ -38,6 +40,12 @@ def test_a_module_is_replayed_and_tested(
     capsys.readouterr()
 
     module.write_bytes(guest2([[say("other\n"), *force([100, 101])], END]))
+    move_name("yesno", module, tmp_path / "data" / "bridle" / "controllers")
+    assert main(["replay", str(trace)]) == 0
+    told = capsys.readouterr().out
+    assert "All is the same, to the last bit" in told
+    assert f"The name 'yesno' means module {sha256(module.read_bytes()).hexdigest()} now" in told
+
     other = tmp_path / "other.jsonl"
     assert main(["replay", str(trace), "--controller", str(module), "--save", str(other)]) == 1
     told = capsys.readouterr().out
@@ -52,3 +60,17 @@ def test_a_module_is_replayed_and_tested(
     (tested,) = json.loads(capsys.readouterr().out)["traces"]
     assert tested["outcome"] == "different"
     assert "forced by" in " ".join(tested["sentences"])
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "elsewhere"))
+    assert main(["replay", str(other)]) == 2
+    assert "which is no longer in the store here" in capsys.readouterr().err
+
+
+def move_name(name: str, module: Path, folder: Path) -> None:
+    """Let a name mean the module of this file, in a runtime's store."""
+    admin = Auth("localhost", True)
+    store = ModuleStore(folder)
+    try:
+        store.set_tags(store.add(module.read_bytes(), admin), [name], admin)
+    finally:
+        store.close()

@@ -91,6 +91,10 @@ class DemandedPool:
         self.wake()
         return True
 
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """As the runtime's pool."""
+        return () if self.runtime is None else self.runtime.modules_of(request)
+
     def abandon(self, request: Request) -> None:
         """Drop the instance of a request that will not run."""
         if self.runtime is not None:

@@ -44,6 +44,11 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
     return tuple(data.result.prompt)
 
 
+def module_of(data: Any) -> str | None:
+    """The module of the new instance, by its hash; None if the runtime does not tell."""
+    return data.module_id if isinstance(data, protocol.SeqResult) and isinstance(data.module_id, str) else None
+
+
 class FirstWords:
     """What controllers printed and stored while their instances were made. It is kept until a first answer can carry
     it."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from bridle.aici import protocol
 from bridle.aici.client.keeper import Life, RuntimeKeeper
-from bridle.aici.client.opening import FirstWords, instantiation, prompt_of
+from bridle.aici.client.opening import FirstWords, instantiation, module_of, prompt_of
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
 from bridle.aici.client.tool_variables import ToolVariables
@@ -45,6 +45,14 @@ class _Queue:
     freed: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An instance that no sequence has claimed yet: where it lives, and the module that its name meant, if known."""
+
+    life: Life
+    module: str | None
+
+
 class RuntimePool:
     """Controllers in a runtime process. Start it once; it keeps a runtime alive until `shutdown`.
 
@@ -63,7 +71,7 @@ class RuntimePool:
         self._leaving: set[int] = set()  # sequences that are freed along with their last ask
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
-        self._opened: dict[str, Life] = {}  # instances that no sequence has claimed yet, by request
+        self._opened: dict[str, _Opened] = {}  # by request
         self._first_words = FirstWords()
         self.tools = ToolVariables()
         self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
@@ -92,6 +100,11 @@ class RuntimePool:
         """The runtime's process, which leads a group of all that it started; None while there is none."""
         life = self._keeper.current
         return life.process.pid if life is not None else None
+
+    def knows(self, extension: str) -> bool:
+        """Whether the runtime announced that addition to the protocol; waits for a runtime if need be. Not for the
+        engine's thread."""
+        return extension in self._keeper.wait(self.config.start_timeout).process.extensions
 
     def call(self, request: protocol.Message, data_type: Any) -> Any:
         """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if need be. Not
@@ -160,7 +173,7 @@ class RuntimePool:
             self._conclude(future, error)
         else:
             self._first_words.hear(request, done.result())
-            self._opened[request.id] = life
+            self._opened[request.id] = _Opened(life, module_of(done.result()))
             if not self._conclude(future, prompt):
                 self._discard(request, life)
         finally:
@@ -178,11 +191,18 @@ class RuntimePool:
         self.wake()
         return True
 
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """The module that the request's instance was made of, with the name that it was asked for by."""
+        opened, controller = self._opened.get(request.id), request.controller
+        if opened is None or opened.module is None or not isinstance(controller, WasmController):
+            return ()
+        return ((controller.module, opened.module),)
+
     def abandon(self, request: Request) -> None:
         """Drop the instance of a request that will not run. Any thread may call."""
-        life = self._opened.get(request.id)
-        if life is not None:
-            self._discard(request, life)
+        opened = self._opened.get(request.id)
+        if opened is not None:
+            self._discard(request, opened.life)
 
     def _discard(self, request: Request, life: Life) -> None:
         """Drop an instance that no request needs. A runtime without a command for that has it claimed and freed."""
@@ -240,7 +260,8 @@ class RuntimePool:
     def _is_lost(self, ask: Ask, life: Life | None) -> bool:
         """Whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
-            return self._opened.pop(ask.request.id, None) is not life or life is None
+            opened = self._opened.pop(ask.request.id, None)
+            return opened is None or opened.life is not life
         known = ask.parent if ask.parent is not None else ask.seq_id
         return life is None or known not in self._live
 
@@ -347,7 +368,8 @@ class RuntimePool:
             self._lose(life, str(error))
 
     def _claim(self, request: Request, life: Life) -> None:
-        if self._opened.pop(request.id, None) is life:
+        opened = self._opened.pop(request.id, None)
+        if opened is not None and opened.life is life:
             ask = Ask(next(self._stray_ids), request=request, final=True)
             self._queue.asks.append(ask)
             self._queue.freed.append(ask.seq_id)

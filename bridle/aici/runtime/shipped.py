@@ -53,6 +53,12 @@ class Shipped:
         name = standard_name(reference)
         return None if name is None else self.install(name)
 
+    def restore(self, module: str) -> None:
+        """Store a shipped controller that is asked for by its id, as a trace of another machine does."""
+        name = _name_of(module)
+        if name is not None:
+            self.install(name)
+
     def install(self, name: str) -> str:
         """Store a controller unless it is there; gives its module id."""
         module = standard.manifest()[name].sha256

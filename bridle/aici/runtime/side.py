@@ -8,9 +8,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from bridle.aici.protocol import (
     Auth,
     Discard,
+    GetModule,
     GetTags,
     Instantiate,
     MkModule,
@@ -105,6 +108,11 @@ class SideOps:
     def get_tags(self, request: GetTags) -> TagsData:
         return TagsData(self._store.tags())
 
+    def get_module(self, request: GetModule) -> ModuleData:
+        module = self._resolve(request.module_id, may_download=False)
+        compiled = self._compilers.cached(module)
+        return ModuleData(module, self._store.size(module), 0 if compiled is None else compiled.size, 0)
+
     def _check_unrestricted(self, what: str) -> None:
         if self._options.is_restricted:
             raise InvalidRequest(f"{what} is not allowed: the runtime was started with --restricted")
@@ -124,19 +132,20 @@ class SideOps:
         variables = SharedVariables(self._limits)
         state = RequestState(next(self._requests), request.req_id, auth.user, module, variables, trace_of(request))
         created = self._create(state, argument, prompt, dialect=dialect)
-        return self._reply(created, dialect)
+        return self._reply(created, dialect, module)
 
     def discard(self, request: Discard) -> dict[str, Any]:
         """Drop an instance that will never be used."""
         self._registry.discard(request.req_id)
         return {}
 
-    def _resolve(self, name: str) -> str:
+    def _resolve(self, name: str, *, may_download: bool = True) -> str:
         if is_module_id(name):
+            self._shipped.restore(name)
             return self._store.resolve(name)
         if not self._store.is_named(name) and (module := self._shipped.resolve(name)) is not None:
             return module
-        if name.startswith("gh:"):
+        if name.startswith("gh:") and may_download:
             return self._downloads.resolve(name, self.install)
         return self._store.resolve(name)
 
@@ -210,7 +219,7 @@ class SideOps:
         created: m.Created = reply
         return created
 
-    def _reply(self, created: m.Created, dialect: str) -> Any:
+    def _reply(self, created: m.Created, dialect: str, module: str) -> Any:
         if dialect == "1":
             if created.error:
                 raise InvalidRequest(f"{created.logs}{created.error}")
@@ -219,4 +228,5 @@ class SideOps:
         if not created.error:
             result = created.pre if dialect == "1b" else PromptResult(created.prompt)
         storage = [StorageCommand(write=write) for write in created.storage]
-        return SeqResult(created.error, result, storage, created.logs, created.micros)
+        told = module if dialect == "2" else UNSET
+        return SeqResult(created.error, result, storage, created.logs, created.micros, module_id=told)

@@ -144,6 +144,8 @@ class Supervisor:
             return self._side.set_tags(request)
         if isinstance(request, p.GetTags):
             return self._side.get_tags(request)
+        if isinstance(request, p.GetModule):
+            return self._side.get_module(request)
         if isinstance(request, p.Instantiate):
             return self._side.instantiate(request, self._dialect)
         if isinstance(request, p.Discard):
