@@ -10,6 +10,8 @@ from bridle.cluster.columns import check_lengths, item, shares
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.samplings import SamplingNames, SamplingSlots
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
+from bridle.errors import ProtocolError
 
 
 def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
@@ -18,7 +20,7 @@ def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
     slots, new = names.name([row.sampling for row in rows])
     message = pb.Batch(
         step=batch.step,
-        num_unnamed=batch.num_unnamed,
+        unnamed=batch.unnamed.bounds,
         samplings=new,
         seq_ids=[row.seq_id for row in rows],
         logits_indexes=[row.logits_index for row in rows],
@@ -78,7 +80,15 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
         _counts(message.num_ahead, num_rows, what),
         _counts(message.num_traced, num_rows, what),
     )
-    return SampleBatch(message.step, list(rows), _scores(message, what), message.num_unnamed)
+    return SampleBatch(message.step, list(rows), _scores(message, what), read_unnamed(message.unnamed, what))
+
+
+def read_unnamed(bounds: Sequence[int], what: str) -> Unnamed:
+    """The ids of these spans. Raises `ProtocolError` if they are none."""
+    try:
+        return Unnamed.from_bounds(bounds) if bounds else NONE_UNNAMED
+    except ValueError as error:
+        raise ProtocolError(f"{what}: {error}") from None
 
 
 def _masks(message: pb.Batch, num_rows: int, what: str) -> Sequence[bytes | None]:

@@ -19,6 +19,7 @@ import grpc
 
 from bridle.cluster.adapter_calls import check, decode_layers
 from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
+from bridle.cluster.batches import read_unnamed
 from bridle.cluster.liveness import HELD_UP_SECONDS, is_held_up
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
@@ -205,6 +206,7 @@ def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
         raise ProtocolError(f"the shard keeps KV by {reply.kv!r}; must be 'paged' or 'sequences'")
     fields: dict[str, Any] = {name: getattr(reply, name) for name in ExecutorInfo.__slots__}
     fields["eos_token_ids"] = tuple(reply.eos_token_ids)
+    fields["unnamed"] = read_unnamed(reply.unnamed, "the shard's description")
     fields["task"] = reply.task or "generate"
     if fields["task"] not in get_args(Task):
         raise ProtocolError(f"the shard's model is for {reply.task[:100]!r}; known are {', '.join(get_args(Task))}")

@@ -119,7 +119,8 @@ class Shard:
             media_row_bytes=getattr(media, "row_bytes", 0),
             media_max_bytes=0 if media is None else media.max_bytes,
             adapter_layers=encode_layers(self.executor),
-            **{name: getattr(info, name) for name in info.__slots__},
+            unnamed=info.unnamed.bounds,
+            **{name: getattr(info, name) for name in info.__slots__ if name != "unnamed"},
         )
 
     def health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthReply:

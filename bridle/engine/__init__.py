@@ -7,7 +7,7 @@ tokenizer implements `TextDecoder`; each part can be used alone.
 from bridle.engine.async_engine import AsyncEngine
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.client import EngineClient, EventStream
-from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_is_empty, mask_of, mask_words
+from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_of, mask_words
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import (
     Answer,
@@ -74,7 +74,6 @@ __all__ = [
     "TextState",
     "fork_key",
     "mask_allows",
-    "mask_is_empty",
     "mask_of",
     "mask_words",
     "root_key",

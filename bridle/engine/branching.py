@@ -21,6 +21,7 @@ from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.steering import PLAIN, Steering
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
@@ -82,7 +83,7 @@ class Branching:
         outputs_of: Callable[[str], Outputs],
         new_id: Callable[[], int],
         max_outputs: int,
-        num_unnamed: int = 0,
+        unnamed: Unnamed = NONE_UNNAMED,
     ) -> None:
         self._scheduler = scheduler
         self._steering = steering
@@ -90,13 +91,13 @@ class Branching:
         self._outputs_of = outputs_of
         self._new_id = new_id
         self._max_outputs = max_outputs
-        self._num_unnamed = num_unnamed
+        self._unnamed = unnamed
 
     # -- before sampling ---------------------------------------------------------------------------------
 
     def branch(self, step: int, scheduled: list[Scheduled]) -> Branched:
         """Make the rows for all branches of the sequences that go on in this step."""
-        out = Branched(SampleBatch(step, num_unnamed=self._num_unnamed))
+        out = Branched(SampleBatch(step, unnamed=self._unnamed))
         wanting = [item for item in scheduled if item.seq.wants_scores]
         out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
         for item in scheduled:

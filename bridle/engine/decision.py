@@ -169,11 +169,3 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
 def mask_allows(mask: bytes, token: int) -> bool:
     """Whether `token` is allowed by `mask`."""
     return 0 <= token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
-
-
-def mask_is_empty(mask: bytes, vocab_size: int) -> bool:
-    """Whether no token below `vocab_size` is allowed (padding bits do not count)."""
-    whole, rest = divmod(vocab_size, 8)
-    if mask[:whole].strip(b"\0"):
-        return False
-    return rest == 0 or not mask[whole] & ((1 << rest) - 1)

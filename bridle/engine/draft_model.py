@@ -22,6 +22,7 @@ from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import QueueState
 from bridle.engine.step_cost import StepCost
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +50,21 @@ class _Turn:
 
 
 class ModelDrafter:
-    """Implements `Drafter` over the executor of a draft model. `vocab_size` is that of the model it drafts for."""
+    """Implements `Drafter` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
+    which never draws `unnamed` ids."""
 
-    def __init__(self, executor: Executor, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        unnamed: Unnamed = NONE_UNNAMED,
+    ) -> None:
         info = self._info = executor.info
         self._executor = executor
         self._clock = clock
         self._vocab_size = min(vocab_size, info.vocab_size)
+        self._unnamed = unnamed.resized(info.vocab_size, self._vocab_size)
         caching, self._by_sequence = info.kv == "paged", info.kv == "sequences"
         self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
         self._shadows: dict[int, _Shadow] = {}
@@ -184,7 +193,7 @@ class ModelDrafter:
         if not drawing:
             return []
         rows = [_row(turn, index) for index, turn in enumerate(drawing)]
-        batch = SampleBatch(self._step, rows, num_unnamed=self._info.vocab_size - self._vocab_size)
+        batch = SampleBatch(self._step, rows, unnamed=self._unnamed)
         tokens = self._executor.sample(batch).tokens
         if plan.num_tokens == len(drawing):
             self._cost.note(len(drawing), self._clock() - began)

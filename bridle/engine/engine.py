@@ -44,6 +44,7 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.engine.waiting import PromptGate
 from bridle.errors import (
     BridleError,
@@ -64,8 +65,8 @@ class Engine:
 
     `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
     to the device (None: the executor has all that requests name), `media` encodes pictures (None: there are none),
-    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. The model's last `num_unnamed`
-    ids are never drawn. All methods but `cancel` belong to one thread.
+    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. Ids that are
+    `unnamed` are never drawn. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Engine:
         adapters: AdapterStore | None = None,
         draft: Executor | None = None,
         media: MediaStore | None = None,
-        num_unnamed: int = 0,
+        unnamed: Unnamed = NONE_UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
         self.batching = Batching.of(self.config, executor.info)
         self._embedder = executor if isinstance(executor, Embedder) else None
-        self.info: ExecutorInfo = replace(self.batching.limit(executor.info), num_unnamed=num_unnamed)
+        self.info: ExecutorInfo = replace(self.batching.limit(executor.info), unnamed=unnamed)
         if self._embedder is None:
             self.info = replace(self.info, embedding_size=0)
         self.clock = clock
@@ -106,7 +107,7 @@ class Engine:
             clock,
             self._emit_finished,
             vocab_size=self.info.vocab_size,
-            num_drawable=self.info.num_drawable,
+            unnamed=unnamed,
             max_idle_steps=self.config.max_idle_steps,
             max_noops=self.config.max_noops,
             speculation=speculation,
@@ -120,7 +121,7 @@ class Engine:
             self._outputs_of,
             self._ids.__next__,
             self.config.max_forks,
-            num_unnamed,
+            unnamed,
         )
         self._live: dict[str, Outputs] = {}
         self._endings = Endings(
@@ -452,9 +453,9 @@ def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
 def _make_speculation(
     info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
 ) -> Speculation:
-    drafter = None if draft is None else ModelDrafter(draft, info.num_drawable, clock)
+    drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
     timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
-    return Speculation(config.speculate, drafter, info.num_drawable, timer)
+    return Speculation(config.speculate, drafter, info.vocab_size, timer)
 
 
 def _make_scheduler(

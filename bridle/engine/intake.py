@@ -7,7 +7,7 @@ is dropped as soon as it is made. A controller may rewrite the prompt, so the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 
 from bridle.config import EngineConfig
@@ -46,15 +46,8 @@ class Intake:
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
-        num_drawable = self._info.num_drawable
-        if sampling.logit_bias and max(sampling.logit_bias) >= num_drawable:
-            wrong = max(sampling.logit_bias)
-            raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {num_drawable}", "logit_bias")
-        if sampling.allowed_token_ids and max(sampling.allowed_token_ids) >= num_drawable:
-            wrong = max(sampling.allowed_token_ids)
-            raise InvalidRequest(
-                f"allowed_token_ids names token {wrong}; the vocabulary has {num_drawable}", "allowed_token_ids"
-            )
+        self._check_named("logit_bias", sampling.logit_bias)
+        self._check_named("allowed_token_ids", sampling.allowed_token_ids)
         if sampling.n > self._config.max_forks:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
         if request.runs or request.media:
@@ -62,6 +55,14 @@ class Intake:
         max_len = self.max_len(request, len(request.prompt))
         if request.generated:
             self._check_generated(request, max_len)
+
+    def _check_named(self, field: str, tokens: Collection[int]) -> None:
+        """Raise `InvalidRequest` for an id that is never drawn."""
+        if tokens and max(tokens) >= self._info.num_drawable:
+            raise InvalidRequest(
+                f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
+            )
+        check_drawn(field, tokens, self._info)
 
     def _check_generated(self, request: Request, max_len: int) -> None:
         if not request.is_plain:
@@ -134,6 +135,13 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
         if info.task == "classify":
             what = "labels of texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
         raise UnsupportedFeature(f"this model generates no text; it gives {what}", "model")
+
+
+def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
+    """Raise `InvalidRequest` for an id that stands for no token and is never drawn."""
+    wrong = info.unnamed.among(tokens)
+    if wrong:
+        raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never drawn", field)
 
 
 def _mask_of(tokens: tuple[int, ...], vocab_size: int) -> bytes | None:

@@ -18,6 +18,7 @@ from bridle.engine.decision import Decision
 from bridle.engine.media import Medium
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.request import Request
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerError
 
 #: What a model is for: text, vectors of texts, or labels of texts.
@@ -35,8 +36,8 @@ class ExecutorInfo:
     engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
     have `embedding_size` numbers; 0 if this model gives none. `task` says what the model is for: one that does not
     generate gives vectors of whole texts, each computed in one step, or the logits of a classifier's labels.
-    `block_bytes` is the memory of one block; 0 if it is not known. The last `num_unnamed` ids stand for no token: they
-    are read in prompts, and never drawn.
+    `block_bytes` is the memory of one block; 0 if it is not known. Ids that are `unnamed` stand for no token: they are
+    read in prompts, and never drawn.
     """
 
     model: str
@@ -53,12 +54,12 @@ class ExecutorInfo:
     embedding_size: int = 0
     task: Task = "generate"
     block_bytes: int = 0
-    num_unnamed: int = 0
+    unnamed: Unnamed = NONE_UNNAMED
 
     @property
     def num_drawable(self) -> int:
         """Ids from this one on are never drawn."""
-        return self.vocab_size - self.num_unnamed
+        return self.unnamed.end_of(self.vocab_size)
 
 
 class Executor(Protocol):

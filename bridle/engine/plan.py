@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.engine.media import Runs
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 from bridle.traced import Draw
@@ -125,12 +126,12 @@ class ScoreRun:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """All tokens and scores to read off the logits of step `step`, in which the last `num_unnamed` ids do not count."""
+    """All tokens and scores to read off the logits of step `step`, in which `unnamed` ids do not count."""
 
     step: int
     rows: list[SampleRow] = field(default_factory=list)
     scores: list[ScoreRun] = field(default_factory=list)
-    num_unnamed: int = 0
+    unnamed: Unnamed = NONE_UNNAMED
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
-from bridle.engine.decision import DRAW, MAX_PROPOSED, Branch, Decision, mask_is_empty, mask_words
+from bridle.engine.decision import DRAW, MAX_PROPOSED, Branch, Decision, mask_words
 from bridle.engine.guard import Guard
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue, foresees, is_foretold
 from bridle.engine.media import splits
@@ -20,6 +20,7 @@ from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason, Log, Stored
 from bridle.sampling import MAX_LOGPROBS
@@ -49,7 +50,7 @@ class Steering:
         emit: Callable[[Sequence, Finished], None],
         *,
         vocab_size: int,
-        num_drawable: int,
+        unnamed: Unnamed = NONE_UNNAMED,
         max_idle_steps: int,
         max_noops: int,
         last_words: float = 0.25,
@@ -61,7 +62,7 @@ class Steering:
         self._clock = clock
         self._emit = emit
         self._vocab_size = vocab_size
-        self._num_drawable = num_drawable
+        self._unnamed = unnamed
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
@@ -439,7 +440,7 @@ class Steering:
                     f"the mask has {len(branch.mask)} bytes; "
                     f"a vocabulary of {self._vocab_size} tokens takes {self._mask_bytes}"
                 )
-            if mask_is_empty(branch.mask, self._num_drawable):
+            if self._unnamed.bar(branch.mask, self._vocab_size):
                 raise ControllerError("the mask allows no token at all")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
+from bridle.engine.unnamed import Unnamed
 from bridle.errors import InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.media_device import LocalMedia
@@ -174,8 +176,15 @@ class LocalExecutor:
 
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
     """Forbid the ids of `logits` [R, V] that stand for no token, whatever then draws from them."""
-    if batch.num_unnamed and logits is not None:
-        logits[:, -batch.num_unnamed :] = -torch.inf
+    if batch.unnamed and logits is not None:
+        if batch.unnamed.end > logits.shape[1]:
+            raise InternalError(f"id {batch.unnamed.end - 1} is to be struck from {logits.shape[1]} logits")
+        logits.index_fill_(1, _columns(batch.unnamed, logits.device), -torch.inf)
+
+
+@lru_cache(maxsize=16)
+def _columns(unnamed: Unnamed, device: torch.device) -> Tensor:
+    return torch.tensor(list(unnamed), device=device)
 
 
 def check_batch(batch: SampleBatch, num_rows: int) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
+from bridle.engine.unnamed import NONE_UNNAMED
 from bridle.errors import EngineClosed, InvalidRequest, Overloaded
 from bridle.lora import AdapterPool, find_device
 from bridle.media import ImageHosts, MediaReader, open_reader
@@ -37,7 +38,7 @@ from bridle.service.control import (
     guess_num_logits,
 )
 from bridle.service.defaults import read_defaults
-from bridle.service.vocabularies import check_sizes, num_unnamed
+from bridle.service.vocabularies import check_sizes, find_unnamed
 from bridle.threads import start_thread
 from bridle.tools import Desk, ToolDesk
 
@@ -354,7 +355,7 @@ def _start_engine(
         adapters=adapters,
         draft=draft,
         media=media,
-        num_unnamed=0 if config.unnamed_ids else num_unnamed(parts.tokenizer, info),
+        unnamed=NONE_UNNAMED if config.unnamed_ids else find_unnamed(parts.tokenizer, info),
     )
     client = AsyncEngine(engine)
     for mover in (media, adapters):

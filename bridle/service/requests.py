@@ -15,7 +15,7 @@ from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
 from bridle.controllers.composition import compose, parts_of
 from bridle.controllers.free_part import FreePart
-from bridle.engine.intake import check_task
+from bridle.engine.intake import check_drawn, check_task
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest, UnsupportedFeature
@@ -327,10 +327,12 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
     bias, ends = sampling.logit_bias, sampling.stop_token_ids
     if bias:
         _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, num_drawable)
+        check_drawn("logit_bias", bias, model.info)
     if ends:
         _check_ids("stop_token_ids", ends, vocab_size)
     if sampling.allowed_token_ids:
         _check_ids("allowed_token_ids", sampling.allowed_token_ids, num_drawable)
+        check_drawn("allowed_token_ids", sampling.allowed_token_ids, model.info)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
     for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):

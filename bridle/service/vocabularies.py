@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import UnsupportedModel
 from bridle.shown import shown
 
@@ -34,19 +35,27 @@ def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
             "refused, and the model never writes them",
             *(tokenizer.vocab_size, num_ids, len(added), _some(added)),
         )
-    if tokenizer.vocab_size < num_ids:
+    num_further = max(num_ids - tokenizer.vocab_size, 0)
+    if num_further:
         _log.info(
-            "the model has %d ids, and the tokenizer %d: the %d further ones stand for no token, and are never drawn",
-            *(num_ids, tokenizer.vocab_size, num_ids - tokenizer.vocab_size),
+            "the model has %d ids, and the tokenizer %d: the %d further ones stand for no token, and are drawn only "
+            "with unnamed_ids",
+            *(num_ids, tokenizer.vocab_size, num_further),
+        )
+    gaps = tokenizer.without_token(num_ids - num_further)
+    if gaps:
+        _log.info(
+            "%d ids between those of the tokenizer stand for no token (%s), and are drawn only with unnamed_ids",
+            *(len(gaps), _some(gaps)),
         )
 
 
-def num_unnamed(tokenizer: Tokenizer, info: ExecutorInfo) -> int:
-    """How many of a model's last ids stand for no token. One that ends texts counts as a token."""
+def find_unnamed(tokenizer: Tokenizer, info: ExecutorInfo) -> Unnamed:
+    """The ids of a model that stand for no token. One that ends texts counts as a token."""
     if info.task != "generate":
-        return 0
-    return max(0, info.vocab_size - max((tokenizer.vocab_size, *(token + 1 for token in info.eos_token_ids))))
+        return NONE_UNNAMED
+    return Unnamed.of(set(tokenizer.without_token(info.vocab_size)) - set(info.eos_token_ids))
 
 
-def _some(pieces: Sequence[str]) -> str:
+def _some(pieces: Sequence[str] | Sequence[int]) -> str:
     return ", ".join(shown(piece) for piece in pieces[:_NUM_SHOWN])

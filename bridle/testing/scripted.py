@@ -20,6 +20,7 @@ from typing import Literal
 from bridle.engine.decision import mask_words
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.engine.unnamed import Unnamed
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.outputs import Logprob
 from bridle.testing.clock import Clock
@@ -136,8 +137,8 @@ class ScriptedExecutor:
             require(batch.step == self._step, f"samples step {batch.step}; the last forward was {self._step}")
             require(not self._is_sampled, f"step {batch.step} is sampled twice")
             self._is_sampled = True
-            if batch.num_unnamed:
-                self._rows = [_without(row, batch.num_unnamed) for row in self._rows]
+            if batch.unnamed:
+                self._rows = [_without(row, batch.unnamed) for row in self._rows]
             drawn = [self._draw(row) for row in batch.rows]
             scores = [self._score(run) for run in batch.scores]
             tokens = [token for token, _ in drawn]
@@ -280,10 +281,10 @@ class ScriptedExecutor:
         return scores
 
 
-def _without(row: _LogitsRow, num_unnamed: int) -> _LogitsRow:
-    """The row with its last ids forbidden."""
+def _without(row: _LogitsRow, unnamed: Unnamed) -> _LogitsRow:
+    """The row with these ids forbidden."""
     logits = row.logits.copy()
-    logits[-num_unnamed:] = -math.inf
+    logits[list(unnamed)] = -math.inf
     return replace(row, logits=logits)
 
 

@@ -88,7 +88,15 @@ class Tokenizer:
             pieces[token] = piece
         for token, info in self._backend.get_added_tokens_decoder().items():
             pieces[token] = info.content
+        for token, missing in enumerate(pieces):
+            if missing is None:  # a gap, or a piece that a later token has as well
+                pieces[token] = self._backend.id_to_token(token)
         return pieces
+
+    def without_token(self, num_ids: int) -> list[int]:
+        """The ids below `num_ids` that stand for no token: gaps of the vocabulary, and what comes after it."""
+        pieces = self._pieces[:num_ids]
+        return [t for t, piece in enumerate(pieces) if piece is None] + list(range(len(pieces), num_ids))
 
     def beyond(self, num_ids: int) -> tuple[list[str], list[str]]:
         """The tokens that a model of `num_ids` ids has no place for: ordinary ones, and those that were added."""

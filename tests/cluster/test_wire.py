@@ -30,6 +30,7 @@ from bridle.cluster.samplings import (
 from bridle.cluster.vectors import decode_vectors, encode_vectors
 from bridle.engine.media import MediaArray, MediaRun, Medium
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.engine.unnamed import Unnamed
 from bridle.errors import (
     BridleError,
     ControllerError,
@@ -112,7 +113,7 @@ def batches(draw: st.DrawFn) -> SampleBatch:
     key = st.integers(0, (1 << 64) - 1)
     row = st.builds(SampleRow, IDS, SMALL, st.sampled_from(samplings), key, SMALL, MASKS, BIAS, num_traced=SMALL)
     run = st.builds(ScoreRun, IDS, SMALL, TOKENS, SMALL)
-    return SampleBatch(draw(IDS), draw(lists(row)), draw(lists(run)))
+    return SampleBatch(draw(IDS), draw(lists(row)), draw(lists(run)), draw(st.sets(SMALL).map(Unnamed.of)))
 
 
 TOP = st.lists(st.tuples(SMALL, NUMBERS), max_size=3).map(tuple)

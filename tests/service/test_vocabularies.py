@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from safetensors.torch import load_file, save_file
 
-from bridle import LLM, SamplingParams
+from bridle import LLM, Regex, SamplingParams
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import launch_shard
 from bridle.errors import InvalidRequest, UnsupportedModel
@@ -22,6 +23,7 @@ from lab.doubles import tiny
 from tests.http.harness import local_client
 
 NUM_TOKENS = 269  # of the tiny tokenizer
+GAPS = (40, 41, 77, 262, 263, 264, 265, 266, 267)  # two bytes, another one, and all words but one
 
 
 def tokenizer_of(folder: Path, *added: str) -> Tokenizer:
@@ -61,6 +63,30 @@ def test_ids_without_a_token_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "the model has 300 ids, and the tokenizer 269: the 31 further ones stand for no token" in caplog.text
 
 
+def with_gaps(folder: Path) -> Path:
+    """Take some tokens of the folder's tokenizer away, and leave their ids."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary, gone = content["model"]["vocab"], set(GAPS)
+    content["model"]["vocab"] = {piece: token for piece, token in vocabulary.items() if token not in gone}
+    content["model"]["merges"] = content["model"]["merges"][-1:]
+    path.write_text(json.dumps(content))
+    return folder
+
+
+def test_gaps_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bridle")
+    tokenizer_of(tmp_path)
+    check_sizes(Tokenizer.load(with_gaps(tmp_path)), NUM_TOKENS, "m")
+    assert f"{len(GAPS)} ids between those of the tokenizer stand for no token (40, 41, 77)" in caplog.text
+
+
+def test_a_piece_that_two_ids_have_is_no_gap() -> None:
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -2.0), ("a", -3.0)]
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0)))
+    assert tokenizer.without_token(6) == [4, 5]
+
+
 def test_a_model_with_another_tokenizer_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     small = tiny.make_checkpoint("llama", tmp_path / "small", vocab_size=200)
     (small / "model.safetensors").write_bytes(b"no weights")
@@ -81,28 +107,39 @@ def test_a_prompt_with_an_added_token_too_many_is_refused(tmp_path: Path) -> Non
 
 def eager_checkpoint(folder: Path) -> Path:
     """A model that would say little else than ids without a token, if it might."""
-    path = tiny.make_checkpoint("llama", folder)
+    path = with_gaps(tiny.make_checkpoint("llama", folder))
     weights = load_file(path / "model.safetensors")
     head = weights["lm_head.weight"]  # [300, hidden]
-    head[NUM_TOKENS:] = 4 * head[: tiny.VOCAB_SIZE - NUM_TOKENS]
+    gone = [*GAPS, *range(NUM_TOKENS, tiny.VOCAB_SIZE)]
+    head[gone] = 4 * head[100 : 100 + len(gone)]
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
 
 
 def drawn(model: str | LoadedModel, **options: Any) -> set[int]:
-    """Which ids outputs hold and alternatives show, greedy and drawn."""
-    sampling = [SamplingParams(max_tokens=24, temperature=t, seed=3, logprobs=20, ignore_eos=True) for t in (0.0, 2.0)]
-    sizes = {"num_blocks": 32, "warm_up": False} if isinstance(model, str) else {}
+    """Which ids outputs hold and alternatives show: greedy and drawn, drafted, held to a grammar, and of beams."""
+    base = SamplingParams(max_tokens=24, seed=3, logprobs=20, ignore_eos=True)
+    sampling = [base.with_(temperature=t, speculate=number) for t in (0.0, 2.0) for number in (0, 4)]
+    sizes = {"num_blocks": 64, "warm_up": False} if isinstance(model, str) else {}
     with LLM(model, **sizes, **options) as llm:
-        outputs = [each.outputs[0] for each in llm.generate(["ab", "cd"], sampling)]
-    tops = [token for output in outputs for each in output.logprobs if each for token, _ in each.top]
+        answers = llm.generate(["ab"] * len(sampling), sampling)
+        answers += llm.generate(["ab", "cd"], base, constraint=Regex("(.|\n)*"))
+        answers += llm.beam_search(["ab"], beam_width=3, max_tokens=8)
+    outputs = [output for answer in answers for output in answer.outputs]
+    tops = [token for output in outputs for each in output.logprobs or () if each for token, _ in each.top]
     return {token for output in outputs for token in output.token_ids} | set(tops)
+
+
+def have_tokens(ids: set[int]) -> bool:
+    return max(ids) < NUM_TOKENS and ids.isdisjoint(GAPS)
 
 
 def test_ids_without_a_token_are_drawn_only_if_asked_for(tmp_path: Path) -> None:
     folder = str(eager_checkpoint(tmp_path / "model"))
-    assert max(drawn(folder)) < NUM_TOKENS
-    assert max(drawn(folder, unnamed_ids=True)) >= NUM_TOKENS
+    assert have_tokens(drawn(folder))
+    others = drawn(folder, unnamed_ids=True)
+    assert max(others) >= NUM_TOKENS
+    assert not others.isdisjoint(GAPS)
 
 
 @pytest.mark.slow
@@ -110,20 +147,20 @@ def test_nor_by_a_model_elsewhere_or_in_another_library(tmp_path: Path) -> None:
     folder = eager_checkpoint(tmp_path / "model")
     config = ModelConfig(str(folder), num_blocks=32, num_threads=1)
     elsewhere = load_model(config, executors=lambda config, *_: launch_shard(config, stands_by=False))
-    assert max(drawn(elsewhere)) < NUM_TOKENS
+    assert have_tokens(drawn(elsewhere))
     pytest.importorskip("llama_cpp")
     file = quantize_model(str(folder), tmp_path / "model.gguf", "F32")
-    assert max(drawn(str(file), backend="llamacpp")) < NUM_TOKENS
+    assert have_tokens(drawn(str(file), backend="llamacpp"))
     assert max(drawn(str(file), backend="llamacpp", unnamed_ids=True)) >= NUM_TOKENS
 
 
 @pytest.mark.parametrize("field", ["logit_bias", "allowed_token_ids"])
-def test_naming_ids_without_a_token_is_refused(field: str) -> None:
-    value: Any = {"270": 1.0} if field == "logit_bias" else [270]
-    with local_client(
-        load_model(ModelConfig(str(tiny.cached_checkpoint("llama")), num_blocks=16, warm_up=False))
-    ) as client:
+def test_naming_ids_without_a_token_is_refused(field: str, tmp_path: Path) -> None:
+    folder = with_gaps(tiny.make_checkpoint("llama", tmp_path / "model"))
+    with local_client(load_model(ModelConfig(str(folder), num_blocks=16, warm_up=False))) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
-        answer = client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1, field: value})
-    assert answer.status_code == 400
-    assert f"{field} holds token 270; ids go from 0 to 268" in answer.json()["error"]["message"]
+        for token, told in ((270, "token 270; ids go from 0 to 268"), (77, "77, an id that stands for no token")):
+            value: Any = {str(token): 1.0} if field == "logit_bias" else [token]
+            answer = client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 1, field: value})
+            assert answer.status_code == 400
+            assert f"{field} holds {told}" in answer.json()["error"]["message"]

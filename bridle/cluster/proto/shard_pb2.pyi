@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "num_unnamed")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "unnamed")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -54,7 +54,7 @@ class InfoReply(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEDIA_ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEDIA_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
-    NUM_UNNAMED_FIELD_NUMBER: _ClassVar[int]
+    UNNAMED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -79,8 +79,8 @@ class InfoReply(_message.Message):
     block_bytes: int
     media_row_bytes: int
     media_max_bytes: int
-    num_unnamed: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., num_unnamed: _Optional[int] = ...) -> None: ...
+    unnamed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., unnamed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")
@@ -365,7 +365,7 @@ class Watermark(_message.Message):
     def __init__(self, gamma: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "num_ahead", "num_unnamed", "num_traced", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
+    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "num_ahead", "unnamed", "num_traced", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLINGS_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -380,7 +380,7 @@ class Batch(_message.Message):
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     MUS_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    NUM_UNNAMED_FIELD_NUMBER: _ClassVar[int]
+    UNNAMED_FIELD_NUMBER: _ClassVar[int]
     NUM_TRACED_FIELD_NUMBER: _ClassVar[int]
     SCORE_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     SCORE_STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -401,14 +401,14 @@ class Batch(_message.Message):
     bias_values: _containers.RepeatedScalarFieldContainer[float]
     mus: _containers.RepeatedScalarFieldContainer[float]
     num_ahead: _containers.RepeatedScalarFieldContainer[int]
-    num_unnamed: int
+    unnamed: _containers.RepeatedScalarFieldContainer[int]
     num_traced: _containers.RepeatedScalarFieldContainer[int]
     score_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     score_starts: _containers.RepeatedScalarFieldContainer[int]
     score_num_tokens: _containers.RepeatedScalarFieldContainer[int]
     score_num_top: _containers.RepeatedScalarFieldContainer[int]
     score_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., num_ahead: _Optional[_Iterable[int]] = ..., num_unnamed: _Optional[int] = ..., num_traced: _Optional[_Iterable[int]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., num_ahead: _Optional[_Iterable[int]] = ..., unnamed: _Optional[_Iterable[int]] = ..., num_traced: _Optional[_Iterable[int]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("step", "logits_rows")

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from bridle.elsewhere.fields import BY_NAME
+from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.lmtp.messages import Generate, Prompt, Score
@@ -121,7 +122,7 @@ def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> Sampling
     sampling = SamplingParams(
         max_tokens=min(asked.max_tokens, room),
         temperature=max(asked.temperature or 0.0, 0.0),
-        logit_bias=_bias(asked.logit_bias, vocab_size),
+        logit_bias=_bias(asked.logit_bias, model.info),
         logprobs=min(max(asked.top_logprobs, 1), MAX_LOGPROBS, vocab_size),
         logprobs_mode="processed",
         **_options(asked),
@@ -147,8 +148,9 @@ def _options(asked: Generate) -> dict[str, Any]:
     return {"seed": new_seed()} | options | {"ignore_eos": ignores_eos(asked, options.get("ignore_eos"))}
 
 
-def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
-    """The entries that lie within the vocabulary. LMQL numbers tags of its own beyond it."""
-    if not bias or (min(bias) >= 0 and max(bias) < vocab_size):
+def _bias(bias: Mapping[int, float], info: ExecutorInfo) -> Mapping[int, float]:
+    """The entries for tokens that can be drawn. LMQL numbers tags of its own beyond those of the tokenizer."""
+    num_drawable, unnamed = info.num_drawable, info.unnamed.among(bias)
+    if not bias or (min(bias) >= 0 and max(bias) < num_drawable and not unnamed):
         return bias
-    return {token: value for token, value in bias.items() if 0 <= token < vocab_size}
+    return {t: value for t, value in bias.items() if 0 <= t < num_drawable and t not in unnamed}
