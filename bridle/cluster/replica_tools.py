@@ -8,8 +8,9 @@ for the one that is under way. What is kept is bounded; beyond that a request ca
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -24,10 +25,15 @@ MAX_KEPT, MAX_KEPT_OF_ALL = 8 << 20, 256 << 20
 _MAX_MESSAGE_BYTES = 32 << 20
 
 
-class Send(Protocol):
+#: What a replica is called: its number, or its address.
+Replica = TypeVar("Replica", bound=Hashable)
+_Named = TypeVar("_Named", contravariant=True)
+
+
+class Send(Protocol[_Named]):
     """Sends an answer to a replica."""
 
-    def __call__(self, replica: int, message: ToolAnswered, /) -> None: ...
+    def __call__(self, replica: _Named, message: ToolAnswered, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +43,7 @@ class _Made:
 
     key: tuple[Any, ...]
     call: Call
-    asker: tuple[int, int] | None
+    asker: tuple[Any, int] | None
     size: int | None = None  # of what is kept, once it is
 
 
@@ -55,17 +61,17 @@ class _Book:
         return next((made for made in self.made if made.asker is None and made.key == key), None)
 
 
-class ReplicaCalls:
+class ReplicaCalls(Generic[Replica]):
     """The calls of all requests. `lock` is that of the router: all methods are called with it held, and it is taken
     when a call ends."""
 
-    def __init__(self, desk: ToolDesk, send: Send, lock: threading.RLock) -> None:
+    def __init__(self, desk: ToolDesk, send: Send[Replica], lock: threading.RLock) -> None:
         self._desk, self._send, self._lock = desk, send, lock
         self._books: dict[str, _Book] = {}
-        self._asked: dict[tuple[int, int], _Made] = {}
+        self._asked: dict[tuple[Replica | None, int], _Made] = {}
         self._num_kept = 0
 
-    def ask(self, replica: int, request: Request, message: ToolAsked) -> None:
+    def ask(self, replica: Replica, request: Request, message: ToolAsked) -> None:
         """Make a call that a replica asks for, or find the one that was made before."""
         book, asker = self._books.setdefault(request.id, _Book()), (replica, message.number)
         key = (message.request_id, message.name, message.arguments, message.timeout)
@@ -85,7 +91,7 @@ class ReplicaCalls:
         self._asked[asker] = made
         self._follow(request.id, made, asker)
 
-    def _follow(self, request_id: str, made: _Made, asker: tuple[int, int]) -> None:
+    def _follow(self, request_id: str, made: _Made, asker: tuple[Replica, int]) -> None:
         """Tell whoever asked of the end of a call."""
 
         def tell() -> None:
@@ -111,7 +117,7 @@ class ReplicaCalls:
             book.num_kept, book.is_whole = 0, False
             book.made = [each for each in book.made if each.size is None]
 
-    def give_up(self, replica: int, message: ToolGivenUp) -> None:
+    def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
         """End a call that nobody wants any more."""
         made = self._asked.pop((replica, message.number), None)
         if made is not None:
@@ -123,7 +129,7 @@ class ReplicaCalls:
         if book is None:
             return None
         for made in book.made:
-            self._asked.pop(made.asker or (-1, -1), None)
+            self._asked.pop(made.asker or (None, -1), None)
             made.asker = None
         if book.is_whole:
             return None
@@ -139,7 +145,7 @@ class ReplicaCalls:
             return
         self._num_kept -= book.num_kept
         for made in book.made:
-            self._asked.pop(made.asker or (-1, -1), None)
+            self._asked.pop(made.asker or (None, -1), None)
             made.call.cancel()
 
 

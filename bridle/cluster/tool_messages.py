@@ -15,17 +15,20 @@ class ToolMessage(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 class ToolAsked(ToolMessage):
     """A replica's controller calls a tool. `arguments` are JSON, `call_id` is what its client was told, if that is to
-    answer."""
+    answer. `replica` is where the answer goes, where the carrier does not tell."""
 
     request_id: str
     name: str
     arguments: bytes
     timeout: float | None
     call_id: str
+    replica: str = ""
 
 
 class ToolGivenUp(ToolMessage):
     """Nobody there wants the answer any more."""
+
+    replica: str = ""
 
 
 class ToolAnswered(ToolMessage):

@@ -1,6 +1,6 @@
 """What must hold of the application on a real Ray; run by `test_ray_cluster` in an environment that has it.
 
-Prints a line for each check that holds. The argument is a folder for Ray's files.
+Prints a line for each check that holds. The first argument is a folder for Ray's files; others name what to check.
 """
 
 from __future__ import annotations
@@ -35,8 +35,40 @@ SETTINGS: dict[str, Any] = {"min_engines": 2, "max_engines": 2, "num_cpus": 1, "
 SHORT = guest2([sample([66], 3072), END])
 
 
+#: What scripts may call, in the front: it waits for as long as a file is there, and says how often it was called.
+TOOLS = """
+import pathlib, time
+HERE = pathlib.Path(__file__).parent
+def lookup(city: str) -> str:
+    "Tells of a city."
+    with (HERE / "calls").open("a") as calls:
+        calls.write(city + "\\n")
+    while (HERE / "closed").exists():
+        time.sleep(0.05)
+    return f"{city} is fair"
+"""
+POLICIES = """
+[[policy]]
+name = "words"
+kind = "phrases"
+phrases = ["forbidden"]
+action = "replace"
+replacement = "***"
+"""
+
+
+def operator_files() -> dict[str, str]:
+    """The files of tools and policies."""
+    folder = Path(sys.argv[1], "operator")
+    folder.mkdir(exist_ok=True)
+    (folder / "town.py").write_text(TOOLS)
+    (folder / "tools.toml").write_text('[tools.lookup]\npython = "town.py:lookup"\n')
+    (folder / "policies.toml").write_text(POLICIES)
+    return {name: str(folder / f"{name}.toml") for name in ("tools", "policies")}
+
+
 def settings() -> dict[str, Any]:
-    return SETTINGS | {"control_store": str(Path(sys.argv[1], "controllers"))}
+    return SETTINGS | {"control_store": str(Path(sys.argv[1], "controllers"))} | operator_files()
 
 
 class Reader(threading.Thread):
@@ -148,8 +180,13 @@ def check_wasm_controllers_run_on_every_engine(url: str) -> None:
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 1, answer.text
     assert len(before) == 2
-    script = "async function main() { await $`scripted`; await gen({ maxTokens: 3 }) }\nstart(main)\n"
-    body = {"prompt": "Say", "controller": "jsctrl", "controller_arg": script, "max_tokens": 40}
+    (choice,) = scripted(url, "await $`scripted`; await gen({ maxTokens: 3 })")["choices"]
+    assert "scripted" in choice["text"], choice
+
+
+def scripted(url: str, script: str, **more: Any) -> dict[str, Any]:
+    """What a script writes; the interpreter may have to be compiled first."""
+    body = {"prompt": "Say", "controller": "jsctrl", "controller_arg": script, "max_tokens": 60} | more
     answers: list[httpx.Response] = []
 
     def is_compiled() -> bool:
@@ -157,7 +194,63 @@ def check_wasm_controllers_run_on_every_engine(url: str) -> None:
         return answers[-1].status_code != 429
 
     wait_for(is_compiled, "compiling the interpreter")
-    assert "scripted" in answers[-1].text, answers[-1].text
+    assert answers[-1].status_code == 200, answers[-1].text
+    return dict(answers[-1].json())
+
+
+#: A script that writes what the tool says of two cities.
+TOWN = """
+for (const city of ['Oslo', 'Rome']) { const said = await tool('lookup', { city }).text(); await $`${said}. ` }
+"""
+
+
+def check_scripts_call_tools_of_the_front(url: str) -> None:
+    (choice,) = scripted(url, TOWN)["choices"]
+    assert choice["text"] == "Oslo is fair. Rome is fair. ", choice
+    assert metric(url, 'bridle_tool_calls_total{tool="lookup"') == 2
+
+
+def check_no_call_is_made_twice_when_its_engine_is_lost(url: str) -> None:
+    """The engine is killed while its script waits; another one runs the script again, and gets the same answers."""
+    folder = Path(sys.argv[1], "operator")
+    (folder / "closed").touch()
+    (folder / "calls").write_text("")
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(scripted(url, TOWN)), daemon=True)
+    asking.start()
+    wait_for(lambda: (folder / "calls").read_text() == "Oslo\n", "the call")
+    before = set(engines())
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: len(set(engines()) - before) == 2, "new engines")
+    (folder / "closed").unlink()
+    asking.join(PATIENCE)
+    assert answers and answers[0]["choices"][0]["text"] == "Oslo is fair. Rome is fair. "
+    assert (folder / "calls").read_text() == "Oslo\nRome\n"
+
+
+def check_clients_answer_calls(url: str) -> None:
+    answers: list[dict[str, Any]] = []
+    script = "await $`${await tool('ask', { what: 'Name?' }).text()}`"
+    asking = threading.Thread(target=lambda: answers.append(scripted(url, script, client_tools=["ask"])), daemon=True)
+    asking.start()
+
+    def waiting() -> list[Any]:
+        return list(httpx.get(f"{url}/v1/tool_results", timeout=60).json()["data"])
+
+    wait_for(lambda: bool(waiting()), "the question")
+    (asked,) = waiting()
+    told = httpx.post(f"{url}/v1/tool_results/{asked['id']}", json={"result": "Ada"}, timeout=60)
+    assert told.status_code == 204, told.text
+    asking.join(PATIENCE)
+    assert answers and answers[0]["choices"][0]["text"] == "Ada", answers
+
+
+def check_policies_hold(url: str) -> None:
+    (choice,) = scripted(url, "await $`That is forbidden here`")["choices"]
+    assert "***" in choice["text"] and "forbidden" not in choice["text"], choice
+    (row,) = httpx.get(f"{url}/v1/policies", timeout=60).json()["policies"]
+    assert row["name"] == "words"
 
 
 def check_nothing_is_lost_with_an_engine(url: str) -> None:
@@ -253,6 +346,10 @@ CHECKS = (
     check_constraints_and_several_choices,
     check_what_cannot_be_is_refused,
     check_wasm_controllers_run_on_every_engine,
+    check_scripts_call_tools_of_the_front,
+    check_no_call_is_made_twice_when_its_engine_is_lost,
+    check_clients_answer_calls,
+    check_policies_hold,
     check_nothing_is_lost_with_an_engine,
     check_a_rolling_update_breaks_no_stream,
     check_the_log_tells_of_no_probe,
@@ -274,7 +371,7 @@ def main() -> None:
         url = URL.format(port)
         wait_for(lambda: httpx.get(f"{url}/health/ready", timeout=60).status_code == 200, "readiness")
         wait_for(lambda: len(engines()) == 2, "the second engine")
-        for check in CHECKS:
+        for check in [each for each in CHECKS if each.__name__ in sys.argv[2:] or len(sys.argv) == 2]:
             check(url)
             print(check.__name__, "ok", flush=True)
     finally:

@@ -22,11 +22,14 @@ __all__ = ["RaySettings", "build_app"]
 
 def build_app(args: dict[str, Any]) -> Application:
     """The application, from the `args` of a Serve configuration file: fields of `RaySettings`."""
+    from bridle.deploy.ray.files import read_files
+
     settings = RaySettings.parse(args)
+    files = read_files(settings)
     try:
         from bridle.deploy.ray.app import build
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
         raise UnsupportedFeature("Ray Serve is not installed; pip install 'bridle[ray]'", "ray") from None
-    return build(settings)
+    return build(settings, files)

@@ -8,6 +8,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from bridle.deploy.ray.engines import EngineReplica
+from bridle.deploy.ray.files import OperatorFiles
 from bridle.deploy.ray.fronts import Front
 from bridle.deploy.ray.settings import RaySettings
 from bridle.deploy.replica_process import ReplicaConfig
@@ -22,10 +23,10 @@ _QUIET = LoggingConfig(enable_access_log=False)
 _BLOCK_SIZE = 16
 
 
-def build(settings: RaySettings) -> Application:
-    """Fronts over engines."""
+def build(settings: RaySettings, files: OperatorFiles) -> Application:
+    """Fronts over engines, with what they need to know of the files of the settings."""
     told = ReplicaConfig(
-        settings.to_model(), settings.to_engine(), settings.shards, settings.to_control(), log_format="json"
+        settings.to_model(), settings.to_engine(), settings.shards, settings.to_control(), files.tools, "json"
     ).encode()
     engines = serve.deployment(EngineReplica).options(
         name="engines",
@@ -60,7 +61,8 @@ def build(settings: RaySettings) -> Application:
         graceful_shutdown_timeout_s=settings.drain,
         logging_config=_QUIET,
     )
-    app: Application = fronts.bind(settings.for_fronts().model_dump_json(), engines.bind(told, settings.adapters))
+    bound = engines.bind(told, settings.adapters)
+    app: Application = fronts.bind(settings.for_fronts().model_dump_json(), bound, files.version)
     return app
 
 

@@ -30,7 +30,9 @@ from bridle.cluster.replica_messages import (
     read_by_router,
     unpack_event,
 )
+from bridle.cluster.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.config import EngineConfig
+from bridle.deploy.ray.tools import FrontCalls
 from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
 from bridle.engine.intake import Intake
@@ -48,6 +50,7 @@ from bridle.errors import (
     ShardUnavailable,
 )
 from bridle.outputs import Event, Finished, FinishReason, Resuming
+from bridle.tools import ToolDesk
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +64,12 @@ _PAUSE_SECONDS = 0.1
 
 
 class ClusterClient:
-    """Use it in the event loop that made it. `handle` is that of the engines' deployment."""
+    """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs what controllers
+    call; whoever made it closes it."""
 
-    def __init__(self, handle: Any, hello: Hello) -> None:
+    def __init__(self, handle: Any, hello: Hello, tools: ToolDesk) -> None:
         self._handle = handle
+        self._calls = FrontCalls(tools, self._answer)
         self._learn(hello)
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, asyncio.Task[None]] = {}
@@ -74,9 +79,9 @@ class ClusterClient:
         self._looking = self._loop.create_task(self._look())
 
     @classmethod
-    async def connect(cls, handle: Any) -> ClusterClient:
+    async def connect(cls, handle: Any, tools: ToolDesk) -> ClusterClient:
         """Waits for the first engine."""
-        return cls(handle, await _greet(handle))
+        return cls(handle, await _greet(handle), tools)
 
     def _learn(self, hello: Hello) -> None:
         """Learn what the engines serve now, since an update may have changed it."""
@@ -157,6 +162,7 @@ class ClusterClient:
             self._end(live, FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
         finally:
             del self._live[live.request.id]
+            self._calls.forget(live.request.id)
 
     async def _see_through(self, live: LiveRequest) -> None:
         """Run a request on one engine after the other until it is over. Raises the error that ends it."""
@@ -188,6 +194,9 @@ class ClusterClient:
     def _take(self, live: LiveRequest, data: bytes) -> bool:
         """Pass on an engine's message; returns whether it was the last one."""
         message = read_by_router(data)
+        if isinstance(message, (ToolAsked, ToolGivenUp)):
+            self._calls.hear(live.request, message)
+            return False
         if isinstance(message, Broken):
             raise _Gone(str(unpack_error(*message.error)))
         if not isinstance(message, Events):
@@ -204,8 +213,14 @@ class ClusterClient:
         _log.warning("request %s lost its engine: %s", live.request.id, reason)
         if live.num_losses >= _MAX_LOSSES:
             raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
+        if (error := self._calls.begin_again(live.request.id)) is not None:
+            raise error
         if live.request.tell_resuming:
             self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
+
+    async def _answer(self, address: str, message: ToolAnswered) -> None:
+        """Send an engine the answer of a call."""
+        await self._handle.answer.remote(encode(message), address)
 
     def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
         """End all outputs that are not over."""

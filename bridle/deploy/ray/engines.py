@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from bridle.cluster.controller_forms import form_to_compile
+from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.faults import pack_error
 from bridle.cluster.replica_messages import (
     PROTOCOL,
@@ -27,20 +29,24 @@ from bridle.cluster.replica_messages import (
     read_by_replica,
     unpack_request,
 )
+from bridle.cluster.tool_messages import ToolAnswered, ToolMessage
 from bridle.controllers.free_part import compile_grammar
 from bridle.deploy.ray.adapters import register
 from bridle.deploy.ray.affinity import RUNNING_TOKENS
 from bridle.deploy.ray.autoscaling import BUSY_SHARE, QUEUED_TOKENS
+from bridle.deploy.ray.tools import EngineCalls
 from bridle.deploy.replica_process import ReplicaConfig, load_watched
 from bridle.engine import Request
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
-from bridle.outputs import Finished, FinishReason, PromptEvent
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 
 
 class EngineReplica:
     """Serve makes one in each replica's process. `told` is a `ReplicaConfig`, `adapters` are names and sources."""
 
     def __init__(self, told: str, adapters: dict[str, str]) -> None:
+        from ray import serve
+
         from bridle.deploy.launcher import launch_shard
         from bridle.service import load_model
 
@@ -53,7 +59,9 @@ class EngineReplica:
             from bridle.model.footprint import settle_adapters
 
             model, engine = settle_adapters(model, engine)
-        self._model = load_model(model, engine, control=config.control, executors=executors)
+        desk = FarDesk(config.tools)
+        self._calls = EngineCalls(desk, serve.get_replica_context().replica_id.unique_id)
+        self._model = load_model(model, engine, control=config.control, executors=executors, tools=desk)
         register(self._model.adapters, adapters)
         self._client = self._model.client
         self._queued: dict[str, int] = {}  # prompt tokens of requests whose prompt is not computed yet
@@ -79,16 +87,26 @@ class EngineReplica:
         self._queued[message.id] = len(message.prompt) + len(message.generated)
         self._num_live += 1
         try:
-            async with self._client.submit(await self._unpack(message)) as stream:
-                async for events in stream:
-                    if any(isinstance(event, PromptEvent) for event in events):
-                        self._queued.pop(message.id, None)
-                    yield encode(Events([pack_event(event) for event in events]))
+            stream = self._client.submit(await self._unpack(message))
+            async with stream, aclosing(self._calls.merged(stream)) as merged:
+                async for news in stream if message.controller is None else merged:
+                    yield encode(news if isinstance(news, ToolMessage) else self._packed(message.id, news))
         except BridleError as error:
             yield self._failure(message.id, error)
         finally:
             self._queued.pop(message.id, None)
             self._num_live -= 1
+
+    def _packed(self, request_id: str, events: list[Event]) -> Events:
+        if any(isinstance(event, PromptEvent) for event in events):
+            self._queued.pop(request_id, None)
+        return Events([pack_event(event) for event in events])
+
+    async def answer(self, data: bytes, address: str) -> None:
+        """A front has the answer of a call that a controller of this engine made. `address` is for the router."""
+        message = read_by_replica(data)
+        if isinstance(message, ToolAnswered):
+            self._calls.answer(message)
 
     async def _unpack(self, message: Submit) -> Request:
         form, pool = form_to_compile(message.controller), self._model.constraints

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from bridle.deploy.ray.adapters import far_registry
 from bridle.deploy.ray.client import ClusterClient
+from bridle.deploy.ray.files import tools_of
 from bridle.deploy.ray.settings import RaySettings
 from bridle.http.app import create_app
 from bridle.http.settings import HttpSettings
@@ -22,12 +23,14 @@ from bridle.service import LoadedModel, ModelRegistry, model_name
 from bridle.service.control import ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.defaults import read_defaults
 from bridle.service.keys import KeyStore
+from bridle.service.policies import PolicyBook
 
 
 class Front:
-    """Serve makes one in each replica's process. `told` is a `RaySettings` as JSON."""
+    """Serve makes one in each replica's process. `told` is a `RaySettings` as JSON. Fronts are replaced when any of the
+    arguments changes: `version` does when the files that are read here do."""
 
-    async def __init__(self, told: str, engines: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
         from bridle.constraints import ConstraintPool, vocabulary_of
         from bridle.model import resolve_model
         from bridle.model.pooled.settings import read_pooling
@@ -39,7 +42,9 @@ class Front:
         folder = resolve_model(config.model, config.revision)
         tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
         store = _begin_store(settings, folder)
-        client = await ClusterClient.connect(engines)
+        tools = tools_of(settings)
+        self._policies = None if settings.policies is None else PolicyBook(Path(settings.policies))
+        client = await ClusterClient.connect(engines, tools)
         info = client.info
         control = await asyncio.to_thread(finish_control, settings.to_control(), store, info.vocab_size)
         if control is not None:
@@ -48,6 +53,7 @@ class Front:
 
         def shut_down(drain: float) -> None:
             client.close(drain)
+            tools.close()
             constraints.shutdown()
             if control is not None:
                 control.shutdown()
@@ -63,6 +69,7 @@ class Front:
             constraints=constraints,
             defaults=read_defaults(folder, config.generation_config),
             pooling=read_pooling(folder),
+            tools=tools,
             shutdown=shut_down,
         )
         self._registry = ModelRegistry([model])
@@ -73,6 +80,7 @@ class Front:
             max_requests=settings.max_requests,
             request_timeout=settings.request_timeout,
             strict_fields=settings.strict_fields,
+            policies=self._policies,
         )
         keys = None if settings.keys is None else KeyStore(Path(settings.keys))
         return create_app(self._registry, http, keys)

@@ -5,6 +5,7 @@ Ray ships this module by value, so that it holds nothing but the hook.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -14,7 +15,8 @@ from bridle.deploy.ray.affinity import Places
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Sends requests to where their beginning or their adapter is; calls without a request go anywhere."""
+    """Sends requests to where their beginning or their adapter is, answers of tools to where they are waited for, and
+    all other calls anywhere."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment."""
@@ -32,7 +34,10 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The candidates, each a rank of its own."""
-        args = () if pending_request is None else pending_request.args
+        args: Sequence[Any] = () if pending_request is None else pending_request.args
+        if len(args) > 1:  # the answer of a call, and the address of the engine that waits for it
+            home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]
+            return [home or candidate_replicas]
         request = read_by_replica(args[0]) if args else None
         if not isinstance(request, Submit):
             return [candidate_replicas]

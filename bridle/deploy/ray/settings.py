@@ -16,6 +16,7 @@ _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(ge=0)]
 _OF_FRONTS = (
     *("model", "name", "adapters", "max_requests", "request_timeout", "strict_fields", "keys", "control_store"),
+    *("tools", "policies"),
 )
 _Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -28,7 +29,8 @@ class RaySettings(BaseModel):
     processes for its model (0: it computes in its replica's own process; 2 and more: tensor parallelism, one machine),
     and takes `num_cpus` and `num_gpus` for each. Engines are added while more than `target_queued_tokens` prompt tokens
     wait per engine, or more than `target_busy` of all places are taken, and removed when fewer do. `control_store` is a
-    folder that all machines share, of Wasm controllers; with one, each engine has a control runtime beside it.
+    folder that all machines share, of Wasm controllers; with one, each engine has a control runtime beside it. `tools`
+    and `policies` are files as those of `bridle serve`; fronts read them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -58,6 +60,8 @@ class RaySettings(BaseModel):
     strict_fields: bool = False
     keys: str | None = None
     control_store: str | None = None
+    tools: str | None = None
+    policies: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> RaySettings:
