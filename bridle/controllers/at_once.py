@@ -17,6 +17,7 @@ class AtOncePool(Generic[_Instance]):
     the id of the sequence, and fills `_answers`."""
 
     is_busy = False  # `ask` does everything
+    answers_at_once = True
 
     def __init__(self) -> None:
         self._opened: dict[str, _Instance] = {}

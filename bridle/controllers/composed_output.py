@@ -37,7 +37,9 @@ Piece = tuple[int, tuple[int, ...]]
 class Output:
     """One output. `length` counts its tokens, those shown included. `ways` are what the engine was answered last, if
     that was to draw or to fork, and `expected` what comes back if it was to take tokens back. After a draw that
-    `is_plain` there is nothing to tell but the token. An operator demands the first `num_demands` of its parts."""
+    `is_plain` there is nothing to tell but the token; then all parts are asked at once, and it `is_usual` as long as
+    they just want to draw, one of them perhaps with a `wish`. An operator demands the first `num_demands` of its
+    parts."""
 
     names: Sequence[str]
     vocabulary: int
@@ -47,6 +49,8 @@ class Output:
     ways: list[tuple[Way, ...]] = field(default_factory=list)
     counts: tuple[int, ...] = ()
     is_plain: bool = False
+    is_usual: bool = False
+    wish: Decision | None = None
     expected: Piece = (0, ())
     num_demands: int = 0
     num_asked: int = 0
@@ -68,11 +72,14 @@ class Output:
             news = part.untold or Ask(part.id)
             born = replace(news, seq_id=part_id, parent=part.id, branch=number, index=ask.index)
             parts.append(Part(part_id, part.pool, part.is_lenient, part.may_go, untold=born, ahead=part.ahead))
-        return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways, num_demands=self.num_demands)
+        return Output(
+            self.names, self.vocabulary, parts, self.length, ways=self._last_ways(), num_demands=self.num_demands
+        )
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
         """After a draw that `is_plain`, and was done: take in what was drawn, and add the asks about it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
+        self.is_usual, self.wish = True, None
         self.length += len(ask.tokens)
         self.num_asked = len(self.parts)
         for part in self.parts:
@@ -82,7 +89,7 @@ class Output:
     def report(self, ask: Ask) -> None:
         """Take in what the engine says: what became of the last answer."""
         self.is_owed, self.is_final, self.turns_due, self.turns = True, ask.final, ask.turns, 1
-        ways, self.ways, self.is_plain = self.ways, [], False
+        ways, self.ways, self.is_plain, self.is_usual = self._last_ways(), [], False, False
         if not ways or ask.final:
             self._follow(ask)
             return
@@ -169,36 +176,41 @@ class Output:
                 self.num_asked += not part.is_asked
                 yield part.pool, part.tell(self.turns_due, self.is_final)
 
-    def hear_last(self, number: int, answer: Answer) -> Answer | None:
-        """The answer for the engine, if this is the last that was missing, all of them just want to draw, and one of
-        them at most wants it to be otherwise than usual. None in any other case: then nothing is taken in. This is what
-        most steps are, so it is made short; `hear` and `advance` come to the same."""
-        part, decision = self.parts[number], answer.decision
-        if self.num_asked != 1 or not part.is_asked or answer.turns > 1 or not self.is_owed:
-            return None
-        if self._has_more_to_tell or answer.error is not None or answer.log or answer.stored:
-            return None
-        wish, way = None, []
-        for each in self.parts:
-            own = decision if each is part else each.decision
-            if own is None or each.script is not None or each.untold is not None or len(own.branches) != 1:
-                return None
-            branch = own.branches[0]
-            if own is not DRAW:
-                if not branch.sample or branch.splices or (wish is not None and is_wish(branch)):
-                    return None
-                wish = own if is_wish(branch) else wish
-            way.append(branch)
-        part.decision, part.is_asked, self.num_asked, self.is_owed = decision, False, 0, False
-        self.ways, self.counts, self.is_plain = [tuple(way)], (1,) * len(way), True
-        return answer if wish is decision else Answer(wish or self.parts[0].decision)
+    def take_draw(self, number: int, answer: Answer) -> bool:
+        """Take in an answer that just wants to draw, one of them at most otherwise than usual; returns whether it is
+        that. Most answers are, so this is made short; `hear` and `advance` come to the same."""
+        decision = answer.decision
+        if not self.is_usual or decision is None or answer.log or answer.stored or answer.turns > 1:
+            return False
+        if decision is not DRAW:
+            branches = decision.branches
+            if len(branches) != 1 or not branches[0].sample or branches[0].splices:
+                return False
+            if is_wish(branches[0]):
+                if self.wish is not None:
+                    return False
+                self.wish = decision
+        part = self.parts[number]
+        self.num_asked -= part.is_asked
+        part.decision, part.is_asked = decision, False
+        return True
 
-    @property
-    def _has_more_to_tell(self) -> bool:
-        return bool(self.shown or self.is_final or self.has_said or self.log or self.stored or self.turns > 1)
+    def draw_together(self, last: Answer) -> Answer:
+        """The answer for the engine, when all have answered, `last` the last of them, and `take_draw` took all in."""
+        self.ways, self.counts, self.is_plain = [], (1,) * len(self.parts), True
+        self.is_usual = self.is_owed = False
+        wish = self.wish
+        return last if wish is last.decision else Answer(DRAW if wish is None else wish)
+
+    def _last_ways(self) -> list[tuple[Way, ...]]:
+        """What the engine was answered last, if that was to draw or to fork."""
+        if self.ways or not self.is_plain:
+            return self.ways
+        return [tuple(part.decision.branches[0] for part in self.parts if part.decision is not None)]
 
     def hear(self, number: int, answer: Answer) -> None:
         """Take in the answer of one controller. Raises its error."""
+        self.is_usual = False
         part = self.parts[number]
         self.num_asked -= part.is_asked
         part.is_asked = False

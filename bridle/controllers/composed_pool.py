@@ -135,27 +135,29 @@ class ComposedPool:
             self._asks[pool].append(ask)
 
     def _send(self) -> bool:
-        """Send what is to be asked; returns whether anything was."""
+        """Send what is to be asked, and hear what is answered at once; returns whether anything was asked."""
         has_asked = False
-        for pool, asks in self._asks.items():
-            if asks:
-                self._asks[pool], has_asked = [], True
+        while due := [pool for pool in self._pools if self._asks[pool]]:
+            has_asked = True
+            for pool in due:
+                asks, self._asks[pool] = self._asks[pool], []
                 pool.ask(asks)
+            self._hear_kept([pool for pool in due if pool.answers_at_once], may_ask=True)
         return has_asked
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         """The answers on which all controllers of an output agree; waits for those of `seq_ids` until `deadline`."""
-        wanted, is_first = () if deadline is None else tuple(seq_ids), True
-        while self._live and self._hear_some(wanted, deadline, is_first):
-            is_first = not self._send()
-            if is_first and not wanted:
-                break
+        if self._live:  # the engine has just asked the pools, so what they had is kept
+            is_first = not (self._hear_kept(self._pools) and self._send())
+            wanted = () if deadline is None else [each for each in seq_ids if each not in self._answers]
+            while (wanted or not is_first) and self._hear_some(wanted, deadline, is_first):
+                is_first = not self._send()
         answers, self._answers = self._answers, {}
         return answers
 
     def _hear_some(self, wanted: Sequence[int], deadline: float | None, is_first: bool) -> bool:
-        """Take in what controllers have answered; returns whether any has. The engine has just asked their pools; so
-        the first time they are asked only for what is to be waited for."""
+        """Take in what controllers answer, and wait for those of `wanted`; returns whether any has. The first time
+        their pools are asked only for what is to be waited for."""
         due: dict[ControllerPool, list[int]] = {}
         for seq_id in wanted:
             output = self._live.get(seq_id)
@@ -163,25 +165,34 @@ class ComposedPool:
                 for part in output.parts:
                     if part.is_asked:
                         due.setdefault(part.pool, []).append(part.id)
-        heard: dict[int, Output] = {}
-        for pool in self._pools:
-            ids = due.get(pool, ())
-            answers = pool.take_parts(ids, deadline, may_ask=bool(ids) or not is_first)
+        taken = [
+            pool.take_parts(ids := due.get(pool, ()), deadline, may_ask=bool(ids) or not is_first)
+            for pool in self._pools
+        ]
+        return self._hear_all(taken)
+
+    def _hear_kept(self, pools: Iterable[SharedPool], *, may_ask: bool = False) -> bool:
+        """Take in what there is, without waiting."""
+        return self._hear_all([pool.take_parts((), None, may_ask=may_ask) for pool in pools])
+
+    def _hear_all(self, taken: Iterable[Mapping[int, Answer]]) -> bool:
+        """Take in answers of parts; returns whether there were any."""
+        live, heard, has_heard = self._live, dict[int, Output](), False
+        for answers in taken:
             for part_id, answer in answers.items():
-                self._hear(part_id, answer, heard)
+                number, seq_id = divmod(part_id, FIRST_PART)
+                output, has_heard = live.get(seq_id), True
+                if output is None:
+                    continue
+                if not output.take_draw(number - 1, answer):
+                    self._hear(number, seq_id, output, answer, heard)
+                elif not output.num_asked:
+                    self._answers[seq_id] = output.draw_together(answer)
         for seq_id, output in heard.items():
             self._decide(seq_id, output)
-        return bool(heard)
+        return has_heard
 
-    def _hear(self, part_id: int, answer: Answer, heard: dict[int, Output]) -> None:
-        number, seq_id = divmod(part_id, FIRST_PART)
-        output = self._live.get(seq_id)
-        if output is None:
-            return
-        last = output.hear_last(number - 1, answer)
-        if last is not None:
-            self._answers[seq_id] = last
-            return
+    def _hear(self, number: int, seq_id: int, output: Output, answer: Answer, heard: dict[int, Output]) -> None:
         part = output.parts[number - 1]
         if answer.error is not None and part.may_go:
             _log.error("policy %s failed and is left out: %s", output.names[number - 1], answer.error)

@@ -14,6 +14,7 @@ class NeutralPool:
     """Answers every ask at once: to draw."""
 
     is_busy = False
+    answers_at_once = True
 
     def __init__(self) -> None:
         self._answers: dict[int, Answer] = {}

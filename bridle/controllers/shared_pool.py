@@ -22,6 +22,7 @@ class SharedPool:
         self._answers: dict[int, Answer] = {}  # for the engine
         self._parts: dict[int, Answer] = {}  # for the composed pool
         self.num_composed = 0  # live requests of the composed pool
+        self.answers_at_once: bool = getattr(pool, "answers_at_once", False)
 
     @property
     def is_busy(self) -> bool:

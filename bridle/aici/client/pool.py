@@ -323,7 +323,7 @@ class RuntimePool:
             if not self._receive(life, timeout):
                 break
             life = self._sync()
-        is_unanswered = not wanted or not wanted <= self._answers.keys()
+        is_unanswered = not wanted <= self._answers.keys() if wanted else not self._answers
         if is_unanswered and life is not None and not life.process.is_alive():
             self._lose(life, "its process ended")
         answers, self._answers = self._answers, {}
