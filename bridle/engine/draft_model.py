@@ -77,11 +77,13 @@ class ModelDrafter:
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
         """Run the draft model as often as the longest wish says. A sequence of which it has too much to catch up gets
-        a part of that computed, and no draft yet."""
+        a part of that computed, and no draft yet. While nothing is wished, what it costs is slowly forgotten."""
         if self._num_failures >= _MAX_FAILURES:
             return {}
         try:
             going = turns = self._begin(wishes)
+            if not turns:
+                self._cost.fade()
             while going:
                 going = self._advance(going)
         except Exception as error:  # whatever it is, the sequences go on without drafts

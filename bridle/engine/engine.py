@@ -333,12 +333,13 @@ class Engine:
         if self._scheduler.speculation.is_used:
             waited, ahead = steered - computed, self._scheduler.speculation.take_seconds_ahead()
             self._scheduler.speculation.note_waited((item.seq for item in scheduled), waited)
-            self._note_cost(scheduled, num_computed, sampled - planned - waited - ahead)
+            self._note_cost(plan, sampled - planned - waited - ahead)
 
-    def _note_cost(self, scheduled: list[Scheduled], num_tokens: int, seconds: float) -> None:
-        """Learn what tokens cost from a step with tokens and without long prompts."""
-        if scheduled and all(item.row.num_scheduled <= _MOST_FORCED + len(item.drafts) for item in scheduled):
-            self._scheduler.speculation.cost.note(num_tokens, seconds)
+    def _note_cost(self, plan: StepPlan, seconds: float) -> None:
+        """Learn what rows cost from a step with tokens and without long prompts."""
+        others = [row.num_scheduled - row.num_logits for row in plan.rows]
+        if others and max(others) < _MOST_FORCED:
+            self._scheduler.speculation.cost.note(plan.num_logits, seconds, sum(others))
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
         assert self._embedder is not None  # else such requests are refused

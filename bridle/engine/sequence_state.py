@@ -141,6 +141,7 @@ class DraftState:
     source: Tally = field(init=False)  # that of the drafts of the step under way
     told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
     chance: float = 0.0  # that each of these is right if those before it are
+    watched: tuple[int, int] | None = None  # a place, and the token that was guessed to come there and not computed
 
     def __post_init__(self) -> None:
         self.source = self.copied

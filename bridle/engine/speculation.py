@@ -14,12 +14,23 @@ shown what rows cost, and then as many of them as are worth it.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 from bridle.engine.decision import Decision
+from bridle.engine.draft_worth import (
+    MOST_DRAFTS,
+    Guess,
+    Step,
+    Wanted,
+    depth_worth,
+    fitting,
+    worth_asking,
+    worth_while,
+    worthy,
+)
 from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposed
 from bridle.engine.interfaces import foresees, is_foretold, leads
 from bridle.engine.sequence import Sequence
@@ -27,8 +38,6 @@ from bridle.engine.step_cost import Average, StepCost, Tally
 from bridle.errors import InvalidRequest
 from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
-#: The most tokens that are drafted at once where the engine decides.
-_MOST = 16
 #: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
 _CHOSEN = 0.8
 #: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
@@ -37,44 +46,8 @@ _LEAST_COPIED = 0.2
 _MOST_TOLD = 64
 #: After so many steps it is known what rows cost.
 _ENOUGH_STEPS = 16
-#: So many times its cost a draft has to be worth: what is known of either is known about.
-_MARGIN = 1.1
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
 _LONGEST_REST = 8
-
-
-@dataclass(slots=True)
-class _Wish:
-    """A sequence that may get up to `limit` drafts: as many as are worth it if it `is_free`, else all of them."""
-
-    seq: Sequence
-    limit: int
-    is_free: bool
-
-
-@dataclass(slots=True)
-class _Guess:
-    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is drawn."""
-
-    wish: _Wish
-    parts: list[tuple[int, ...]]
-    chance: float  # that a guessed token is right if those before it are
-    is_paid: bool = False  # its drafter took its time for it, after it was weighed
-    asking: float = 0.0  # seconds that what steers the sequence takes to be asked about a part
-
-    def tokens(self, num_parts: int) -> tuple[int, ...]:
-        """Those of the first parts."""
-        return tuple(token for part in self.parts[:num_parts] for token in part)
-
-
-@dataclass(slots=True)
-class _Step:
-    """The step that drafts are added to: its seconds and those of one more row, and the tokens that it gives anyway."""
-
-    seconds: float
-    row: float
-    num_sure: int
-    room: int
 
 
 @dataclass(slots=True)
@@ -128,7 +101,8 @@ class Speculation:
         self._modelled, self._copied = Tally(), Tally()  # how often either was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
         self._num_sequences = 1  # of the step that was planned last
-        self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers
+        self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers, seconds of a part
+        self._sizes: dict[type, Average] = defaultdict(Average)  # and its rows
         self._foreseeing: dict[type, Average] = defaultdict(Average)
         self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
         self.timer = timer
@@ -168,11 +142,12 @@ class Speculation:
         if not wishes:
             return {}
         num_sequences = max(self._num_sequences, len(chosen))
-        step = _Step(self.cost.of_step(num_sequences), self.cost.of_row(), num_sequences, _MOST_TOLD)
+        seconds = self.cost.of_step(num_sequences)
+        step = Step(seconds, self.cost.of_row(), self.cost.of_other(), num_sequences, _MOST_TOLD)
         self._rest.is_due = all(wish.is_free for wish in wishes)
-        guesses = self._guess(_worthy(wishes, step), step)
+        guesses = self._guess(worthy(wishes, step), step)
         self._rest.was_due = self._rest.is_due and not guesses
-        drafts = _worth_while(guesses, step)
+        drafts = worth_while(guesses, step)
         for guess in guesses:
             state = guess.wish.seq.drafts
             state.told, state.chance = guess.tokens(drafts.get(guess.wish.seq.id, 0)), guess.chance
@@ -188,27 +163,30 @@ class Speculation:
         if not wishes:
             return {}
         self._rest.is_due = all(wish.is_free for wish in wishes)
-        step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
-        wishes = _worthy(wishes, step)
+        seconds = self.cost.of_step(len(chosen), num_tokens - len(chosen))
+        step = Step(seconds, self.cost.of_row(), self.cost.of_other(), len(chosen), room)
+        wishes = worthy(wishes, step)
         told = [wish for wish in wishes if wish.seq.drafts.told is not None]
-        guesses = [_Guess(wish, _singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
+        guesses = [Guess(wish, _singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))]
         guesses += self._guess([wish for wish in wishes if wish.seq.drafts.told is None] if told else wishes, step)
         if guesses:
             self._rest.end()
         elif self._rest.is_due and (self._rest.was_due or not told):
             self._rest.begin(chosen)
-        drafts, counts = {}, _worth_while(guesses, step)
+        drafts, counts = {}, worth_while(guesses, step)
         for guess in guesses:
             seq, taken = guess.wish.seq, counts.get(guess.wish.seq.id, 0)
             if taken:
                 drafts[seq.id] = guess.tokens(taken)
                 seq.drafts.sizes = tuple(map(len, guess.parts[:taken]))
+            elif guess.parts and seq.drafts.source is seq.drafts.copied:
+                self._watch(seq, guess.parts[0])
         return drafts
 
-    def _wishes(self, sequences: Iterable[Sequence]) -> list[_Wish]:
+    def _wishes(self, sequences: Iterable[Sequence]) -> list[Wanted]:
         return [wish for seq in sequences if (wish := self._wish(seq)) is not None]
 
-    def _guess(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
+    def _guess(self, wishes: list[Wanted], step: Step) -> list[Guess]:
         """What drafters say, each about what those before it say nothing about."""
         guesses = self._take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses), step)
@@ -216,15 +194,15 @@ class Speculation:
             guesses += self._ask(self._model, _others(wishes, guesses), step)
         return guesses
 
-    def _wish(self, seq: Sequence) -> _Wish | None:
+    def _wish(self, seq: Sequence) -> Wanted | None:
         wanted = self._wanted(seq)
         if not wanted or not _may_draft(seq):
             return None
-        limit = min(_MOST if wanted == AUTO_DRAFTS else wanted, seq.max_len - len(seq.tokens) - 1)
+        limit = min(MOST_DRAFTS if wanted == AUTO_DRAFTS else wanted, seq.max_len - len(seq.tokens) - 1)
         is_free = wanted == AUTO_DRAFTS or self.cost.num_steps >= _ENOUGH_STEPS
-        return _Wish(seq, limit, is_free) if limit > 0 else None
+        return Wanted(seq, limit, is_free) if limit > 0 else None
 
-    def _take_proposals(self, wishes: list[_Wish]) -> list[_Guess]:
+    def _take_proposals(self, wishes: list[Wanted]) -> list[Guess]:
         """What controllers propose."""
         found = self._proposals.draft((wish.seq, wish.limit) for wish in wishes)
         guesses = []
@@ -233,9 +211,9 @@ class Speculation:
                 drafts = wish.seq.drafts
                 drafts.source = drafts.proposed
                 guesses.append(
-                    _Guess(
+                    Guess(
                         wish,
-                        self._lead(wish, found[wish.seq.id]),
+                        self._lead(wish.seq, found[wish.seq.id], wish.limit),
                         drafts.proposed.chance,
                         asking=self._asking(wish.seq),
                     )
@@ -243,47 +221,81 @@ class Speculation:
                 drafts.proposed.fade()
         return guesses
 
-    def _look_up(self, wishes: list[_Wish], step: _Step) -> list[_Guess]:
-        """What the text itself says, where that was right as often as the draft model is, and often enough to pay."""
-        num_steps = self._rest.length + 1
-        self._copied.fade(num_steps)
-        guesses = []
-        for wish in wishes:
-            drafts = wish.seq.drafts
-            chance = drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
-            drafts.copied.fade(num_steps)
-            cost = _MARGIN * (step.row + self._asking(wish.seq))
-            if wish.is_free and chance * step.seconds <= cost * step.num_sure:
-                self._foreseeing[type(wish.seq.control.pool)].fade()
-                continue
-            if self._model is not None and chance < self._model_chance(wish.seq):
+    def _look_up(self, wishes: list[Wanted], step: Step) -> list[Guess]:
+        """What the text itself says, where that was right as often as the draft model is, and often enough to pay.
+        Elsewhere it is only watched."""
+        chances = self._copied_chances([wish.seq for wish in wishes])
+        ranked = sorted(chances.values())
+        room, guesses = step.room, []
+        for wish in sorted(wishes, key=lambda wish: -chances[wish.seq.id]):
+            seq, chance = wish.seq, chances[wish.seq.id]
+            num_alike = len(ranked) - bisect_left(ranked, chance)
+            cost = self._asking(seq) + step.cost(max(self._sizes[type(seq.control.pool)].each, 1.0), chance)
+            depth = depth_worth(chance, cost, step, num_alike) if wish.is_free else wish.limit
+            if not depth:
+                self._foreseeing[type(seq.control.pool)].fade()
+            if not depth or (self._model is not None and chance < self._model_chance(seq)):
+                self._watch(seq, self._copy(seq, 1))
                 continue
             self._rest.is_due = False
-            if tokens := self._lookup.draft([(wish.seq, wish.limit)]).get(wish.seq.id):
-                drafts.source = drafts.copied
-                guesses.append(_Guess(wish, self._lead(wish, tokens), chance, asking=self._asking(wish.seq)))
+            limit = wish.limit
+            if seq.is_controlled:  # asking it takes time: no further than there is room for
+                limit = min(limit, depth, -(-max(room, 0) // num_alike))
+            if tokens := self._copy(seq, limit):
+                seq.drafts.source = seq.drafts.copied
+                parts = self._lead(seq, tokens, limit)
+                guesses.append(Guess(wish, parts, chance, asking=self._asking(seq)))
+                room -= sum(map(len, parts)) if seq.is_controlled else 0
         return guesses
 
-    def _lead(self, wish: _Wish, tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
+        """That what the text says is right, by sequence id: by this sequence, and before that by all others."""
+        num_steps = self._rest.length + 1
+        self._copied.fade(num_steps)
+        chances = {}
+        for seq in sequences:
+            self._settle_watched(seq)
+            chances[seq.id] = seq.drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
+            seq.drafts.copied.fade(num_steps)
+        return chances
+
+    def _copy(self, seq: Sequence, limit: int) -> tuple[int, ...]:
+        return self._lookup.draft([(seq, limit)]).get(seq.id, ())
+
+    def _watch(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
+        """Remember what the text says comes next where that is not computed: whether it was right is learnt for
+        nothing."""
+        seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
+
+    def _settle_watched(self, seq: Sequence) -> None:
+        """Hold the last guess that was only watched against the token that came."""
+        watched, seq.drafts.watched = seq.drafts.watched, None
+        if watched is not None and watched[0] < len(seq.tokens):
+            is_right = int(seq.tokens[watched[0]] == watched[1])
+            seq.drafts.copied.note(1, is_right)
+            self._copied.note(1, is_right)
+
+    def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
         """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
         Where these are others than were guessed, the text is asked how it goes on after them."""
-        pool = wish.seq.control.pool
+        pool = seq.control.pool
         if not tokens or not leads(pool):
             return _singles(tokens)
         began = self.timer()
         parts: list[tuple[int, ...]] = []
-        room = wish.seq.max_len - len(wish.seq.tokens) - 1
+        room = seq.max_len - len(seq.tokens) - 1
         while tokens:
-            found, is_other = pool.lead(wish.seq.id, tokens)
+            found, is_other = pool.lead(seq.id, tokens)
             parts += found
-            if not is_other or len(parts) >= wish.limit:
+            if not is_other or len(parts) >= limit:
                 break
             path = [token for part in parts for token in part]
-            tokens = self._lookup.draft_after(wish.seq, path, min(wish.limit - len(parts), room - len(path)))
+            tokens = self._lookup.draft_after(seq, path, min(limit - len(parts), room - len(path)))
         spent = self.timer() - began
         self._leading[type(pool)].note(max(len(parts), 1), spent)
+        self._sizes[type(pool)].note(len(parts), sum(map(len, parts)))
         self._seconds_ahead += spent
-        return _fitting(parts, wish.limit, room)
+        return fitting(parts, limit, room)
 
     def _asking(self, seq: Sequence) -> float:
         """Seconds that it takes to ask what steers `seq` about a drafted token."""
@@ -292,7 +304,7 @@ class Speculation:
         if seq.drafts.told is not None:
             return self._waiting.of_row()
         kind = type(seq.control.pool)
-        return self._leading[kind].seconds + self._foreseeing[kind].seconds
+        return self._leading[kind].each + self._foreseeing[kind].each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
         """Note how long it took to ask what steers `seq` about the drafts of a step."""
@@ -310,10 +322,10 @@ class Speculation:
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
-    def _ask(self, model: Drafter, wishes: list[_Wish], step: _Step) -> list[_Guess]:
+    def _ask(self, model: Drafter, wishes: list[Wanted], step: Step) -> list[Guess]:
         """What the draft model says, as far ahead as it is worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
-        counts = _worth_asking(wishes, chances, model, step)
+        counts = worth_asking(wishes, chances, model, step)
         self._rest.is_due &= not counts
         num_steps = self._rest.length + 1
         self._modelled.fade(num_steps)
@@ -325,8 +337,8 @@ class Speculation:
             drafts = wish.seq.drafts
             if wish.seq.id in found:
                 drafts.source = drafts.modelled
-                parts = self._lead(wish, found[wish.seq.id])
-                guesses.append(_Guess(wish, parts, chances[wish.seq.id], is_paid=True))
+                parts = self._lead(wish.seq, found[wish.seq.id], wish.limit)
+                guesses.append(Guess(wish, parts, chances[wish.seq.id], is_paid=True))
             drafts.modelled.fade(num_steps)
         return guesses
 
@@ -349,6 +361,7 @@ class Speculation:
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""
+        seq.drafts.watched = None
         for drafter in self._drafters():
             drafter.cut(seq)
 
@@ -362,14 +375,7 @@ class Speculation:
         return own if self._model is None else (*own, self._model)
 
 
-def _worthy(wishes: list[_Wish], step: _Step) -> list[_Wish]:
-    """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
-    if _MARGIN * step.row * step.num_sure < step.seconds:
-        return wishes
-    return [wish for wish in wishes if not wish.is_free]
-
-
-def _told(wish: _Wish) -> tuple[int, ...]:
+def _told(wish: Wanted) -> tuple[int, ...]:
     """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.told or ())[: wish.limit]
@@ -378,7 +384,7 @@ def _told(wish: _Wish) -> tuple[int, ...]:
     return tokens
 
 
-def _others(wishes: list[_Wish], guesses: list[_Guess]) -> list[_Wish]:
+def _others(wishes: list[Wanted], guesses: list[Guess]) -> list[Wanted]:
     """The wishes for which there is no guess."""
     guessed = {guess.wish.seq.id for guess in guesses}
     return [wish for wish in wishes if wish.seq.id not in guessed]
@@ -407,64 +413,5 @@ def _is_foreseen(seq: Sequence) -> bool:
     return seq.drafts.told is not None or not is_foretold(pool)
 
 
-def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter, step: _Step) -> dict[int, int]:
-    """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
-    and the model's time, gives more tokens a second than the step would without."""
-    counts: dict[int, int] = {}
-    expected, seconds, room = float(step.num_sure), step.seconds, step.room
-    going, place = wishes, 0
-    while going:
-        place += 1
-        each = step.row + model.seconds(len(going)) / len(going)
-        likely = [(wish, chances[wish.seq.id] ** place) for wish in going]
-        kept = [
-            (wish, chance)
-            for wish, chance in likely
-            if place <= wish.limit and (not wish.is_free or chance * seconds > _MARGIN * each * expected)
-        ][:room]
-        for wish, chance in kept:
-            counts[wish.seq.id] = place
-            expected += chance
-        seconds += each * len(kept)
-        room -= len(kept)
-        going = [wish for wish, _ in kept]
-    return counts
-
-
 def _singles(tokens: Iterable[int]) -> list[tuple[int, ...]]:
     return [(token,) for token in tokens]
-
-
-def _fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
-    """The first parts, as far as they have room."""
-    ends = accumulate(map(len, parts))
-    return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
-
-
-def _worth_while(guesses: list[_Guess], step: _Step) -> dict[int, int]:
-    """How many parts of the guesses are computed: what was asked for or weighed before, and of the others the likeliest
-    ones, as long as each gives more tokens a second than the step would without it. What must follow a token has to be
-    computed anyway if that is right."""
-    counts: dict[int, int] = {}
-    expected, seconds, room = float(step.num_sure), step.seconds, step.room
-    free: list[tuple[float, int, int]] = []
-    for guess in guesses:
-        chances = [guess.chance ** (place + 1) for place in range(len(guess.parts))]
-        if guess.wish.is_free and not guess.is_paid:
-            sizes = map(len, guess.parts)
-            free += [(-chance, guess.wish.seq.id, size) for chance, size in zip(chances, sizes, strict=True)]
-            continue
-        counts[guess.wish.seq.id] = taken = len(_fitting(guess.parts, len(guess.parts), room))
-        room -= len(guess.tokens(taken))
-        expected += sum(chances[:taken])
-        seconds += step.row * taken
-    asking = {guess.wish.seq.id: guess.asking for guess in guesses}
-    full: set[int] = set()
-    for chance, seq_id, size in sorted(free, key=lambda each: each[0]):
-        cost = step.row * (1 + (size - 1) * (1 + chance)) + asking[seq_id]
-        if seq_id in full or size > room or -chance * seconds <= _MARGIN * cost * expected:
-            full.add(seq_id)
-            continue
-        counts[seq_id] = counts.get(seq_id, 0) + 1
-        room, expected, seconds = room - size, expected - chance, seconds + cost
-    return counts

@@ -4,71 +4,110 @@ from __future__ import annotations
 
 
 class StepCost:
-    """Seconds of a step as a line over its tokens, fitted to the steps of late."""
+    """Seconds of a step as a plane over its rows, whose logits are asked for, and its further tokens, which cost less;
+    fitted by least squares to the steps of late."""
 
     #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
     #: even share: many tokens are computed more cheaply than few.
     FIRST_SHARE, FIRST_EVEN = 0.1, 0.5
+    #: Variances below these say nothing of what one more costs: of a number, and of what is left of that of the rows
+    #: once the further tokens are known.
+    _LEAST_SPREAD, _LEAST_OWN = 0.25, 0.05
+    #: What steps still count after the next one.
+    _MEMORY = 0.98
 
     def __init__(self) -> None:
-        self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
         self.num_steps = 0  # that were noted
+        self._weight = 0.0
+        # Means of rows, further tokens and seconds; then (co)variances of the same, times the weight.
+        self._rows = self._others = self._seconds = 0.0
+        self._rows_rows = self._others_others = self._rows_others = 0.0
+        self._rows_seconds = self._others_seconds = 0.0
 
     @property
     def is_known(self) -> bool:
         """Whether any step was noted."""
         return self._weight > 0.0
 
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """Take one step in."""
+    def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
+        """Take one step in: means and moments about them, as in Welford's method with weights."""
         self.num_steps += 1
-        for name, value in (
-            ("_weight", 1.0),
-            ("_tokens", num_tokens),
-            ("_seconds", seconds),
-            ("_squares", num_tokens * num_tokens),
-            ("_products", num_tokens * seconds),
-        ):
-            setattr(self, name, 0.98 * getattr(self, name) + value)
+        kept = self._MEMORY * self._weight
+        self._weight = kept + 1.0
+        rows, others, late = num_rows - self._rows, num_others - self._others, seconds - self._seconds
+        self._rows += rows / self._weight
+        self._others += others / self._weight
+        self._seconds += late / self._weight
+        share = kept / self._weight
+        self._rows_rows = self._MEMORY * self._rows_rows + share * rows * rows
+        self._others_others = self._MEMORY * self._others_others + share * others * others
+        self._rows_others = self._MEMORY * self._rows_others + share * rows * others
+        self._rows_seconds = self._MEMORY * self._rows_seconds + share * rows * late
+        self._others_seconds = self._MEMORY * self._others_seconds + share * others * late
+
+    def fade(self) -> None:
+        """Forget a little, so that what was too dear is tried again: one bad moment must not decide for ever."""
+        for name in ("_weight", "_rows_rows", "_others_others", "_rows_others", "_rows_seconds", "_others_seconds"):
+            setattr(self, name, self._MEMORY * getattr(self, name))
+        for name in ("_seconds", "_rows_seconds", "_others_seconds"):
+            setattr(self, name, self._MEMORY * getattr(self, name))
 
     def of_row(self) -> float:
-        """Seconds that one more token costs."""
+        """Seconds that one more row costs."""
         if not self._weight:
             return self.FIRST_SHARE
-        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - tokens * tokens
-        if spread < 0.25:
-            return min(self.FIRST_SHARE, self.FIRST_EVEN / max(tokens, 1.0)) * seconds
-        return max((self._products / self._weight - tokens * seconds) / spread, 0.0)
+        if self._own_spread() < self._LEAST_SPREAD * self._weight:
+            return min(self.FIRST_SHARE, self.FIRST_EVEN / max(self._rows, 1.0)) * self._seconds
+        return max((self._rows_seconds - self._slope() * self._others_seconds) / self._own_spread(), 0.0)
 
-    def of_step(self, num_tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
+    def of_other(self) -> float:
+        """Seconds that one more token without logits costs."""
+        if not self._has_others():
+            return 0.0
+        return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
+
+    def of_step(self, num_rows: int, num_others: int = 0) -> float:
+        """Seconds of a step of so many rows and further tokens."""
         if not self._weight:
             return 1.0
-        return max(self._seconds / self._weight + (num_tokens - self._tokens / self._weight) * self.of_row(), 1e-9)
+        row, other = self.of_row(), self.of_other()
+        seconds = self._seconds + (num_rows - self._rows) * row + (num_others - self._others) * other
+        return max(seconds, 1e-9)
+
+    def _has_others(self) -> bool:
+        return self._others_others > 0.0 and self._others_others >= self._LEAST_SPREAD * self._weight
+
+    def _slope(self) -> float:
+        """How many rows more a step has for each further token: what rows cost is learnt from the rest."""
+        return self._rows_others / self._others_others if self._has_others() else 0.0
+
+    def _own_spread(self) -> float:
+        """What is left of the variance of rows, times the weight; none if further tokens explain nearly all of it."""
+        own = self._rows_rows - self._slope() * self._rows_others
+        return own if own >= self._LEAST_OWN * self._rows_rows else 0.0
 
 
 class Average:
-    """Seconds that one of something takes, by those of late."""
+    """What one of something takes, in seconds or rows, by those of late."""
 
-    __slots__ = ("_number", "_seconds")
+    __slots__ = ("_number", "_taken")
 
     def __init__(self) -> None:
-        self._number = self._seconds = 0.0
+        self._number = self._taken = 0.0
 
     @property
-    def seconds(self) -> float:
-        """Those of one; 0 before there was any."""
-        return self._seconds / self._number if self._number else 0.0
+    def each(self) -> float:
+        """What one takes; 0 before there was any."""
+        return self._taken / self._number if self._number else 0.0
 
-    def note(self, number: int, seconds: float) -> None:
+    def note(self, number: int, taken: float) -> None:
         """Take in what so many took together."""
         self._number = 0.98 * self._number + number
-        self._seconds = 0.98 * self._seconds + seconds
+        self._taken = 0.98 * self._taken + taken
 
     def fade(self) -> None:
         """Forget a little, so that what was too dear is tried again."""
-        self._seconds *= 0.995
+        self._taken *= 0.995
 
 
 class Tally:

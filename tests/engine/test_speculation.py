@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.engine.branching import num_guessed
 from bridle.engine.decision import Branch, Splice
+from bridle.engine.draft_worth import Step, depth_worth
 from bridle.engine.drafters import Drafts, Wish
 from bridle.engine.lookup import NGRAM, Lookup
 from bridle.engine.plan import PlanRow
@@ -189,6 +190,24 @@ def test_costs_are_those_of_a_line(row: float) -> None:
     assert cost.of_step(20) == pytest.approx(3.0 + 20 * row, rel=1e-6)
 
 
+@pytest.mark.parametrize("other", [0.0, 0.05, 0.3])
+def test_tokens_without_logits_do_not_make_rows_cheap(other: float) -> None:
+    """New sequences bring tokens of their prompts, of which one alone gives logits."""
+    cost = StepCost()
+    for number in range(200):
+        num_rows, num_others = 10 + number % 5, 11 * (number % 3 == 0)
+        cost.note(num_rows, 3.0 + 0.4 * num_rows + other * num_others, num_others)
+    assert cost.of_row() == pytest.approx(0.4, abs=1e-6)
+    assert cost.of_step(20, 7) == pytest.approx(3.0 + 20 * 0.4 + 7 * other, rel=1e-6)
+
+
+def test_rows_that_always_come_with_other_tokens_say_nothing_of_what_a_row_costs() -> None:
+    cost = StepCost()
+    for number in range(200):
+        cost.note(number % 5, 1.0 + 2.0 * (number % 5), 3 * (number % 5))
+    assert 0.0 < cost.of_row() < 1.0  # what is taken at first: not all of it
+
+
 def spoken(speculation: Speculation, num_right: int, num_drafted: int) -> int:
     """How many tokens are drafted once so many of so many were right, many times."""
     seq = make_sequence(0, [1, 2, 3, 1, 2, 3, 1, 2, 3], speculate=AUTO_DRAFTS)
@@ -298,6 +317,52 @@ def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> Non
     for number in range(500):
         speculation.cost.note(20 + number % 3, 20.0 + number % 3)  # a row costs its share
     assert drafted(20, 4) == 0
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_copies_that_are_too_doubtful_are_watched_until_they_are_right(is_right: bool) -> None:
+    """What the text says is held against what is drawn also where it is not worth a row: so it is found out for nothing
+    that a text copies itself."""
+    speculation = Speculation()
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.8 * (number % 3))
+    seq = make_sequence(0, [1, 2, 3] * 3, speculate=AUTO_DRAFTS, max_len=512)
+    seq.draws.was_forked = True
+    for _ in range(100):
+        speculation.learn(seq, 4, 0)
+    assert not speculation.draft([seq], 1, 64)
+    drafted = 0
+    for number in range(400):
+        seq.tokens.append(1 + len(seq.tokens) % 3 if is_right else 4 + number)
+        drafted += sum(map(len, speculation.draft([seq], 1, 64).values()))
+    assert bool(drafted) == is_right
+
+
+def test_tokens_that_follow_a_guess_cost_rows_where_they_are_cheap_without_it() -> None:
+    step = Step(seconds=1.0, row=0.1, other=0.02, num_sure=1, room=64)
+    assert step.cost(1, 0.7) == pytest.approx(0.1)
+    assert step.cost(5, 0.0) == pytest.approx(0.5)  # the guess is wrong: all of it is in vain
+    assert step.cost(5, 1.0) == pytest.approx(0.5 - 4 * 0.02)  # the rest would be computed anyway, but without logits
+
+
+@given(chance=st.floats(0.0, 1.0), row=st.floats(0.001, 2.0), num_sure=st.integers(1, 64), num_alike=st.integers(1, 64))
+def test_the_more_are_alike_the_less_deep_is_guessed(chance: float, row: float, num_sure: int, num_alike: int) -> None:
+    step = Step(1.0, row, 0.0, num_sure, 64)
+    depth = depth_worth(chance, row, step, min(num_alike, num_sure))
+    assert 0 <= depth_worth(chance, row, step, num_sure) <= depth <= depth_worth(chance, row / 2, step, 1) <= 16
+    assert bool(depth) == (chance > 1.1 * row * num_sure)
+
+
+def test_one_bad_moment_does_not_keep_a_draft_model_out_for_ever() -> None:
+    cost = StepCost()
+    cost.note(4, 9.0)
+    was = cost.of_step(4)
+    for _ in range(50):
+        cost.fade()
+    assert 0.0 < cost.of_step(4) < was / 2
+    for _ in range(8):
+        cost.note(4, 1.0)
+    assert cost.of_step(4) == pytest.approx(1.0, rel=0.3)
 
 
 def test_steps_of_rest_end_when_somebody_else_comes() -> None:
