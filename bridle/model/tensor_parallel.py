@@ -22,8 +22,9 @@ from transformers import PreTrainedConfig
 from bridle.errors import UnsupportedModel
 from bridle.model.guards import text_config
 
-#: The time limit of a collective in seconds: a process that does not come to it within this time counts as gone.
-COLLECTIVE_SECONDS = 60.0
+#: The time limit of a collective in seconds. Processes that end or hang are noticed by those who watch them, and the
+#: group ends; one that still imports or loads on a busy machine may come minutes later than the others.
+COLLECTIVE_SECONDS = 600.0
 #: What is done to a layer of each style of the library's plans; other styles are refused.
 _STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
 

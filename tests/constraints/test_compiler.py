@@ -10,19 +10,22 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc
+from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc, trial
 from bridle.constraints.child import allocated, first_line
 from bridle.constraints.compiler import Compiler
 from bridle.constraints.trial import Trials
 from bridle.errors import InvalidRequest, Overloaded
 from tests.constraints.kit import text_vocabulary, tokens_of
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[Compiler]:
-    made = Compiler(text_vocabulary)
-    yield made
-    made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_PATIENCE", PATIENCE)  # what is late on a busy machine is no refusal
+        made = Compiler(text_vocabulary)
+        yield made
+        made.close()
 
 
 def items(depth: int) -> str:

@@ -106,6 +106,16 @@ def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
     return scripted_model(next_token=next_token, clock=lambda: time.monotonic() + late, **options)
 
 
+def leisurely_model(**options: Any) -> LoadedModel:
+    """Says one letter again and again, on a slow device: what runs still runs when a reader who is late has read."""
+
+    def next_token(prefix: Any) -> int:
+        time.sleep(0.02)
+        return 70
+
+    return scripted_model(next_token=next_token, **options)
+
+
 def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:
     """A script that says `reply` after any prompt, then ends. The prompt must not end in a part of the reply."""
     text = text or tokenizer()

@@ -28,7 +28,7 @@ from bridle.service.model_memory import Needs
 from bridle.service.slot import Slot
 from bridle.service.turns import BURST, MAX_USELESS
 from tests.http.controlled import lent
-from tests.http.harness import saying, scripted_model, tokenizer
+from tests.http.harness import leisurely_model, saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, Setup, running
 from tests.waiting import PATIENCE, until_async
 
@@ -185,7 +185,7 @@ async def test_a_lost_connection_frees_its_streams() -> None:
 
 
 async def test_draining_ends_open_streams_in_an_error() -> None:
-    async with running() as setup:
+    async with running(leisurely_model()) as setup:
         old, new = setup.connect(), setup.connect()
         await new.hello()
         for wire in (old, new):
@@ -204,7 +204,7 @@ async def test_draining_ends_open_streams_in_an_error() -> None:
 
 
 async def test_a_stopped_engine_is_told() -> None:
-    async with running() as setup:
+    async with running(leisurely_model()) as setup:
         wire = setup.connect()
         await wire.hello()
         await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
@@ -275,7 +275,7 @@ async def test_what_cannot_be_resumed() -> None:
 
 
 async def test_nobody_comes_back() -> None:
-    async with running(settings=LmtpSettings(resume_time=0.05)) as setup:
+    async with running(leisurely_model(), settings=LmtpSettings(resume_time=0.05)) as setup:
         wire = setup.connect()
         await wire.send("GENERATE", stream_id=1, **{**KEYED, "max_tokens": 500})
         await wire.next()
@@ -283,13 +283,13 @@ async def test_nobody_comes_back() -> None:
         await setup.settle()
         async with asyncio.timeout(PATIENCE):
             while True:
-                (body,) = await setup.connect().ask("RESUME", key="k", position=1)
+                *_, body = await setup.connect().ask("RESUME", key="k", position=1)
                 if body.get("code") == "unknown_stream":
                     break
 
 
 async def test_after_a_failure_that_may_pass_the_same_request_begins_anew() -> None:
-    async with running(admission=Admission(max_requests=1)) as setup:
+    async with running(leisurely_model(), admission=Admission(max_requests=1)) as setup:
         wire = setup.connect()
         await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
         await wire.next()
@@ -301,7 +301,7 @@ async def test_after_a_failure_that_may_pass_the_same_request_begins_anew() -> N
 
 
 async def test_a_cancelled_stream_is_forgotten() -> None:
-    async with running() as setup:
+    async with running(leisurely_model()) as setup:
         wire = setup.connect()
         await wire.send("GENERATE", stream_id=1, **{**KEYED, "max_tokens": 400})
         await wire.next()
@@ -316,7 +316,7 @@ async def test_a_cancelled_stream_is_forgotten() -> None:
 
 
 async def test_a_full_server_says_when_to_come_back() -> None:
-    async with running(admission=Admission(max_requests=1)) as setup:
+    async with running(leisurely_model(), admission=Admission(max_requests=1)) as setup:
         wire = setup.connect()
         await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
         await wire.next()
@@ -512,7 +512,7 @@ def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pyte
     monkeypatch.setattr(Work, "run", counted)
 
     async def main() -> None:
-        async with running(admission=Admission(max_requests=1)) as setup:
+        async with running(leisurely_model(), admission=Admission(max_requests=1)) as setup:
             wire = setup.connect()
             await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
             await wire.next()
@@ -557,7 +557,7 @@ def test_a_flood_of_messages_that_are_no_requests_ends_in_a_reason(monkeypatch: 
     monkeypatch.setattr(MemoryLink, "close", close)
 
     async def main() -> None:
-        async with running() as setup:
+        async with running(leisurely_model()) as setup:
             wire, other = setup.connect(), setup.connect()
             await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
             await wire.next()

@@ -19,7 +19,7 @@ from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Host, Serving
 from bridle.service.steering import Steering
 from bridle.service.story import Story
-from tests.http.harness import saying, scripted_model
+from tests.http.harness import leisurely_model, saying, scripted_model
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 ANN = Identity("ann", False)
@@ -82,9 +82,9 @@ async def test_a_full_house_refuses_before_it_waits(host: Host) -> None:
     host.is_draining = False
 
 
-async def test_what_was_broken_off_is_counted(host: Host) -> None:
+async def test_what_was_broken_off_is_counted() -> None:
     """A sink that has seen enough ends the request; what was made is told and charged."""
-    seen = 0
+    host, seen = Host(ModelRegistry([leisurely_model()]), Admission()), 0
 
     async def sink(part: Part, events: list[Event]) -> bool:
         nonlocal seen
@@ -99,6 +99,7 @@ async def test_what_was_broken_off_is_counted(host: Host) -> None:
         assert serving.story.finish == ["cancelled"]
         assert serving.story.usage is not None and serving.story.usage.completion_tokens == seen
         assert serving.ticket.num_output == seen
+    host.registry.close()
 
 
 async def test_first_events_come_again(host: Host) -> None:
@@ -136,8 +137,8 @@ async def test_few_run_at_once(host: Host) -> None:
     assert most <= 2
 
 
-async def test_a_cancelled_call_lets_go(host: Host) -> None:
-    begun = asyncio.Event()
+async def test_a_cancelled_call_lets_go() -> None:
+    host, begun = Host(ModelRegistry([leisurely_model()]), Admission()), asyncio.Event()
 
     async def sink(part: Part, events: list[Event]) -> None:
         begun.set()
@@ -154,6 +155,7 @@ async def test_a_cancelled_call_lets_go(host: Host) -> None:
             await task
         assert serving.story.finish == ["cancelled"]
     assert host.admission.num_requests == 0
+    host.registry.close()
 
 
 async def test_a_beam_search_counts_for_all_its_beams(host: Host) -> None:
