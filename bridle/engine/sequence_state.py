@@ -13,7 +13,6 @@ from bridle.engine.decision import Awaited, Decision
 from bridle.engine.guard import Hit
 from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.output_text import OutputText
-from bridle.engine.plan import SampleRow
 from bridle.engine.step_cost import Tally
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
 from bridle.traced import MAX_RECORDS, MAX_SAID, Draw, Wait
@@ -158,6 +157,12 @@ class TraceRoom:
     num_records: int = 0
 
 
+#: Of a traced draw: its bias, whether the token was drafted, what the rows of its step drew from, and which is its own.
+Drawn = tuple[tuple[tuple[int, float], ...], bool, Sequence[Draw | None], int]
+#: Of a token that was not drawn.
+NO_DRAW: Drawn = ((), False, (), 0)
+
+
 @dataclass(slots=True)
 class TraceState:
     """What is known of the next record of a traced sequence. Written by `Tracer`."""
@@ -165,10 +170,7 @@ class TraceState:
     room: TraceRoom
     by: str | None  # what steers it
     num_seen: int = 0  # tokens that went through the model, as far as they were not taken back
-    row: SampleRow | None = None  # of the draw under way; its number, and what the rows of its step drew from
-    number: int = 0
-    draws: Sequence[Draw | None] = ()
-    is_draft: bool = False
+    drawn: Drawn = NO_DRAW  # the draw under way
     asked_at: float | None = None
     answered: float = 0.0  # seconds that its controller took since the last token
     wait: Wait | None = None  # the wait under way

@@ -16,7 +16,7 @@ from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
 from bridle.engine.plan import SampleRow, StepResult
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence as Output
-from bridle.engine.sequence_state import TraceRoom, TraceState
+from bridle.engine.sequence_state import NO_DRAW, Drawn, TraceRoom, TraceState
 from bridle.outputs import Finished, Traced
 from bridle.traced import (
     MAX_BIASES,
@@ -70,50 +70,55 @@ class Tracer:
         began, computed, steered, sampled = times
         self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
-            if item.seq.trace is not None and not item.seq.is_finished:  # its controller may have failed meanwhile
-                self._chunk(item, item.seq.trace)
+            seq = item.seq
+            trace = seq.trace
+            if trace is None:
+                continue
+            start, end = item.row.start, item.end
+            if end - start == 1 and start >= trace.num_seen and end == len(seq.tokens):
+                trace.num_seen = end  # the usual case: the record of the token that is drawn says it all
+            elif not seq.is_finished:  # its controller may have failed meanwhile
+                self._chunk(item, trace)
 
     def _chunk(self, item: Scheduled, trace: TraceState) -> None:
         start, end = item.row.start, item.end
         num_again = max(min(end, trace.num_seen) - start, 0)
         trace.num_seen = max(trace.num_seen, end)
-        if end - start > 1 or num_again or end < len(item.seq.tokens):  # else a token's record says it all
+        if end - start > 1 or num_again or end < len(item.seq.tokens):
             self._add(item.seq, Chunk(item.seq.index, self._step, start, end - start, num_again, self._cost))
 
     # -- tokens ------------------------------------------------------------------------------------------
 
     def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
         """Note what the token drew from that comes next."""
-        trace = seq.trace
-        assert trace is not None
-        trace.row, trace.is_draft, trace.number, trace.draws = row, is_draft, number, result.draws
+        assert seq.trace is not None
+        seq.trace.drawn = row.bias, is_draft, result.draws, number
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
         """Record a token that was just appended."""
-        trace = seq.trace
+        trace, request, index = seq.trace, seq.request, seq.index
         assert trace is not None
         if not self._has_room(trace.room):
             return
-        place = seq.index, self._step, seq.num_generated - 1, token, text
-        decoder = self._decoder if seq.request.detokenize else None
+        place = index, self._step, len(seq.tokens) - seq.num_prompt - 1, token, text
+        decoder = self._decoder if request.detokenize else None
         made: Later
         if forced:
             made = partial(_forced_token, decoder, place, trace.by, trace.answered)
         else:
-            bias = () if trace.row is None else trace.row.bias
-            drawn = trace.is_draft, trace.draws, trace.number
-            made = partial(_drawn_token, decoder, place, drawn, bias, trace.answered, self._cost)
-            trace.row, trace.draws = None, ()
+            made = partial(_drawn_token, decoder, place, trace.drawn, trace.answered, self._cost)
+            trace.drawn = NO_DRAW
         trace.answered = 0.0
-        self._emit(Traced(seq.request.id, seq.index, made))
+        self._emit(Traced(request.id, index, made))
 
     def replaced(self, seq: Output, token: int) -> None:
         """Record a drawn token whose place a splice takes."""
         trace = seq.trace
         assert trace is not None
-        draw = _draw_of(self._decoder if seq.request.detokenize else None, trace.draws, trace.number)
+        _, _, draws, number = trace.drawn
+        draw = _draw_of(self._decoder if seq.request.detokenize else None, draws, number)
         self._add(seq, Replaced(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
-        trace.row, trace.draws = None, ()
+        trace.drawn = NO_DRAW
 
     def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
         """Record that tokens and characters were taken back."""
@@ -230,8 +235,6 @@ class Tracer:
 
 #: Output, step, number in the output, token and text.
 _Place = tuple[int, int, int, int, str]
-#: Whether the token was drafted, the draws of its step, and which one is its own.
-_Drawn = tuple[bool, Sequence[Draw | None], int]
 
 
 def _forced_token(decoder: TextDecoder | None, place: _Place, by: str | None, answer: float) -> Token:
@@ -241,12 +244,11 @@ def _forced_token(decoder: TextDecoder | None, place: _Place, by: str | None, an
 def _drawn_token(
     decoder: TextDecoder | None,
     place: _Place,
-    drawn: _Drawn,
-    bias: tuple[tuple[int, float], ...],
+    drawn: Drawn,
     answer: float,
     cost: Cost | None,
 ) -> Token:
-    is_draft, draws, number = drawn
+    bias, is_draft, draws, number = drawn
     told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[:MAX_BIASES]])
     draw = _draw_of(decoder, draws, number)
     spelled = _spelled(decoder, place[3])

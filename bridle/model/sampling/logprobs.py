@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import ScoreRun
-from bridle.model.sampling.extremes import num_above, top
+from bridle.model.sampling.extremes import num_above
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import log_normalizers
@@ -33,7 +33,7 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    found, _ = survey(Seen.of(work), given, max(num_top), vocab)
+    found, _ = survey(Seen.of(work, min(max(num_top), vocab)), given)
     return [
         Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
         for token, is_known, values, size in zip(tokens, known, found.tolist(), num_top, strict=True)
@@ -46,12 +46,12 @@ Place = tuple[float, tuple[tuple[int, float], ...], int]
 Places = npt.NDArray[np.float64]
 
 
-def survey(seen: Seen, tokens: Sequence[int], num_top: int, vocab: int) -> tuple[Places, torch.Tensor]:
-    """Where the `tokens` stand in their rows, with the `num_top` best ones, and the totals of the rows [R, 1]. Rows
-    that are not counted are used up. `place_of` reads a row of what is found."""
+def survey(seen: Seen, tokens: Sequence[int]) -> tuple[Places, torch.Tensor]:
+    """Where the `tokens` stand in their rows, with the best ones, and the totals of the rows [R, 1]. Rows that are not
+    counted are used up. `place_of` reads a row of what is found."""
     work, maxima, largest = seen.work, seen.maxima, seen.largest
     chosen = work.gather(1, upload_list(tokens, torch.int64, work.device).unsqueeze(1))  # [R, 1]
-    best, ids = top(work, maxima, min(num_top, vocab))  # [R, n]
+    best, ids = seen.best, seen.places  # [R, n]
     ranks = num_above(work, maxima, chosen, best) + 1
     totals = seen.take_totals()
     norms = log_normalizers(totals, largest)

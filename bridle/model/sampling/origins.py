@@ -100,14 +100,15 @@ def traced_draws(
     vocab = logits.shape[-1]
     plain = [i for i in traced if i not in steered]
     if plain:
-        own = Seen.of(_own(logits, rows, plain)) if seen is None else seen.rows(plain)
         sizes = [rows[i].num_traced for i in plain]
-        found, _ = survey(own, [tokens[i] for i in plain], max(sizes), vocab)
+        own = Seen.of(_own(logits, rows, plain), min(max(sizes), vocab)) if seen is None else seen.rows(plain)
+        found, _ = survey(own, [tokens[i] for i in plain])
         draws.add(plain, Found(found, sizes, vocab))
     changed = [i for i in traced if i in steered]
     if changed:
-        own = Seen.of(_own(logits, rows, changed))
-        after = Seen.of(torch.stack([steered[i] for i in changed])) if seen is None else seen.rows(changed)
+        num_best = min(max(rows[i].num_traced for i in changed), vocab)
+        own = Seen.of(_own(logits, rows, changed), num_best)
+        after = Seen.of(torch.stack([steered[i] for i in changed]), num_best) if seen is None else seen.rows(changed)
         draws.add(changed, _changes(own, after, [rows[i] for i in changed], [tokens[i] for i in changed], vocab))
     return draws
 
@@ -124,8 +125,8 @@ def _changes(own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence
     gone = _gone(own, after) if is_biased else None
     best, least = own.largest, after.largest
     sizes = [row.num_traced for row in rows]
-    before, total = survey(own, tokens, max(sizes), vocab)
-    left, rest = survey(after, tokens, max(sizes), vocab)
+    before, total = survey(own, tokens)
+    left, rest = survey(after, tokens)
     if gone is None:  # what a mask has left has kept its weights, which are counted from another largest one
         gone = total - rest * (least - best).double().exp()
     taken = (gone / total).clamp(0.0, 1.0)  # [C, 1]

@@ -1,7 +1,8 @@
 """Rows of logits with what is known of them, so that nobody goes through them twice.
 
 A row over a large vocabulary takes longer to go through than all that is then done with what was found. So what a draw
-counted is handed on to those who tell of it: the largest value of each chunk, and the total of the weights.
+counted is handed on to those who tell of it: the largest value of each chunk, and the total of the weights. The best
+tokens are looked for before the draw, while a cache still has the rows.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from dataclasses import dataclass
 
 import torch
 
-from bridle.model.sampling.extremes import chunk_maxima
+from bridle.model.sampling.extremes import chunk_maxima, top
 from bridle.model.sampling.rows import pick
 from bridle.model.sampling.weights import take_totals
 
 
 @dataclass(slots=True)
 class Seen:
-    """Rows `work` [R, W] and their `chunk_maxima` [R, W / CHUNK]. Row i has the weights `totals[i]` [1] if
-    `is_counted[i]`."""
+    """Rows `work` [R, W], their `chunk_maxima` [R, W / CHUNK], and their `best` values with the places of these, [R, n]
+    each. Row i has the weights `totals[i]` [1] if `is_counted[i]`."""
 
     work: torch.Tensor
     maxima: torch.Tensor
+    best: torch.Tensor
+    places: torch.Tensor
     totals: torch.Tensor  # float64 [R, 1]
     is_counted: list[bool]
 
     @classmethod
-    def of(cls, work: torch.Tensor) -> Seen:
-        """Rows of which nothing else is known."""
-        num_rows = work.shape[0]
-        return cls(work, chunk_maxima(work), work.new_zeros(num_rows, 1, dtype=torch.float64), [False] * num_rows)
+    def of(cls, work: torch.Tensor, num_best: int) -> Seen:
+        """Rows of which nothing else is known, with that many of their best values."""
+        num_rows, maxima = work.shape[0], chunk_maxima(work)
+        totals = work.new_zeros(num_rows, 1, dtype=torch.float64)
+        return cls(work, maxima, *top(work, maxima, num_best), totals, [False] * num_rows)
 
     @property
     def largest(self) -> torch.Tensor:
@@ -39,8 +43,9 @@ class Seen:
 
     def rows(self, indices: Sequence[int]) -> Seen:
         """Some of the rows: copies, or views where they are a run."""
-        work, maxima, totals = (pick(each, indices) for each in (self.work, self.maxima, self.totals))
-        return Seen(work, maxima, totals, [self.is_counted[i] for i in indices])
+        known = (self.work, self.maxima, self.best, self.places, self.totals)
+        work, maxima, best, places, totals = (pick(each, indices) for each in known)
+        return Seen(work, maxima, best, places, totals, [self.is_counted[i] for i in indices])
 
     def take_totals(self) -> torch.Tensor:
         """The totals of all rows; those that are not known are counted, and `work` is then used up."""
