@@ -354,6 +354,49 @@ def test_the_second_run_may_have_another_adapter(page: Any) -> None:
         settle(page, "failed" if sent else "done")
 
 
+def test_several_models_are_chosen_from(browser: Any) -> None:
+    """Each view asks the chosen model, which is remembered; the second of two runs may have another one."""
+    models = [
+        scripted_model(name=name, next_token=saying(said)) for name, said in (("one", "Good day."), ("two", "Bye."))
+    ]
+    with serving(ModelRegistry(models)) as url, opened(browser, url) as page:
+        choice = page.locator("#model")
+        choice.locator("option").nth(1).wait_for(state="attached")
+        assert choice.locator("option").all_inner_texts() == ["one", "two"]
+        complete(page)
+        assert text_of(page) == "Good day."
+        choice.select_option("two")
+        complete(page)
+        assert text_of(page) == "Bye."
+        go(page, "Steer")
+        page.get_by_label("Language").select_option(label="Regex")
+        page.locator(".editor .cm-content").wait_for()
+        write(page, "[A-Z][a-z]+[.]")
+        page.get_by_role("button", name="Run", exact=True).click()
+        settle(page)
+        assert text_of(page) == "Bye."
+        page.reload()
+        choice.locator("option:checked").get_by_text("two").wait_for(state="attached")
+        go(page, "Chat")
+        page.get_by_label("Message").fill("hello")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Regenerate").wait_for()
+        assert page.locator(".message.assistant .who").inner_text().startswith("two")
+        assert text_of(page) == "Bye."
+        choice.select_option("one")
+        page.get_by_role("button", name="Regenerate").click()
+        page.get_by_text("2/2").wait_for()
+        page.get_by_role("button", name="Regenerate").wait_for()
+        assert page.locator(".message.assistant .who").inner_text().startswith("one")
+        assert text_of(page) == "Good day."
+        complete(page)
+        page.get_by_role("button", name="Compare").last.click()
+        page.get_by_label("Model of the second run").select_option("two")
+        page.get_by_role("button", name="Run beside").click()
+        page.get_by_text("tokens differ").wait_for()
+        assert (text_of(page), text_of(page, 1)) == ("Good day.", "Bye.")
+
+
 def test_a_fork_survives_a_reload(page: Any) -> None:
     complete(page)
     page.locator(".tokens > .chunk .t").nth(3).click()
@@ -651,6 +694,42 @@ def test_sentences_are_told_as_they_come(browser: Any) -> None:
         page.get_by_label("History").get_by_role("button", name="Tell").first.click()
         page.locator(".tokens > .chunk .t").first.wait_for()
         assert page.locator(".spoken p").count() == 0
+
+
+#: Lets a clock go on by a millisecond whenever it is looked at, and counts the events that are read in one task.
+BURSTS = """() => {
+  let now = 0
+  performance.now = () => ++now
+  window.bursts = { most: 0, total: 0 }
+  let burst = 0
+  const parse = JSON.parse
+  JSON.parse = (...given) => {
+    bursts.most = Math.max(bursts.most, ++burst)
+    bursts.total++
+    return parse(...given)
+  }
+  const { port1, port2 } = new MessageChannel()
+  port1.onmessage = () => { burst = 0; port2.postMessage(null) }
+  port2.postMessage(null)
+}"""
+
+
+def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
+    """A page that fell behind finds thousands of events: it reads some, lets the browser work, and goes on."""
+    record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
+    choice = {"index": 0, "text": " dog", "trace": [record], "finish_reason": None}
+    event = "data: " + json.dumps({"choices": [choice]}) + "\n\n"
+    body = event * 3000 + "data: [DONE]\n\n"
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    go(page, "Complete")
+    page.get_by_label("Prompt").wait_for()
+    page.evaluate(BURSTS)
+    page.get_by_label("Prompt").press("Control+Enter")
+    settle(page)
+    bursts = page.evaluate("bursts")
+    assert bursts["total"] >= 3000
+    assert bursts["most"] <= 100, bursts
+    assert "3,000 tokens" in page.locator(".summary").inner_text()
 
 
 #: Counts pictures, long tasks, and what is put into the page.
