@@ -28,7 +28,7 @@ INL int tile_rows(int left) {
     if (MAX_ROWS == 12 && left >= 12 && left != 16) return 12;
     if (MAX_ROWS == 12 && left >= 8) return 8;
     if (MAX_ROWS == 6 && left >= 6 && left != 8) return 6;
-    return left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    return left >= 4 ? 4 : left;
 }
 
 // Quantized rows: integers, a scale per row or block, and what of the sums of inputs a kind needs. The rows of a tile lie
@@ -272,7 +272,8 @@ INL void tile_groups(const product *p, int panel, int row, const int ROWS, const
     for (int m = first, n; m < last; m += n) { \
         n = tile_rows(p->rows - m); \
         if (MAX_ROWS == 12 && n == 12) { TILE(12) } else if (MAX_ROWS == 12 && n == 8) { TILE(8) } \
-        else if (MAX_ROWS == 6 && n == 6) { TILE(6) } else if (n == 4) { TILE(4) } else if (n == 2) { TILE(2) } else { TILE(1) } \
+        else if (MAX_ROWS == 6 && n == 6) { TILE(6) } else if (n == 4) { TILE(4) } \
+        else if (n == 3) { TILE(3) } else if (n == 2) { TILE(2) } else { TILE(1) } \
     }
 #define ROWS_OF(KIND) \
     static __attribute__((noinline)) void rows_##KIND(const product *p, int panel, int first, int last) { \
