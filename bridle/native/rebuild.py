@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             if options.write and (verdict != "same" or not target.path.exists()):
                 OBJECTS.mkdir(exist_ok=True)
+                target.path.unlink(missing_ok=True)  # who has loaded the old one keeps it
                 target.path.write_bytes(data)
                 hashes[target.name] = sha256
                 MANIFEST.write_bytes(msgspec.json.format(msgspec.json.encode(hashes, order="sorted"), indent=2) + b"\n")
