@@ -1,9 +1,10 @@
-"""Genuine peers, for those who have them: the original's controllers on our runtime, the original's client over it.
+"""Genuine peers, for those who have them: the original's controllers on our runtime, the original's client over it, and
+its command line `aici` over a server.
 
 `BRIDLE_GENUINE_CONTROLLERS` is a folder with .wasm files as the original releases them (aici_pyctrl.wasm,
 aici_jsctrl.wasm, aici_declctrl.wasm, aici_uppercase.wasm, aici_yesno.wasm, any of them, of any release).
-`BRIDLE_GENUINE_CLIENT` is a folder with the original's Python package `pyaici` in it; that needs `ujson` and, for its
-later versions, what else it imports.
+`BRIDLE_GENUINE_CLIENT` is a folder with the original's Python package `pyaici` in it: `py` of its repository, since no
+index of packages has it. What it imports is installed into environments of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ import pytest
 
 from bridle.aici.channels import remove_names
 from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.config import ModelConfig
+from bridle.controllers import standard
 from bridle.outputs import FinishReason, Stored
+from bridle.service import load_model
+from bridle.service.control import ControlSettings
 from tests.aici.conftest import EOS, HE, VOCAB_SIZE
 from tests.aici.guests import END, force, guest1, guest2, result, sample, say
 from tests.aici.guests import mask as allow
 from tests.aici.steering import Steered
+from tests.genuine.environment import foreign_python, layered_python
+from tests.http.harness import served
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +130,12 @@ def stored(steered: Steered) -> bytes:
 # -- the client ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CLIENT, reason="BRIDLE_GENUINE_CLIENT names no folder with the original's package pyaici")
+needs_client = pytest.mark.skipif(
+    not CLIENT, reason="BRIDLE_GENUINE_CLIENT names no folder with the original's package pyaici"
+)
+
+
+@needs_client
 @pytest.mark.parametrize("guest", ["old", "new"])
 def test_a_genuine_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, guest: str) -> None:
     """Upload, tags, a run with forced tokens, a mask, a splice back, and the end, by the original's own class."""
@@ -132,7 +144,7 @@ def test_a_genuine_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, gu
     runtime.chmod(runtime.stat().st_mode | stat.S_IXUSR)
     wasm = tmp_path / "guest.wasm"
     wasm.write_bytes(OLD if guest == "old" else NEW)
-    command = [sys.executable, str(Path(__file__).with_name("genuine_client.py")), CLIENT]
+    command = [str(layered_python("ujson==6.1.0")), str(Path(__file__).with_name("genuine_client.py")), CLIENT]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     prefix = f"/g{uuid.uuid4().hex[:8]}-"
     try:
@@ -153,6 +165,50 @@ def test_a_genuine_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, gu
     if said["tags"] is not None:
         (tag,) = said["tags"]["tags"]
         assert (tag["tag"], tag["module_id"], tag["updated_by"]) == ("genuine", said["module"], "root")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the demo model and the standard controllers."""
+    patient = ("--limit", "max_prepare_wait=600000")  # until they are compiled for this machine
+    control = ControlSettings("on", args=patient, store=tmp_path_factory.mktemp("modules"))
+    with served(load_model(ModelConfig("demo"), control=control)) as url:
+        yield url
+
+
+@needs_client
+def test_the_genuine_command_line_runs_controllers(demo: str, tmp_path: Path) -> None:
+    """Files of each kind, a plain prompt, a module that is uploaded and tagged, and what is wrong with one."""
+
+    def aici(*arguments: str, status: int = 0) -> str:
+        python = foreign_python("requests==2.34.2")
+        variables = os.environ | {"PYTHONPATH": CLIENT, "AICI_API_BASE": demo + "/v1/"}
+        command = [str(python), "-m", "pyaici.cli", *arguments]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=variables,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    for name, text in (("say.py", _PYTHON), ("say.js", _JAVASCRIPT), ("say.json", json.dumps(_STEPS))):
+        (tmp_path / name).write_text(text)
+        printed = aici("run", name, "--max-tokens", "20")
+        assert "[Response] Say: Yes" in printed or "[Response] Say: No" in printed, printed
+        assert "Storage: {'x': 'Yes'}" in printed or "Storage: {'x': 'No'}" in printed, printed
+    assert "[DONE]" in aici("infer", "The capital of France is", "--max-tokens", "8")
+    (tmp_path / "shout.wasm").write_bytes(standard.load("uppercase"))
+    assert "TAG: shout -> " in aici("upload", "shout.wasm", "--tag", "shout")
+    assert "shout -> " in aici("tags")
+    printed = aici("run", "say.py", "--ctrl", "shout", "--prompt", "A dog", "--max-tokens", "9")
+    text = printed.partition("[Response] ")[2].partition("\n")[0]
+    assert len(text) > 8 and text[::4] == text[::4].upper(), printed
+    assert "unknown tag 'nothing'" in aici("run", "say.py", "--ctrl", "nothing", status=1)
 
 
 _FREE = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]

@@ -54,6 +54,16 @@ def test_only_allowed_tokens_are_drawn(server: httpx.Client, route: str) -> None
         assert len(text) == 8 and set(text) <= set("xyz")
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_banned_strings_do_not_come(server: httpx.Client, route: str) -> None:
+    """Neither name's strings come, however many tokens spell them."""
+    fields = of_eight(route, {"allowed_token_ids": list(ALLOWED), "seed": 3})
+    free = text_of(post(server, route, fields))
+    banned = free[2:5]
+    texts = [text_of(post(server, route, fields | {name: [banned]})) for name in ("banned_strings", "banned_phrases")]
+    assert texts[0] == texts[1] and banned not in texts[0] and texts[0][:2] == free[:2]
+
+
 @pytest.mark.parametrize("route", ["/v1/completions", "/generate"])
 def test_a_constraint_and_allowed_tokens_hold_together(server: httpx.Client, route: str) -> None:
     fields = {"allowed_token_ids": list(ALLOWED), "regex": "([w-y][x-z]){4}", "ignore_eos": True}

@@ -69,6 +69,18 @@ def test_a_call_can_be_demanded(demo: openai.OpenAI, choice: Any, temperature: i
         assert answer.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_tools_that_are_not_listed_are_not_called(demo: openai.OpenAI, is_flat: bool) -> None:
+    """All are shown to the model, and those of the list may be called. Lists are taken as chats and responses write
+    them."""
+    for name, expected in (("get_weather", [("get_weather", {"city": "Rome"})]), ("get_time", None)):
+        tools = [{"type": "function", "name": name} if is_flat else {"type": "function", "function": {"name": name}}]
+        allowed = {"mode": "auto", "tools": tools}
+        choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
+        calls = calls_of(ask(demo, "What is the weather in Rome?", tools=TOOLS, tool_choice=choice))
+        assert calls == expected if expected else all(called == name for called, _ in calls)
+
+
 def test_several_calls_at_a_time(random_client: openai.OpenAI) -> None:
     answers = [
         ask(random_client, f"Say {number}", tools=STRICT, tool_choice="required", temperature=2, max_tokens=400)

@@ -85,7 +85,9 @@ def test_tools_and_their_results(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}, {
-    "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}])  # fmt: skip
+    "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}, {
+    "type": "allowed_tools", "allowed_tools": {
+        "mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}])  # fmt: skip
 def test_a_call_can_be_demanded(client: openai.OpenAI, choice: Any) -> None:
     for temperature in (0, 2):
         response = ask(client, "Tell me a story.", tools=TOOLS, tool_choice=choice, temperature=temperature,

@@ -1,6 +1,7 @@
 """What a request offers to the model and asks of it: which functions, whether it must call, how often.
 
-Takes OpenAI's shape of tools and tool choice, which all routes translate theirs into.
+Takes OpenAI's shape of tools and tool choice, which all routes translate theirs into. A tool choice may be that of
+chats, with a name in `function` and a list in `allowed_tools`, or that of responses, without these.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _choice(choice: str | Mapping[str, Any] | None) -> tuple[Literal["none", "au
     if isinstance(choice, Mapping):
         if choice.get("type") == "function":
             return "required", [_name_in(choice)]
-        allowed = choice.get("allowed_tools")
+        allowed = choice.get("allowed_tools", choice)
         if choice.get("type") == "allowed_tools" and isinstance(allowed, Mapping):
             return _allowed(allowed)
     raise InvalidRequest(
@@ -106,7 +107,7 @@ def _allowed(allowed: Mapping[str, Any]) -> tuple[Literal["none", "auto", "requi
 
 
 def _name_in(choice: Any) -> str:
-    function = choice.get("function") if isinstance(choice, Mapping) else None
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise InvalidRequest(f"tool_choice is {shown(choice)}; function.name must say which", "tool_choice")

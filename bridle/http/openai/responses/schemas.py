@@ -94,7 +94,7 @@ class ResponsesBody(SamplingFields):
             **given,
             messages=messages,
             tools=None if self.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
-            tool_choice=_choice(self.tool_choice),
+            tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning=self.reasoning,
             thinking_budget=self.thinking_budget,
@@ -200,18 +200,6 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only functions are known", "tools")
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
-
-
-def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """A tool choice in the shape of the chat API."""
-    if choice is None or isinstance(choice, str):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        named = [{"type": "function", "function": tool} for tool in choice["tools"]]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
-    return dict(choice)
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
