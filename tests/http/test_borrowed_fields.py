@@ -57,7 +57,8 @@ def test_only_allowed_tokens_are_drawn(server: httpx.Client, route: str) -> None
 @pytest.mark.parametrize("route", ROUTES)
 def test_banned_strings_do_not_come(server: httpx.Client, route: str) -> None:
     """Neither name's strings come, however many tokens spell them."""
-    fields = of_eight(route, {"allowed_token_ids": list(ALLOWED), "seed": 3})
+    seed = {} if route == "/v1/run" else {"seed": 3}  # AICI's route is greedy, and has none
+    fields = of_eight(route, {"allowed_token_ids": list(ALLOWED), **seed})
     free = text_of(post(server, route, fields))
     banned = free[2:5]
     texts = [text_of(post(server, route, fields | {name: [banned]})) for name in ("banned_strings", "banned_phrases")]
