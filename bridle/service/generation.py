@@ -87,6 +87,11 @@ class Part:
         note = self.note(index)
         return {} if note is None else note.fields()
 
+    def trace_fields(self, index: int) -> dict[str, Any]:
+        """What was not told yet of the trace of an output, as a field; none if there is nothing."""
+        told = [] if self._notes is None else self._notes.take_records(index)
+        return {"trace": told} if told else {}
+
     def take_notes(self) -> list[tuple[int, Note]]:
         """What was not told yet of any output, beside its text."""
         notes = self._notes

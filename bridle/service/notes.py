@@ -88,6 +88,14 @@ class NoteReader:
         """The news of one output since the last call; empty if there is none."""
         return self._pending.pop(index, None) or Note()
 
+    def take_records(self, index: int) -> list[dict[str, Any]]:
+        """The records of a trace among the news of one output; the rest stays."""
+        note = self._pending.get(index)
+        if note is None:
+            return []
+        told, note.records = note.trace, []
+        return told
+
     @property
     def indexes(self) -> list[int]:
         """The outputs that have news."""

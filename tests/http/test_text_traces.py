@@ -153,6 +153,18 @@ def test_records_come_in_the_form_of_sglang(client: TestClient, is_stream: bool,
     assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
 
 
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+@pytest.mark.parametrize("has_details", [False, True])
+def test_records_come_in_the_native_form(client: TestClient, path: str, has_details: bool, tmp_path: Path) -> None:
+    parameters = {**TGI["parameters"], "trace": "events", "details": has_details}
+    answer = client.post(path, json={**TGI, "parameters": parameters})
+    lines = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith(("{", "data:"))]
+    events = [json.loads(line) for line in lines]
+    told = [record for event in events for record in event.get("trace") or (event["details"] or {}).get("trace", ())]
+    (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
+    assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
+
+
 def test_records_come_with_a_run(client: TestClient, tmp_path: Path) -> None:
     answer = client.post("/v1/run", json=with_field("/v1/run", "events"))
     told = []

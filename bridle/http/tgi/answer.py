@@ -45,7 +45,7 @@ class Answer:
             if others:
                 details["best_of_sequences"] = [self._loser(*each) for each in others]
             answer["details"] = details
-        return answer
+        return answer | part.trace_fields(output.index)
 
     def _ranked(self) -> list[tuple[Part, CompletionOutput]]:
         outputs = [(part, output) for part in self.generation.parts for output in part.outputs]
@@ -102,13 +102,15 @@ class Answer:
         }
         if self.plan.num_top:
             event["top_tokens"] = self._rows.top(entry, self.plan.num_top)
-        return event | (self._last_words(output) if is_last else {"generated_text": None, "details": None})
+        told = self._part.trace_fields(0)
+        return event | (self._last_words(output) if is_last else {"generated_text": None, "details": None}) | told
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
         """The event of an output that ended before its first token. Clients look for the end beside a token, so they
         get the token that ends a text."""
         token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
-        return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output)
+        told = self._part.trace_fields(0)
+        return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output) | told
 
     def _last_words(self, output: CompletionOutput) -> dict[str, Any]:
         details = None
