@@ -7,11 +7,13 @@ from bridle.elsewhere.rows import Field, absent, named, neutral, same
 _TEXT_ONLY = "models here read text and pictures, and write text"
 _SPEED = "how a server computes changes no text"
 _WHOLE = "answers have all of their fields"
+_TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}
 _PICTURES = "pictures are prepared as the checkpoint says"
 
 NEWER: tuple[Field, ...] = (
     *same("vLLM SGLang", "instructions background previous_response_id reasoning truncation"),
-    *same("SGLang", "modalities structural_tag"),
+    *same("SGLang", "modalities"),
+    named("SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
     named("SGLang", "sampling_seed", "seed", 7),
     named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
     # What would change a text.

@@ -100,6 +100,7 @@ def test_plain_text_is_no_constraint(steered: openai.OpenAI) -> None:
         ({"structured_outputs": {"json": {"type": "boolean"}, "json_object": False}}, "true|false"),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "a"),
         ({"json_schema": '{"type": "boolean"}'}, "true|false"),
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}}, "ab"),
         ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}}, "ab"),
         ({"constraint": {"sequence": ["x", {"regex": "[0-9]"}]}}, "x[0-9]"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}}, "null"),
