@@ -26,6 +26,7 @@ from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.http.test_borrowed_fields import text_of
 from tests.http.test_fields import ROUTES, post
 from tests.lmtp.harness import Setup
+from tests.sources import ROOT
 
 SECRETS = ("ann@example.org", "4111 1111 1111 1111", "sk-abcdefghijklmnop1234", "forbidden")
 SAYING = "Ask ann@example.org, pay 4111 1111 1111 1111, key sk-abcdefghijklmnop1234, FOR\u200bBIDDEN word."
@@ -221,6 +222,26 @@ def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
         'bridle_policy_actions_total{action="replaced",policy="secrets",version="3"}',
     ):
         assert line in metrics
+
+
+def test_the_example_holds_as_it_stands(tmp_path: Path) -> None:
+    """For a user, and for an admin, to whom one of its policies does not apply."""
+    keys = KeyStore(tmp_path / "keys.db")
+    said = "Of TICKET-12345, ann@example.org and a key: sk-abcdefghijklmnop1234."
+    registry = ModelRegistry([scripted_model(max_model_len=1024)])
+    book = PolicyBook(ROOT / "examples" / "policies.toml")
+    settings = HttpSettings(policies=book, controller_classes={"Says": Says})
+    with TestClient(create_app(registry, settings, keys=keys)) as client:
+        for is_admin in (False, True):
+            key = {"authorization": f"Bearer {keys.add(f'user-{is_admin}', is_admin=is_admin)}"}
+            fields = {"max_tokens": 120, "controller": "class:Says", "controller_arg": said}
+            answer = post(client, "/v1/completions", fields, **key)
+            ticket = "TICKET-12345" if is_admin else "[ticket]"
+            assert text_of(answer) == f"Of {ticket}, [e-mail] and a key: [key]."
+            told = ["secrets@1", "house-words@1", *([] if is_admin else ["no-ticket-numbers"]), "no-loops", "thoughts"]
+            assert answer.headers["x-bridle-policies"] == ", ".join(told)
+    registry.close()
+    keys.close()
 
 
 def test_users_see_no_policies(book: PolicyBook, tmp_path: Path) -> None:
