@@ -118,10 +118,7 @@ def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
     if not named.client_tools:
         return ()
     if model.tools is None:
-        raise UnsupportedFeature(
-            f"{model.name!r} runs in engines on Ray, whose controllers call no tools",
-            "client_tools",
-        )
+        raise UnsupportedFeature(f"controllers of {model.name!r} call no tools", "client_tools")
     return check_client_tools(named.client_tools, model.tools.names)
 
 

@@ -376,9 +376,12 @@ def test_several_controllers_of_a_run(client: Client, letters: list[str]) -> Non
         for items in (
             client.stream("/v1/run", **body, controllers=[other]),
             client.stream("/v1/run", **(body | {"controller": "none", "controller_arg": None}), controllers=letters),
+            client.stream("/v1/run", prompt="x", constraint=body["constraint"], controllers=letters),
         )
     ]
     assert all(re.fullmatch("[xy]{3}", text) for text in texts), texts
+    refused = client.post("/v1/run", prompt="x", controllers=[])
+    assert refused.status_code in (400, 422) and "controller is required" in refused.text
 
 
 def test_a_schema_beside_a_controller_that_forces_text(client: Client) -> None:

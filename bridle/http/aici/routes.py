@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from bridle.controllers.classes import is_class
@@ -78,7 +78,7 @@ else:
 
 class RunBody(ControllerFields, _Derived):
     """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may have a `constraint`.
-    Samplers that are not written down here are derived."""
+    Where a list of `controllers` is given, it may be left out. Samplers that are not written down here are derived."""
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
@@ -93,6 +93,14 @@ class RunBody(ControllerFields, _Derived):
     max_tokens: int | None = None
     constraint: dict[str, Any] | None = None
     trace: bool | str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_alone(cls, body: Any) -> Any:
+        """A list of controllers needs none before it."""
+        if isinstance(body, dict) and body.get("controllers") and "controller" not in body:
+            return {"controller": NO_CONTROLLER, "controller_arg": None} | body
+        return body
 
     def named(self) -> Controllers:
         """The controllers. The argument's field is there, so an argument that is null says so; that of `none`, which is
