@@ -24,7 +24,8 @@ def script_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def script_pool(tokenizer: Path, script_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
-    arguments = ("--store", str(script_store), "--wasm-max-step-time", "200", "--limit", "max_init_time=10000")
+    limits = ("--limit", "max_init_time=10000", "--limit", "max_prepare_wait=600000")
+    arguments = ("--store", str(script_store), "--wasm-max-step-time", "200", *limits)
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
     yield pool
     pool.shutdown()

@@ -31,7 +31,7 @@ SHORT = guest2([sample([66], VOCAB_SIZE), END])
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    control = ControlSettings("on", store=tmp_path_factory.mktemp("store"))
+    control = ControlSettings("on", args=("--limit", "max_prepare_wait=600000"), store=tmp_path_factory.mktemp("store"))
     config = ModelConfig("demo", num_blocks=256, num_threads=1)
     made = load_replicated(config, EngineConfig(), 2, control=control)
     yield made

@@ -60,7 +60,7 @@ def controlled_model(
         eos_token_ids=text.eos_token_ids,
         next_token=next_token,
     )
-    limits = ("--wasm-max-step-time", "500", "--store", str(store))
+    limits = ("--wasm-max-step-time", "500", "--limit", "max_prepare_wait=600000", "--store", str(store))
     config = RuntimeConfig(str(folder or tokenizer_folder()), num_logits=text.vocab_size, extra_args=(*limits, *args))
     pool = RuntimePool(config, text.vocab_size)
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
