@@ -26,6 +26,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from bridle.engine import speculation
 from bridle.service import requests
 from tests.waiting import PATIENCE
 
@@ -68,6 +69,12 @@ def _logs_as_they_were() -> Iterator[None]:
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def obeyed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of drafts is obeyed for good, whatever this machine took for its steps."""
+    monkeypatch.setattr(speculation, "_ENOUGH_STEPS", 1 << 60)
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:

@@ -112,7 +112,7 @@ def _largest(work: torch.Tensor, seen: Seen | None, *, has_greedy: bool) -> tupl
     if has_greedy:
         return largest(work, maxima)
     best = (work if maxima is None else maxima).amax(-1)
-    return best, torch.full_like(best, NOTHING, dtype=torch.int64)
+    return best, torch.empty_like(best, dtype=torch.int64)  # each row draws its own
 
 
 _Processed = dict[int, torch.Tensor]

@@ -55,6 +55,7 @@ def test_chat(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("content", [REPLY, [{"type": "text", "text": REPLY[:4]}, {"type": "text", "text": REPLY[4:]}]])
+@pytest.mark.usefixtures("obeyed_drafts")
 def test_a_right_prediction_is_accepted(client: openai.OpenAI, content: Any) -> None:
     """OpenAI's predicted outputs: the answer is the same, and usage tells what was right."""
     answer = client.chat.completions.create(

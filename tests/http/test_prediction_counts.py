@@ -41,6 +41,7 @@ def http(server: str) -> Iterator[httpx.Client]:
     ],
     ids=["completions", "chat", "responses", "anthropic", "tgi", "sglang"],
 )
+@pytest.mark.usefixtures("obeyed_drafts")
 def test_answers_tell_what_was_accepted_and_what_was_not(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -26,6 +26,7 @@ class Wire:
     def __init__(self, link: MemoryLink) -> None:
         self.link = link
         self.frames: list[str] = []
+        self.tells_waiting = False
         self._objects: list[tuple[str, Object]] = []
 
     async def send(self, kind: str, body: Any = None, **fields: Any) -> None:
@@ -35,7 +36,14 @@ class Wire:
         await self.link.send(f"{kind} {body if isinstance(body, str) else json.dumps(body)}")
 
     async def next(self) -> tuple[str, Object]:
-        """The next object that the server sent, with its type."""
+        """The next object that the server sent, with its type. Whether a request waits so long that it is told of
+        depends on the machine; that is passed over unless `tells_waiting`."""
+        found = await self._next()
+        while found[1].get("event") == "queued" and not self.tells_waiting:
+            found = await self._next()
+        return found
+
+    async def _next(self) -> tuple[str, Object]:
         while not self._objects:
             async with asyncio.timeout(SECONDS):
                 frame = await self.link.receive()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,8 +36,15 @@ FORKING = guest2(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with controlled_model(tmp_path_factory.mktemp("modules")) as model:
+    with controlled_model(tmp_path_factory.mktemp("modules"), next_token=_unhurried) as model:
         yield model
+
+
+def _unhurried(prefix: Sequence[int]) -> int:
+    """Long texts come slowly: what is to be cancelled is not over when a late reader has read of it."""
+    if len(prefix) > 50:
+        time.sleep(0.02)
+    return 70
 
 
 @pytest.fixture

@@ -443,6 +443,7 @@ async def test_notices_for_those_who_know_them() -> None:
     async with running(scripted_model(on_forward=lambda plan: go_on.wait(PATIENCE) and None)) as setup:
         try:
             wire, old = setup.connect(), setup.connect()
+            wire.tells_waiting = True
             await wire.hello()
             for each in (old, wire):
                 await each.send("GENERATE", prompt=[5], max_tokens=3, logit_bias={"2": -1000}, stream_id=1)

@@ -27,6 +27,7 @@ def sampling(**fields: object) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8_0"])
+@pytest.mark.usefixtures("obeyed_drafts")
 def test_a_draft_model_changes_no_token(quantization: str) -> None:
     target = str(cached_checkpoint("llama"))
     smaller = str(cached_checkpoint("qwen2", seed=1, num_hidden_layers=1))
@@ -41,6 +42,7 @@ def test_a_draft_model_changes_no_token(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.usefixtures("obeyed_drafts")
 def test_a_draft_model_that_agrees_is_right_at_any_temperature(temperature: float) -> None:
     """It draws with the key and number of the draw that it stands for."""
     path = str(cached_checkpoint("llama"))
