@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.errors import InvalidRequest
+from bridle.model.added_tokens import refuse_renumbered
 from bridle.model.geometry import Geometry
 from bridle.model.parity import run_packed, trial_runner
 from bridle.model.quantize import is_large, is_worthwhile, make_quantized
@@ -83,7 +84,9 @@ def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[i
     path = folder / "tokenizer.json"
     if not path.exists():
         raise InvalidRequest(f"{folder} has no tokenizer.json to read a text with", "text")
-    tokens: list[int] = Tokenizer.from_file(str(path)).encode(text).ids[:max_tokens]
+    backend = Tokenizer.from_file(str(path))
+    refuse_renumbered(folder, backend)
+    tokens: list[int] = backend.encode(text).ids[:max_tokens]
     if len(tokens) < 2:
         raise InvalidRequest(f"the text has {len(tokens)} tokens; at least 2 are needed", "text")
     return tokens

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
+from bridle.model.added_tokens import refuse_renumbered
 
 
 def load_fast_tokenizer(folder: Path) -> Any:
@@ -29,6 +30,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
             f"{folder} has no tokenizer: nothing there says which tokens there are; put the model's tokenizer.json "
             "into it, or name another model's tokenizer"
         )
+    refuse_renumbered(folder, loaded.backend_tokenizer)
     return loaded
 
 

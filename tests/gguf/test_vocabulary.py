@@ -20,6 +20,7 @@ from bridle.gguf.pretokenizers import PRE_TOKENIZERS, name_of, pre_tokenizer_spe
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
 from bridle.gguf.vocabulary_writer import vocabulary_fields
+from bridle.text import Tokenizer
 from lab.doubles.tiny import CHAT_TEMPLATE
 from tests.gguf.kit import folder
 
@@ -172,6 +173,19 @@ def test_roles_ends_and_template_are_kept(kind: str) -> None:
     ends = {original.token_to_id("</s>"), original.token_to_id("<|im_end|>")}
     assert vocabulary.end_ids[0] == original.token_to_id("</s>") and set(vocabulary.end_ids) == ends
     assert copy.get_vocab_size() <= NUM_ROWS  # rows without a token have none
+
+
+@pytest.mark.parametrize("kind", ["llama-bpe", "spm"])
+def test_marks_behind_a_gap_keep_their_ids(kind: str) -> None:
+    """A file names each id's token; the library renumbers added tokens behind a gap, but not those of a vocabulary."""
+    spec = json.loads(both(kind)[0].to_str())
+    spec["model"]["vocab"]["<far>"] = NUM_ROWS - 3
+    spec["added_tokens"].append({**spec["added_tokens"][0], "id": NUM_ROWS - 3, "content": "<far>"})
+    _, vocabulary = _written(tokenizers.Tokenizer.from_str(json.dumps(spec)), f"far-{kind}")
+    (path := folder() / f"far-{kind}").mkdir()
+    (path / "tokenizer.json").write_text(json.dumps(vocabulary.spec), encoding="utf-8")
+    loaded = Tokenizer.load(path)
+    assert loaded.id_of("<far>") == NUM_ROWS - 3 and NUM_ROWS - 3 in loaded.encode("the<far>the")
 
 
 def test_names_mean_one_thing_each() -> None:

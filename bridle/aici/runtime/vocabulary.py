@@ -17,6 +17,7 @@ import tokenizers
 
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.model.added_tokens import refuse_renumbered
 from bridle.text import Tokenizer
 from bridle.text.files import end_tokens
 
@@ -103,6 +104,7 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(_without_prefix(file.read_text(encoding="utf-8")))
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
+    refuse_renumbered(folder, backend)
     return Tokenizer(backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder))
 
 

@@ -1,0 +1,61 @@
+"""Whether the tokens that a model's files add to its vocabulary have the ids that the files state. No torch.
+
+The tokenizers library numbers added tokens itself, one after the other behind as many ids as the vocabulary has
+entries, and tells nobody. Where a file leaves a gap, a token gets an id that the model knows as another one, and all
+texts with it are wrong. Tokens that are in the vocabulary too keep the id that they have there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+from bridle.shown import shown
+
+
+def refuse_renumbered(folder: Path, backend: Any) -> None:
+    """Raise `UnsupportedModel` if an added token of the folder's files has another id in `backend`, the
+    `tokenizers.Tokenizer` that was made of them. Tokens that it lacks are no error: they stand for nothing else."""
+    for file, token, stated in _stated(folder, backend):
+        loaded = backend.token_to_id(token)
+        if loaded is not None and loaded != stated:
+            raise UnsupportedModel(
+                f"{folder / file} gives the added token {shown(token)} the id {stated}, but it is loaded as {loaded}: "
+                "ids of added tokens must follow the vocabulary's without a gap, in their order. Add placeholders for "
+                "the ids that are left out, or put the token into the vocabulary, with its id"
+            )
+
+
+def _stated(folder: Path, backend: Any) -> Iterator[tuple[str, str, int]]:
+    """The files' added tokens: file, token, id. What a configuration says of tokens that are known without it counts
+    for nothing: transformers adds those alone that are not."""
+    known: set[str] = set()
+    for entry in _items(_object(folder / "tokenizer.json").get("added_tokens")):
+        token, stated = entry.get("content"), entry.get("id")
+        if isinstance(token, str) and isinstance(stated, int):
+            known.add(token)
+            yield "tokenizer.json", token, stated
+    configured = _object(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    if not isinstance(configured, dict):
+        return
+    known.update(backend.get_vocab(with_added_tokens=False))
+    for key, entry in configured.items():
+        token = entry.get("content") if isinstance(entry, dict) else None
+        if isinstance(token, str) and token not in known and key.isdecimal():
+            yield "tokenizer_config.json", token, int(key)
+
+
+def _items(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one if there is none. What cannot be read was refused by what loads it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
