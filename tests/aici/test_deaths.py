@@ -186,6 +186,33 @@ def test_a_child_that_ends_at_once_can_be_watched() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE).returncode == 0
 
 
+@pytest.mark.parametrize("thread", ["main", "another"])
+def test_a_child_that_is_killed_before_it_is_watched_has_a_handle(thread: str) -> None:
+    """It says that the child has ended, takes a signal, and nothing of the child is left."""
+    program = (
+        "import contextlib, os, select, signal, threading; from bridle.aici.runtime.lifeline import fork_watched\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "watch = os.pidfd_open\n"
+        "def late(pid):\n"
+        "    os.pidfd_open = watch\n"
+        "    os.kill(pid, signal.SIGKILL)\n"
+        "    with contextlib.suppress(ChildProcessError): os.waitpid(pid, 0)\n"
+        "    return watch(pid)\n"
+        "os.pidfd_open = late\n"
+        "def main():\n"
+        "    pid, handle = fork_watched()\n"
+        "    if pid == 0: signal.pause()\n"
+        "    assert select.select([handle], [], [])[0] == [handle]\n"
+        "    with contextlib.suppress(ProcessLookupError): signal.pidfd_send_signal(handle, signal.SIGKILL)\n"
+        "    try: os.waitpid(-1, 0)\n"
+        "    except ChildProcessError: print('nothing is left')\n"
+        f"if {thread == 'main'}: main()\n"
+        "else: threading.Thread(target=main).start()\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], timeout=PATIENCE, capture_output=True, text=True)
+    assert told.stdout == "nothing is left\n", told
+
+
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
     """Its child process, an engine of its own, is killed: the runtime ends and removes the names."""
     program = (

@@ -7,6 +7,7 @@ runtime watches its parent process, whose number it must read before that proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 
@@ -41,7 +42,7 @@ def _has_hung_up() -> bool:
 
 def fork_watched() -> tuple[int, int]:
     """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
-    watched: it is reaped automatically, so a quick end would leave nothing to take hold of."""
+    watched: it is reaped automatically, so a quick end would leave nothing to take hold of. From any thread."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
         pid = os.fork()
@@ -49,4 +50,14 @@ def fork_watched() -> tuple[int, int]:
             going.close()
             waiting.read(1)
             return 0, -1
-        return pid, os.pidfd_open(pid)
+        with contextlib.suppress(ProcessLookupError):
+            return pid, os.pidfd_open(pid)
+    return pid, _handle_of_an_end()  # it was killed before it began
+
+
+def _handle_of_an_end() -> int:
+    """The handle of a child that does nothing but end: it tells of an end as that of a killed one would."""
+    pid, handle = fork_watched()
+    if pid == 0:
+        os._exit(0)
+    return handle

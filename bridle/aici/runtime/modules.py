@@ -21,6 +21,7 @@ from bridle.aici.protocol import Auth, TagInfo
 from bridle.aici.runtime.files import digest_of, is_stale, write_file
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
 from bridle.aici.runtime.tags import GhReference, check_tag, is_module_id, is_tag
+from bridle.controllers.standard import names
 from bridle.errors import InvalidRequest, Overloaded
 
 _SCHEMA = """
@@ -125,7 +126,8 @@ class ModuleStore:
         if is_tag(name):
             row = self._row("SELECT module FROM tags WHERE tag = ?", name)
             if row is None:
-                raise InvalidRequest(f"unknown tag {name!r}", "module_id")
+                shipped = ", ".join(names())
+                raise InvalidRequest(f"unknown tag {name!r}; the standard controllers are {shipped}", "module_id")
             return str(row[0])
         if not self.has(name):
             raise InvalidRequest(f"unknown module {name[:80]!r}", "module_id")
