@@ -689,6 +689,7 @@ def test_sentences_are_told_as_they_come(browser: Any) -> None:
         assert "".join(told[:-1]) == said and told[-1] == "End of the text."
         assert all(re.search(r"[.!] $", each) for each in told[:-2])
         assert page.locator(".spoken").get_attribute("aria-live") == "polite"
+        page.wait_for_function(KEPT, arg=1)
         page.reload()
         go(page, "Complete")
         page.get_by_label("History").get_by_role("button", name="Tell").first.click()
@@ -696,31 +697,51 @@ def test_sentences_are_told_as_they_come(browser: Any) -> None:
         assert page.locator(".spoken p").count() == 0
 
 
-#: Lets a clock go on by a millisecond whenever it is looked at, and counts the events that are read in one task.
-BURSTS = """() => {
+#: Lets a clock go on by a millisecond whenever it is looked at, and counts what is read or written as JSON in one task,
+#: and the objects that the database copies at once.
+BURSTS = """(() => {
   let now = 0
   performance.now = () => ++now
-  window.bursts = { most: 0, total: 0 }
+  window.bursts = { most: 0, total: 0, copied: 0 }
   let burst = 0
-  const parse = JSON.parse
-  JSON.parse = (...given) => {
-    bursts.most = Math.max(bursts.most, ++burst)
-    bursts.total++
-    return parse(...given)
+  for (const name of ["parse", "stringify"]) {
+    const act = JSON[name]
+    JSON[name] = (...given) => {
+      bursts.most = Math.max(bursts.most, ++burst)
+      bursts.total++
+      return act(...given)
+    }
+  }
+  const objects = value => typeof value !== "object" || value === null ? 0
+    : Object.values(value).reduce((sum, each) => sum + objects(each), 1)
+  const put = IDBObjectStore.prototype.put
+  IDBObjectStore.prototype.put = function (value) {
+    bursts.copied = Math.max(bursts.copied, objects(value))
+    return put.call(this, value)
   }
   const { port1, port2 } = new MessageChannel()
   port1.onmessage = () => { burst = 0; port2.postMessage(null) }
   port2.postMessage(null)
-}"""
+})()"""
+
+
+def answer_with(page: Any, num_tokens: int) -> None:
+    """Let each completion be so many tokens, all of them there at once."""
+    odds = {"logprob": -0.7, "rank": 1, "top": [[1, -0.7], [2, -1.2]], "texts": [" dog", " cat"]}
+    record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
+    prompt = {"type": "prompt", "output": 0, "step": 1, "tokens": [7], "texts": ["Once"]}
+
+    def event(trace: dict[str, Any]) -> str:
+        choice = {"index": 0, "text": trace.get("text", ""), "trace": [trace], "finish_reason": None}
+        return "data: " + json.dumps({"choices": [choice]}) + "\n\n"
+
+    body = event(prompt) + event(record | {"draw": {"before": odds}}) * num_tokens + "data: [DONE]\n\n"
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
 
 
 def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
     """A page that fell behind finds thousands of events: it reads some, lets the browser work, and goes on."""
-    record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
-    choice = {"index": 0, "text": " dog", "trace": [record], "finish_reason": None}
-    event = "data: " + json.dumps({"choices": [choice]}) + "\n\n"
-    body = event * 3000 + "data: [DONE]\n\n"
-    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    answer_with(page, 3000)
     go(page, "Complete")
     page.get_by_label("Prompt").wait_for()
     page.evaluate(BURSTS)
@@ -730,6 +751,62 @@ def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
     assert bursts["total"] >= 3000
     assert bursts["most"] <= 100, bursts
     assert "3,000 tokens" in page.locator(".summary").inner_text()
+
+
+def test_a_long_run_is_kept_and_brought_back_in_turns(page: Any) -> None:
+    """A run of thousands of records, and a fork at its last token, which inherits as many: no task writes or reads more
+    than some of them, the database copies next to no objects, and all is there again."""
+    answer_with(page, 3000)
+    page.add_init_script(BURSTS)
+    page.reload()
+    complete(page)
+    page.wait_for_function(KEPT, arg=1)
+    page.locator(".tokens > .chunk .t").nth(2999).click()
+    page.locator("button.odd").first.click()
+    page.locator(".ancestry").wait_for()
+    settle(page)
+    page.wait_for_function(KEPT, arg=2)
+    told = page.locator(".summary").inner_text()
+    assert "6,000 tokens" in told and "per second" in told
+    wrote = page.evaluate("bursts")
+    assert wrote["total"] >= 2 * 3000 + 3000 + 6000  # events that were read; records, and pieces with records
+    page.reload()
+    go(page, "Complete")
+    entries = page.get_by_label("History").locator("ul .open")
+    entries.nth(1).wait_for()
+    entries.first.click()
+    page.locator(".ancestry").wait_for()
+    assert page.locator(".summary").inner_text() == told
+    assert page.locator(".tokens > .chunk .t").count() == 6000
+    assert page.locator(".tokens > .chunk .t.forced").count() == 1
+    brought = page.evaluate("bursts")
+    assert brought["total"] >= 3000 + 6000
+    assert max(wrote["most"], brought["most"]) <= 100, (wrote, brought)
+    assert wrote["copied"] <= 30, wrote
+
+
+#: Keeps a run as pages did that kept records as objects.
+EARLIER = """records => new Promise(done => {
+  const asked = indexedDB.open("bridle-playground", 1)
+  asked.onsuccess = () => {
+    const kept = { id: "1700000000000-1", made: 1700000000000, kind: "complete", title: "An earlier run", records,
+      request: { path: "v1/completions", body: {} }, error: "", requestId: "", seconds: 0, firstToken: 0, program: null,
+      header: null, ancestor: null }
+    const change = asked.result.transaction("runs", "readwrite")
+    change.objectStore("runs").put(kept)
+    change.oncomplete = () => { asked.result.close(); done() }
+  }
+})"""
+
+
+def test_a_run_that_an_earlier_page_kept_is_shown(page: Any) -> None:
+    texts = ["One", " fine", " day"]
+    page.evaluate(EARLIER, [{"type": "token", "output": 0, "step": 1, "token": 1, "text": text} for text in texts])
+    page.reload()
+    go(page, "Complete")
+    page.get_by_label("History").get_by_role("button", name="An earlier run").click()
+    settle(page)
+    assert page.locator(".tokens > .chunk .t").all_text_contents() == texts
 
 
 #: Counts pictures, long tasks, and what is put into the page.

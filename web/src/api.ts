@@ -2,6 +2,7 @@
 // sentences for people.
 
 import { signal } from "@preact/signals"
+import { Turns } from "./turns"
 
 export interface Model {
   id: string
@@ -79,21 +80,6 @@ export async function traceOf(requestId: string): Promise<string> {
   return (await ask(`v1/traces/${encodeURIComponent(requestId)}`, { headers: headers() })).text()
 }
 
-/** How long events are read in one go, in milliseconds, although more have come: the page is its reader's. */
-const AT_ONCE = 12
-
-/** Lets the browser do what waits: show a picture, take a key. */
-function breathe(): Promise<void> {
-  return new Promise(resolve => {
-    const { port1, port2 } = new MessageChannel()
-    port1.onmessage = () => {
-      port1.close()
-      resolve()
-    }
-    port2.postMessage(null)
-  })
-}
-
 /** Posts `body` and gives each event of the answer; `onStart` is told the request's id. */
 export async function* stream(
   path: string, body: unknown, abort: AbortSignal, onStart: (id: string) => void,
@@ -103,7 +89,7 @@ export async function* stream(
   onStart(answer.headers.get("x-request-id") ?? "")
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader()
   let rest = ""
-  let began = performance.now()
+  const turns = new Turns()
   for (;;) {
     let read: ReadableStreamReadResult<string>
     try {
@@ -122,10 +108,7 @@ export async function* stream(
       const event = JSON.parse(data)
       if (event.error) throw new ApiError(event.error.message ?? String(event.error))
       yield event
-      if (performance.now() - began > AT_ONCE) {
-        await breathe()
-        began = performance.now()
-      }
+      if (turns.isOver) await turns.next()
     }
   }
 }

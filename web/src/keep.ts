@@ -1,40 +1,92 @@
-// Keeps the latest runs in the browser's database, with what their traces told, within bounds.
+// Keeps the latest runs in the browser's database, with what their traces told, within bounds. A long trace has records by
+// the ten thousand: as objects the database copies them all in one go, so they are kept as lines of JSON, which are
+// written and read in turns.
 
 import { effect } from "@preact/signals"
 import type { TraceRecord } from "./records"
-import { type Kind, type Run, newRun, retell, runs } from "./runs"
-import { all, put, remove } from "./store"
+import { type Ancestor, type Kind, type Run, newRun, retell, runs } from "./runs"
+import { get, keys, put, remove } from "./store"
+import type { Inherited, Piece } from "./story"
+import { Turns } from "./turns"
 
 const MAX_KEPT = 30
 const MAX_RECORDS = 20_000
 
+/** Values as lines of JSON; earlier pages kept them as they were. */
+type Lines<T> = string | T[]
+
+type KeptInherited = Omit<Inherited, "prompt" | "pieces"> & { prompt: Lines<Piece>; pieces: Lines<Piece> }
 interface Kept {
-  id: string; made: number; kind: Kind; title: string; request: Run["request"]; records: TraceRecord[]; error: string
+  id: string; made: number; kind: Kind; title: string; request: Run["request"]; records: Lines<TraceRecord>; error: string
   requestId: string; seconds: number; firstToken: number; program: Run["program"]; header: Run["header"]
-  ancestor?: Run["ancestor"]
+  ancestor?: Omit<Ancestor, "inherited"> & { inherited: KeptInherited | null } | null
+}
+
+async function write(values: unknown[], turns: Turns): Promise<string> {
+  const lines: string[] = []
+  for (const value of values) {
+    lines.push(JSON.stringify(value))
+    if (turns.isOver) await turns.next()
+  }
+  return lines.join("\n")
+}
+
+async function read<T>(kept: Lines<T>, turns: Turns): Promise<T[]> {
+  if (typeof kept !== "string") return kept
+  const values: T[] = []
+  for (const line of kept ? kept.split("\n") : []) {
+    values.push(JSON.parse(line))
+    if (turns.isOver) await turns.next()
+  }
+  return values
+}
+
+async function keep(run: Run): Promise<void> {
+  const turns = new Turns()
+  await turns.next() // until then the run is not told how long it took
+  const { made, kind, title, request, error, requestId, seconds, firstToken, program, header } = run
+  const kept: Kept = { id: `${made}-${run.id}`, made, kind, title, request, records: await write(run.records, turns), error,
+    requestId, seconds, firstToken, program, header }
+  if (run.ancestor) {
+    const from = run.ancestor.inherited
+    const inherited = from && { ...from, prompt: await write(from.prompt, turns), pieces: await write(from.pieces, turns) }
+    kept.ancestor = { ...run.ancestor, inherited }
+  }
+  await put("runs", kept)
+}
+
+async function bringBack({ id: _, records: lines, ancestor: before, ...kept }: Kept): Promise<void> {
+  const turns = new Turns()
+  const records = await read(lines, turns)
+  let ancestor: Ancestor | null = null
+  if (before) {
+    const from = before.inherited
+    const inherited = from && { ...from, prompt: await read(from.prompt, turns), pieces: await read(from.pieces, turns) }
+    ancestor = { ...before, inherited }
+  }
+  const run = newRun(kept.kind, kept.title, kept.request, { ...kept, records, ancestor })
+  retell(run)
+  known.add(run)
+  run.state.value = kept.error ? "failed" : "done"
 }
 
 const known = new Set<Run>()
+let writing = Promise.resolve()
 
-/** Brings back the runs that were kept, and keeps those that end from now on. */
+/** Keeps the runs that end from now on, and brings back those that were kept, the oldest first. */
 export async function keepRuns(): Promise<void> {
-  const found = await all<Kept>("runs")
-  for (const old of found.splice(MAX_KEPT)) void remove("runs", old.id)
-  for (const { id: _, records, ...kept } of found.reverse()) {
-    const run = newRun(kept.kind, kept.title, kept.request, kept)
-    run.records = records
-    retell(run)
-    run.state.value = kept.error ? "failed" : "done"
-    known.add(run)
-  }
   effect(() => {
     for (const run of runs.value) {
       if (known.has(run) || run.state.value === "running" || run.kind === "chat") continue
       known.add(run)
       if (run.records.length + (run.ancestor?.inherited?.pieces.length ?? 0) > MAX_RECORDS) continue
-      const { made, kind, title, request, records, error, requestId, seconds, firstToken, program, header, ancestor } = run
-      const kept: Kept = { id: `${made}-${run.id}`, made, kind, title, request, records, error, requestId, seconds, firstToken, program, header, ancestor }
-      void put("runs", kept)
+      writing = writing.then(() => keep(run))
     }
   })
+  const found = (await keys("runs")).sort() // they begin with when a run was made
+  for (const old of found.splice(0, Math.max(found.length - MAX_KEPT, 0))) void remove("runs", old)
+  for (const id of found) {
+    const kept = await get<Kept>("runs", id)
+    if (kept) await bringBack(kept)
+  }
 }

@@ -55,7 +55,7 @@ export function newRun(kind: Kind, title: string, request: Request, more: Partia
     state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
     firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null, ...more,
   }
-  runs.value = [run, ...runs.value].slice(0, MAX_RUNS)
+  runs.value = [run, ...runs.value].sort((a, b) => b.made - a.made).slice(0, MAX_RUNS)
   return run
 }
 
