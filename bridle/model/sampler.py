@@ -23,7 +23,8 @@ from bridle.model.sampling.cuts import cut_sigma, dynamic_temperatures, exclude_
 from bridle.model.sampling.draw import draw
 from bridle.model.sampling.dry import Dry
 from bridle.model.sampling.extremes import largest
-from bridle.model.sampling.filters import apply_filters, on_rows
+from bridle.model.sampling.filters import apply_filters, cuts_of, on_rows
+from bridle.model.sampling.kinds import Kind, Kinds
 from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.mirostat import cut_surprising, next_mus
 from bridle.model.sampling.origins import TracedDraws, traced_draws
@@ -33,6 +34,8 @@ from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
+from bridle.native.library import sampling_kernels
+from bridle.native.sampling import MAX_BEST
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
@@ -53,6 +56,7 @@ class StandardSampler:
         self._biases = BiasTable()
         self._histories = Histories()
         self._dry = Dry()
+        self._kinds = Kinds()
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
@@ -78,13 +82,15 @@ class StandardSampler:
     def _tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup) -> _Drawn:
         indices = [row.logits_index for row in rows]
         num_traced = max(row.num_traced for row in rows)
-        if not num_traced and all(_is_plain_greedy(row) for row in rows):
+        kinds = [self._kinds.of(row.sampling) for row in rows]
+        is_kept = not any(kind.looks_back for kind in kinds)  # the work stays what bias and mask have made
+        drawn = [i for i, kind in enumerate(kinds) if not kind.is_greedy]
+        if is_kept and not (drawn or num_traced or any(_is_changed(row) for row in rows)):
             best, token = largest(pick(logits, indices))
             return _Drawn(torch.where(best.isfinite(), token, NOTHING).tolist())
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
         apply_masks(work, rows)
-        is_kept = not any(_looks_back(row.sampling) for row in rows)  # then it stays what bias and mask have made
         told = [i for i, row in enumerate(rows) if _is_changed(row) and _tells_processed(row)]
         made = _Drawn([], {i: work[i] if is_kept else work[i].clone() for i in told})
         if not is_kept:
@@ -92,15 +98,15 @@ class StandardSampler:
             self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
             apply_watermarks(work, rows, history, logits.shape[-1])
         made.seen = Seen.of(work, min(num_traced, logits.shape[-1])) if num_traced and is_kept else None
-        drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
         best, token = _largest(work, made.seen, has_greedy=len(drawn) < len(rows))
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)
-            token[index], moved, totals = _draw(work[index], best[index], [rows[i] for i in drawn])
+            chosen, their_kinds = [rows[i] for i in drawn], [kinds[i] for i in drawn]
+            token[index], moved, totals = _draw(work, drawn, index, best[index], chosen, their_kinds)
             made.mus = {drawn[slot]: mu for slot, mu in moved.items()}
             if made.seen is not None:
                 made.seen.totals[index] = totals
-                made.seen.is_counted = [_is_drawn_as_is(row.sampling) for row in rows]
+                made.seen.is_counted = [kind.is_as_is for kind in kinds]
         made.tokens = torch.where(best.isfinite(), token, NOTHING).tolist()
         return made
 
@@ -129,22 +135,6 @@ class _Drawn:
     seen: Seen | None = None
 
 
-def _is_plain_greedy(row: SampleRow) -> bool:
-    return row.sampling.is_greedy and not (_is_changed(row) or _looks_back(row.sampling))
-
-
-def _looks_back(sampling: SamplingParams) -> bool:
-    """Whether the row is changed by what came before."""
-    return sampling.has_penalties or sampling.has_dry or sampling.watermark is not None
-
-
-def _is_drawn_as_is(sampling: SamplingParams) -> bool:
-    """Whether a token is drawn with the probabilities of the row itself, so that their total is that of the row."""
-    is_cut = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.typical_p < 1.0
-    is_bent = sampling.temperature != 1.0 or sampling.dynatemp_range or sampling.has_mirostat
-    return not (is_cut or is_bent or sampling.top_n_sigma > 0.0 or sampling.xtc_probability)
-
-
 def _is_changed(row: SampleRow) -> bool:
     """Whether bias or mask apply."""
     return row.mask is not None or bool(row.bias) or bool(row.sampling.logit_bias)
@@ -160,10 +150,31 @@ def _tells_processed(row: SampleRow) -> bool:
 
 
 def _draw(
+    work: torch.Tensor,
+    where: Sequence[int],
+    index: torch.Tensor,
+    best: torch.Tensor,
+    rows: Sequence[SampleRow],
+    kinds: Sequence[Kind],
+) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
+    """Tokens [n] drawn from the rows `where` of logits `work` [R, W], `index` on its device; the next states of
+    Mirostat by row, and the totals of the weights [n, 1] that were drawn from; `best` [n] are the largest logits."""
+    found, params = sampling_kernels(work), [row.sampling for row in rows]
+    is_cut = any(kind.is_cut for kind in kinds)
+    is_plain = not any(kind.is_bent for kind in kinds)
+    if found is None or not is_plain or (is_cut and any(MAX_BEST < p.top_k < work.shape[1] for p in params)):
+        return _draw_cut(work[index], best, rows)
+    temperatures = _temperatures(work, params).clamp_(min=_SMALLEST_TEMPERATURE)
+    uniform = torch.from_numpy(uniforms([row.key for row in rows], [row.draw for row in rows]))
+    cuts = cuts_of(params) if is_cut else None
+    token, totals = found.draw(work, where, best, temperatures, uniform, cuts)
+    return token, {}, totals
+
+
+def _draw_cut(
     work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Tokens [R] drawn from logits `work` [R, W], which is used up, the next states of Mirostat by row, and the totals
-    of the weights [R, 1] that were drawn from; `best` [R] are the largest logits."""
+    """`_draw` from rows `work` [n, W], which are used up, after everything that drops tokens."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]

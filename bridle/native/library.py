@@ -25,6 +25,7 @@ from bridle.native.ggml import TYPES, dequantize, quantize, split_blocks
 from bridle.native.kernels import Kernels
 from bridle.native.layers import Pool, Rows, attend
 from bridle.native.packing import pack_blocks, pack_float32, pack_int8
+from bridle.native.sampling import COLUMNS, SamplingKernels
 from bridle.native.targets import MANIFEST, TARGETS, Target
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def try_out(found: Kernels) -> None:
     floats = found.matrix(pack_float32(weight, found.lanes), None)
     _compare(found.linear(floats, rows), rows @ weight.t(), 1e-5, "float32 product")
     _try_attention(found, generator)
+    _try_sampling(SamplingKernels(found), generator)
 
 
 def _try_attention(found: Kernels, generator: torch.Generator) -> None:
@@ -116,6 +118,35 @@ def _try_attention(found: Kernels, generator: torch.Generator) -> None:
     _compare(have, want.transpose(0, 1), 1e-5, "attention")
 
 
+def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
+    """A draw from each of two rows, their best values, and how many are above the last of these."""
+    work = torch.randn(2, 3 * COLUMNS, generator=generator)
+    maxima, best, places = found.survey(work, 5)
+    if not torch.equal(best, work.topk(5).values) or not torch.equal(best, work.gather(1, places)):
+        raise InternalError("its best values differ from torch's")
+    if found.num_above(work, maxima, best[:, 4].contiguous()).tolist() != [[4], [4]]:
+        raise InternalError("it counts other values above a bound than torch")
+    largest, ones, half = best[:, 0].contiguous(), torch.ones(2), torch.full((2,), 0.5, dtype=torch.float64)
+    tokens, totals = found.draw(work, [0, 1], largest, ones, half)
+    weights = (work - largest[:, None]).exp().double()
+    _compare(totals / 2.0**34, weights.sum(1, keepdim=True), 1e-5, "total of weights")
+    running = weights.cumsum(1).gather(1, tokens.unsqueeze(1))
+    _compare(running, totals / 2.0**35, 2 / float(totals.min() / 2.0**34), "draw")
+
+
 def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
     if not float((have - want).abs().max()) <= tolerance * float(want.abs().max()):
         raise InternalError(f"its {what} differs from torch's")
+
+
+def sampling_kernels(work: Tensor) -> SamplingKernels | None:
+    """What a sampler asks of rows such as `work`; None where plain torch computes."""
+    if work.device.type != "cpu" or work.dtype is not torch.float32:
+        return None
+    found = kernels()
+    return None if found is None else _sampling(found)
+
+
+@cache
+def _sampling(found: Kernels) -> SamplingKernels:
+    return SamplingKernels(found)

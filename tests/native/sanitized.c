@@ -1,8 +1,16 @@
 // Runs every kernel over many shapes, each in memory of just its size, so that a sanitizer sees what is read or written
-// beside it. Links with the sources of the kernels; ends with 0.
+// beside it. Links with the sources of the kernels; ends with 0. With `figures` it says what they gave, in two weighted sums
+// each, so that instruction sets can be compared that have the same number of lanes.
 #include <stdio.h>
 #include <stdlib.h>
 #include "bridle.c"
+
+static int tells;
+static void tell(const char *what, const float *x, size_t n) {
+    double plain = 0, mixed = 0;
+    for (size_t i = 0; i < n; i++) { plain += x[i]; mixed += x[i] * (double)(i * 2654435761u % 1009); }
+    if (tells) printf("%s %zu %.9g %.9g\n", what, n, plain, mixed);
+}
 
 static void *filled(size_t n) {             // bytes of a fixed stream
     static uint32_t state = 1;
@@ -40,6 +48,7 @@ static void try_linear(int kind, int outputs, int given, int rows) {
     uint8_t *scratch = malloc(scratch_size(m, rows));
     bridle_linear(&m, x, scratch, out, rows, 1);
     for (int i = 0; i < rows * outputs; i++) if (out[i] != out[i]) { printf("kind %d: not a number\n", kind); exit(1); }
+    tell("linear", out, (size_t)rows * outputs);
     free(x); free(out); free(scratch); drop(m);
 }
 
@@ -81,6 +90,7 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
               floats((size_t)tokens * inner), malloc(room),
               tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, gates, heads, kv_heads, dim, 1};
     bridle_layers(&s, &l, 1);
+    tell("layers", s.hidden, (size_t)tokens * hidden);
     for (int part = 0; part < PARTS; part++) bridle_part(&s, &l, part);
     for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("layer: not a number\n"); exit(1); }
     drop(l.qkv[0]); drop(l.out); drop(l.gate_up[0]); drop(l.down);
@@ -90,10 +100,39 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.scratch);
 }
 
+static void try_sampling(int rows, int blocks, int num_best, int kind) {
+    const int columns = blocks * BLOCK_COLUMNS;
+    float *logits = floats((size_t)rows * columns), *best = floats(rows), *ones = floats(rows);
+    for (int i = 0; i < rows * columns; i++) logits[i] = kind == 1 ? -INFINITY : kind == 2 && i % 3 ? NAN : logits[i] * 9;
+    double *uniform = malloc(8 * rows), *totals = malloc(8 * rows), *sums = malloc(8 * (size_t)rows * blocks);
+    int64_t *where = malloc(8 * rows), *tokens = malloc(8 * rows), *places = malloc(8 * (size_t)rows * num_best);
+    float *maxima = malloc(4 * (size_t)rows * blocks), *found = malloc(4 * (size_t)rows * num_best);
+    for (int i = 0; i < rows; i++) { where[i] = rows - 1 - i; uniform[i] = i ? 1.0 - 0x1p-53 : 0; ones[i] = 1; }
+    bridle_survey(&(survey){logits, maxima, found, places, columns, num_best}, rows, 1);
+    tell("maxima", maxima, kind == 0 ? (size_t)rows * blocks : 0);
+    tell("best", found, kind == 0 ? (size_t)rows * num_best : 0);
+    for (int i = 0; i < rows; i++) best[i] = num_best ? found[(size_t)where[i] * num_best] : 0;
+    bridle_draw(&(draws){logits, best, ones, uniform, where, NULL, NULL, NULL, tokens, totals, sums, NULL, columns}, rows, 1);
+    int64_t *top_k = malloc(8 * rows);
+    double *top_p = malloc(8 * rows);
+    float *floors = floats(rows);
+    for (int i = 0; i < rows; i++) { top_k[i] = i % 3 ? 0 : num_best; top_p[i] = i % 2 ? 0.99 : 1; floors[i] = i % 4 ? -INFINITY : -2; }
+    bridle_draw(&(draws){logits, best, ones, uniform, where, top_k, top_p, floors, tokens, totals, sums, maxima, columns}, rows, 1);
+    for (int i = 0; i < rows; i++) { best[i] = (float)tokens[i]; ones[i] = (float)(totals[i] / UNIT); }
+    tell("drawn", best, rows); tell("totals", ones, rows);
+    free(top_k); free(top_p); free(floors);
+    for (int i = 0; i < rows; i++) best[i] = 0.5f;
+    bridle_rank(&(ranks){logits, maxima, best, tokens, columns}, rows, 1);
+    for (int i = 0; i < rows; i++) best[i] = (float)tokens[i];
+    tell("above", best, rows);
+    free(logits); free(best); free(ones); free(uniform); free(totals); free(sums); free(where); free(tokens); free(places);
+    free(maxima); free(found);
+}
+
 int main(int count, char **arguments) {
-    (void)arguments;
     bridle_threads(2);
-    if (count > 1) {                        // what must be found: a result for which there is no room
+    tells = count > 1 && !strcmp(arguments[1], "figures");
+    if (count > 1 && !tells) {              // what must be found: a result for which there is no room
         const matrix m = random_matrix(Q8_0, 40, 64);
         float *x = floats(64 * 3), *out = floats(40 * 3 - 1);
         bridle_linear(&m, x, malloc(scratch_size(m, 3)), out, 3, 0);
@@ -110,6 +149,9 @@ int main(int count, char **arguments) {
             try_layers(kinds[turn % 4], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], turn % 3 * 37, turn % 3,
                        turn % 8);
         }
+    for (int rows = 1; rows < 12; rows += 5)
+        for (int blocks = 1; blocks < 40; blocks += 13)
+            for (int turn = 0; turn < 9; turn++) try_sampling(rows, blocks, turn / 3 * 64, turn % 3);
     printf("all ran\n");
     return 0;
 }

@@ -7,12 +7,22 @@ import torch
 
 from bridle.model.sampling.rows import CHUNK
 from bridle.model.sampling.weights import chunk_sums, chunks, weights_of
+from bridle.native.library import sampling_kernels
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [R] drawn from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
     in [0, 1), float64, and the totals of the rows' weights [R, 1]. A forbidden token is never drawn; rows of NaN give
     some index."""
+    found = sampling_kernels(shifted)
+    if found is None:
+        return draw_by_torch(shifted, uniform)
+    num_rows = shifted.shape[0]
+    return found.draw(shifted, range(num_rows), shifted.new_zeros(num_rows), shifted.new_ones(num_rows), uniform)
+
+
+def draw_by_torch(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`draw` on any device."""
     weights = weights_of(shifted)
     sums = chunk_sums(weights)  # [R, W / CHUNK]
     running = sums.cumsum(1)

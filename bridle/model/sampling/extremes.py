@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 
 from bridle.model.sampling.rows import CHUNK
+from bridle.native.library import sampling_kernels
+from bridle.native.sampling import MAX_BEST
 
 #: In how many values the largest one of a group is found.
 _PER_GROUP = 32
@@ -33,6 +35,15 @@ def largest(rows: torch.Tensor, maxima: torch.Tensor | None = None) -> tuple[tor
     last, offset = rows[:, whole:].max(-1)
     is_last = (last > best) | (last.isnan() & ~best.isnan())
     return torch.where(is_last, last, best), torch.where(is_last, whole + offset, place)
+
+
+def best_of(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`chunk_maxima` and `top` of `work` [R, W]. The places of what is -inf say nothing."""
+    found = sampling_kernels(work)
+    if found is not None and size <= MAX_BEST:
+        return found.survey(work, size)
+    maxima = chunk_maxima(work)
+    return maxima, *top(work, maxima, size)
 
 
 def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
@@ -70,6 +81,9 @@ def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, bes
     searched."""
     if work.device.type != "cpu":
         return count_above(work, bound)
+    native = sampling_kernels(work)
+    if native is not None:
+        return native.num_above(work, maxima, bound.contiguous())
     above = (best > bound).sum(1, keepdim=True)
     least = best[:, -1:] if best.shape[1] else torch.full_like(bound, torch.inf)
     rows, chunks, bounds, found = work.numpy(), maxima.numpy(), bound.numpy(), above.numpy()

@@ -14,6 +14,7 @@ import torch
 
 from bridle.model.sampling.weights import totals, weights_of
 from bridle.model.uploads import upload_list
+from bridle.native.sampling import MAX_BEST, Cuts
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")
@@ -31,6 +32,12 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
         work.masked_fill_(work < floor, _NEVER)
     typical = [i for i, p in enumerate(params) if p.typical_p < 1.0]
     on_rows(work, typical, lambda x, some: _keep_typical(x, [params[i] for i in some]))
+
+
+def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
+    """Top-k, top-p and min-p of some rows, as kernels take them."""
+    top_k = [p.top_k if p.top_k <= MAX_BEST else 0 for p in params]
+    return Cuts(top_k, [p.top_p for p in params], torch.tensor([p.min_p for p in params], dtype=torch.float32).log())
 
 
 def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:

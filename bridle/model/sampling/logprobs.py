@@ -18,7 +18,7 @@ from bridle.engine.plan import ScoreRun
 from bridle.model.sampling.extremes import num_above
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
-from bridle.model.sampling.weights import log_normalizers
+from bridle.model.sampling.weights import UNIT
 from bridle.model.uploads import upload_list
 from bridle.outputs import Logprob
 
@@ -54,10 +54,20 @@ def survey(seen: Seen, tokens: Sequence[int]) -> tuple[Places, torch.Tensor]:
     best, ids = seen.best, seen.places  # [R, n]
     ranks = num_above(work, maxima, chosen, best) + 1
     totals = seen.take_totals()
-    norms = log_normalizers(totals, largest)
-    # All of it in one transfer; numbers and ids of tokens are exact in float64.
-    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1)
-    return found.cpu().numpy(), totals
+    found = _numbers((chosen, ranks, best, ids, largest, totals))
+    with np.errstate(divide="ignore"):  # a row from which nothing can be drawn
+        norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
+    num_best = best.shape[1]
+    found[:, :1] -= norms
+    found[:, 2 : 2 + num_best] -= norms
+    return found[:, :-2], totals
+
+
+def _numbers(columns: Sequence[torch.Tensor]) -> Places:
+    """`columns` [R, n] of any types side by side, in one transfer; ids of tokens are exact in float64."""
+    if columns[0].device.type == "cpu":
+        return np.concatenate([column.numpy() for column in columns], axis=1, dtype=np.float64)
+    return torch.cat([column.double() for column in columns], 1).cpu().numpy()
 
 
 def place_of(values: list[float], size: int) -> Place:

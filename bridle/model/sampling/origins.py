@@ -6,6 +6,7 @@ stays numbers: a `Draw` is made of them when somebody reads it, which may be lon
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -50,19 +51,20 @@ class TracedDraws(Sequence[Draw | None]):
     """The draws of all rows of a step, made when they are read; None for a row that is not traced, or drew nothing."""
 
     def __init__(self, num_rows: int = 0) -> None:
-        self._homes: list[tuple[Found, int] | None] = [None] * num_rows
+        self._num_rows = num_rows
+        self._told: list[tuple[int, Sequence[int], Found]] = []  # where rows begin, which of them, what they drew from
 
     def add(self, indices: Sequence[int], found: Found) -> None:
         """Note what rows `indices` drew from."""
-        for slot, i in enumerate(indices):
-            self._homes[i] = found, slot
+        self._told.append((0, indices, found))
 
     def extend(self, other: TracedDraws) -> None:
         """Add the rows of `other` behind these."""
-        self._homes += other._homes
+        self._told += [(self._num_rows + start, indices, found) for start, indices, found in other._told]
+        self._num_rows += other._num_rows
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return self._num_rows
 
     @overload
     def __getitem__(self, i: int) -> Draw | None: ...
@@ -72,17 +74,18 @@ class TracedDraws(Sequence[Draw | None]):
 
     def __getitem__(self, i: int | slice) -> Draw | list[Draw | None] | None:
         if isinstance(i, slice):
-            return [_made(home) for home in self._homes[i]]
-        return _made(self._homes[i])
+            return [self[each] for each in range(*i.indices(self._num_rows))]
+        place = range(self._num_rows)[i]  # raises `IndexError`
+        for start, indices, found in self._told:
+            slot = bisect_left(indices, place - start)
+            if slot < len(indices) and indices[slot] == place - start:
+                return found.draw(slot)
+        return None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _made(home: tuple[Found, int] | None) -> Draw | None:
-    return None if home is None else home[0].draw(home[1])
 
 
 def traced_draws(

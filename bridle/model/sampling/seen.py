@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bridle.model.sampling.extremes import chunk_maxima, top
+from bridle.model.sampling.extremes import best_of
 from bridle.model.sampling.rows import pick
 from bridle.model.sampling.weights import take_totals
 
@@ -32,9 +32,9 @@ class Seen:
     @classmethod
     def of(cls, work: torch.Tensor, num_best: int) -> Seen:
         """Rows of which nothing else is known, with that many of their best values."""
-        num_rows, maxima = work.shape[0], chunk_maxima(work)
+        num_rows = work.shape[0]
         totals = work.new_zeros(num_rows, 1, dtype=torch.float64)
-        return cls(work, maxima, *top(work, maxima, num_best), totals, [False] * num_rows)
+        return cls(work, *best_of(work, num_best), totals, [False] * num_rows)
 
     @property
     def largest(self) -> torch.Tensor:
@@ -43,6 +43,8 @@ class Seen:
 
     def rows(self, indices: Sequence[int]) -> Seen:
         """Some of the rows: copies, or views where they are a run."""
+        if len(indices) == len(self.is_counted):
+            return self
         known = (self.work, self.maxima, self.best, self.places, self.totals)
         work, maxima, best, places, totals = (pick(each, indices) for each in known)
         return Seen(work, maxima, best, places, totals, [self.is_counted[i] for i in indices])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from bridle.model.sampling.rows import CHUNK
+from bridle.native.library import sampling_kernels
 
 UNIT = 2.0**34
 #: Values below this have weight 0, since exp(-24) is less than a unit. Raising them to it changes no weight, and spares
@@ -45,10 +46,7 @@ def totals(weights: torch.Tensor) -> torch.Tensor:
 def take_totals(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """The `totals` of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. `work` is used up,
     because memory for another matrix costs more than the arithmetic."""
+    found = sampling_kernels(work)
+    if found is not None:
+        return found.totals(work, largest.contiguous())
     return totals(_weigh(work.sub_(largest).clamp_(min=_FLOOR))).unsqueeze(-1)
-
-
-def log_normalizers(total: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """log(sum(exp(row))) of rows with these `totals` and largest values: float64 [R, 1]. NaN where they are not
-    finite."""
-    return largest.double() + (total / UNIT).log()

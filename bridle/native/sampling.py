@@ -1,0 +1,144 @@
+"""What a sampler asks of rows of logits, in the kernels: draws, the best tokens, and how many tokens are above one.
+
+Rows are float32 and as wide as whole blocks of `COLUMNS`; they are read once and not changed. The order of the fields
+is that of sources/sampling.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_int, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.errors import InternalError
+from bridle.native.kernels import Kernels, check_tensor
+
+#: Columns come in blocks of as many.
+COLUMNS = 256
+#: The most of the best tokens that are looked for.
+MAX_BEST = 128
+_MAX_NUMBERS = 1 << 31
+
+
+class CDraws(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "best", "temperature", "uniform", "where")),
+        *((name, c_void_p) for name in ("top_k", "top_p", "floors", "tokens", "totals", "sums", "maxima")),
+        ("columns", c_int),
+    )
+
+
+class CSurvey(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "maxima", "best", "places")),
+        *((name, c_int) for name in ("columns", "num_best")),
+    )
+
+
+class CRanks(ctypes.Structure):
+    _fields_ = (*((name, c_void_p) for name in ("logits", "maxima", "bound", "above")), ("columns", c_int))
+
+
+class Cuts(NamedTuple):
+    """What stays of each row, after its largest logit was subtracted and temperature applied: the best `top_k` tokens
+    (0: all), while the ones before them hold less than `top_p` of the weight of these, and nothing below a floor."""
+
+    top_k: Sequence[int]
+    top_p: Sequence[float]
+    floors: Tensor  # float32 [n]
+
+    def check(self, count: int) -> None:
+        """Raise `InternalError` if they are not for `count` rows."""
+        check_tensor(self.floors, torch.float32, count, "floors")
+        if len(self.top_k) != count or len(self.top_p) != count or not all(0 <= k <= MAX_BEST for k in self.top_k):
+            raise InternalError(f"cuts of {len(self.top_k)} rows, {count} are drawn from; top_k {list(self.top_k)}")
+
+
+class SamplingKernels:
+    """The functions of sources/sampling.h with checked arguments."""
+
+    def __init__(self, found: Kernels) -> None:
+        self._draw = found.function("bridle_draw", POINTER(CDraws), c_int, c_int)
+        self._survey = found.function("bridle_survey", POINTER(CSurvey), c_int, c_int)
+        self._rank = found.function("bridle_rank", POINTER(CRanks), c_int, c_int)
+
+    def draw(
+        self,
+        work: Tensor,
+        where: Sequence[int],
+        best: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        cuts: Cuts | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [n] drawn from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the weights
+        that they were drawn from. Each row has its largest logit and its temperature, float32 [n], and a number in
+        [0, 1), float64 [n]."""
+        num_rows, columns = _shape(work)
+        count = len(where)
+        if not all(0 <= row < num_rows for row in where):
+            raise InternalError(f"rows {list(where)} of {num_rows}")
+        check_tensor(best, torch.float32, count, "the largest logits")
+        check_tensor(temperature, torch.float32, count, "temperatures")
+        check_tensor(uniform, torch.float64, count, "numbers to draw with")
+        index = torch.tensor(where, dtype=torch.int64)
+        tokens = torch.empty(count, dtype=torch.int64)
+        totals = torch.empty(count, 1, dtype=torch.float64)
+        sums = torch.empty(count, columns // COLUMNS, dtype=torch.float64)
+        top_k = top_p = floors = maxima = None
+        if cuts is not None:
+            cuts.check(count)
+            top_k, top_p = torch.tensor(cuts.top_k, dtype=torch.int64), torch.tensor(cuts.top_p, dtype=torch.float64)
+            floors, maxima = cuts.floors, torch.empty(count, columns // COLUMNS, dtype=torch.float32)
+        given = (work, best, temperature, uniform, index, top_k, top_p, floors, tokens, totals, sums, maxima)
+        pointers = (None if each is None else each.data_ptr() for each in given)
+        self._draw(CDraws(*pointers, columns), count, _parallel())
+        return tokens, totals
+
+    def totals(self, work: Tensor, largest: Tensor) -> Tensor:
+        """The totals [R, 1] that a draw at temperature 1 from `work` [R, W] counts; `largest` [R] are its largest
+        values."""
+        num_rows, _ = _shape(work)
+        ones, zeros = torch.ones(num_rows, dtype=torch.float32), torch.zeros(num_rows, dtype=torch.float64)
+        return self.draw(work, range(num_rows), largest, ones, zeros)[1]
+
+    def survey(self, work: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest value of each block of `work` [R, W], [R, W / COLUMNS]; and the `num_best` largest values of each
+        row, best first, of equal ones the earliest, with their places: [R, num_best]. Where a value is -inf, its place
+        says nothing; NaN is no value, but the largest one of its block."""
+        num_rows, columns = _shape(work)
+        if not 0 <= num_best <= min(MAX_BEST, columns):
+            raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")
+        maxima = torch.empty(num_rows, columns // COLUMNS, dtype=torch.float32)
+        best = torch.empty(num_rows, num_best, dtype=torch.float32)
+        places = torch.empty(num_rows, num_best, dtype=torch.int64)
+        given = (work, maxima, best, places)
+        self._survey(CSurvey(*(each.data_ptr() for each in given), columns, num_best), num_rows, _parallel())
+        return maxima, best, places
+
+    def num_above(self, work: Tensor, maxima: Tensor, bound: Tensor) -> Tensor:
+        """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]. `maxima`
+        are those of its blocks."""
+        num_rows, columns = _shape(work)
+        check_tensor(maxima, torch.float32, num_rows * (columns // COLUMNS), "the largest of each block")
+        check_tensor(bound, torch.float32, num_rows, "bounds")
+        above = torch.empty(num_rows, 1, dtype=torch.int64)
+        given = (work, maxima, bound, above)
+        self._rank(CRanks(*(each.data_ptr() for each in given), columns), num_rows, _parallel())
+        return above
+
+
+def _shape(work: Tensor) -> tuple[int, int]:
+    num_rows, columns = work.shape
+    check_tensor(work, torch.float32, num_rows * columns, "logits")
+    if columns % COLUMNS or not 0 < columns < _MAX_NUMBERS:
+        raise InternalError(f"rows of {columns} logits; kernels take whole blocks of {COLUMNS}")
+    return num_rows, columns
+
+
+def _parallel() -> int:
+    return int(torch.get_num_threads() > 1)

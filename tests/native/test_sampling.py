@@ -1,0 +1,195 @@
+"""What every object that this machine can run finds in rows of logits, against plain torch and row by row."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bridle.errors import InternalError
+from bridle.model.sampling.draw import draw_by_torch
+from bridle.model.sampling.filters import apply_filters, cuts_of
+from bridle.model.sampling.weights import UNIT, weights_of
+from bridle.native.sampling import COLUMNS, MAX_BEST, SamplingKernels
+from bridle.sampling import SamplingParams
+from tests.native.test_kernels import OBJECTS, kernels
+
+each_object = pytest.mark.parametrize("name", OBJECTS)
+law = settings(max_examples=30, deadline=None)
+seeds = st.integers(0, 1 << 16)
+
+
+@cache
+def functions(name: str) -> SamplingKernels:
+    return SamplingKernels(kernels(name))
+
+
+def random_rows(seed: int, num_rows: int, num_blocks: int, *, levels: int = 0, forbidden: float = 0.0) -> Tensor:
+    """Random logits; with `levels` there are few different values, and a share may be forbidden."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = num_rows, num_blocks * COLUMNS
+    work = torch.randn(shape, generator=generator) * 4
+    if levels:
+        work = torch.randint(levels, shape, generator=generator).float()
+    work[torch.rand(shape, generator=generator) < forbidden] = -math.inf
+    return work
+
+
+def uniforms(seed: int, count: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spread(seed: int, count: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 2 + 0.1
+
+
+@each_object
+@given(
+    seed=seeds, num_rows=st.integers(1, 7), num_blocks=st.integers(1, 9), forbidden=st.sampled_from([0.0, 0.5, 0.999])
+)
+@law
+def test_draws_are_those_of_torch(name: str, seed: int, num_rows: int, num_blocks: int, forbidden: float) -> None:
+    """Unless the number falls within rounding of where one token ends and the next begins."""
+    work = random_rows(seed, num_rows, num_blocks, forbidden=forbidden)
+    work[:, seed % work.shape[1]] = 1.0  # one is always left
+    best, temperature, uniform = work.amax(1), spread(seed, num_rows), uniforms(seed, num_rows)
+    kept = work.clone()
+    tokens, totals = functions(name).draw(work, range(num_rows), best, temperature, uniform)
+    assert torch.equal(work, kept)
+    shifted = (work - best[:, None]) / temperature[:, None]
+    wanted, wanted_totals = draw_by_torch(shifted.clone(), uniform)
+    assert torch.allclose(totals, wanted_totals, rtol=1e-5)
+    assert bool((work.gather(1, tokens[:, None]) > -math.inf).all())
+    ends = weights_of(shifted).double().cumsum(1) / wanted_totals
+    gap = (ends - uniform[:, None]).abs().amin(1)
+    assert all(have == want or near < 1e-5 for have, want, near in zip(tokens, wanted, gap.tolist(), strict=True))
+
+
+@each_object
+@given(
+    seed=seeds,
+    num_blocks=st.integers(1, 9),
+    levels=st.sampled_from([0, 3, 40]),
+    forbidden=st.sampled_from([0.0, 0.5, 0.999]),
+    params=st.lists(
+        st.builds(
+            SamplingParams,
+            top_k=st.sampled_from([0, 1, 5, MAX_BEST, 1 << 20]),
+            top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+            min_p=st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+@law
+def test_draws_after_cuts_are_those_of_torch(
+    name: str, seed: int, num_blocks: int, levels: int, forbidden: float, params: list[SamplingParams]
+) -> None:
+    """Which tokens stay is seen from the totals: two sums of so few weights are not equal by chance."""
+    count = len(params)
+    work = random_rows(seed, count, num_blocks, levels=levels, forbidden=forbidden)
+    work[:, seed % work.shape[1]] = 1.0
+    best, temperature, uniform = work.amax(1), spread(seed, count), uniforms(seed, count)
+    tokens, totals = functions(name).draw(work, range(count), best, temperature, uniform, cuts_of(params))
+    shifted = (work - best[:, None]) / temperature[:, None]
+    whole = weights_of(shifted).double().sum(1)
+    apply_filters(shifted, params)
+    wanted, wanted_totals = draw_by_torch(shifted.clone(), uniform)
+    weights = weights_of(shifted).double()
+    ends = weights.cumsum(1) / wanted_totals
+    gap = (ends - uniform[:, None]).abs().amin(1).tolist()
+    for row, p in enumerate(params):
+        ordered = weights[row].sort(descending=True).values.cumsum(0)
+        if p.top_p < 1.0 and float((ordered / (ordered[-1] if p.top_k else whole[row]) - p.top_p).abs().amin()) < 1e-5:
+            continue  # the edge is within rounding
+        assert math.isclose(totals[row], wanted_totals[row], rel_tol=1e-5), p
+        assert tokens[row] == wanted[row] or gap[row] < 1e-5
+        assert work[row, tokens[row]] > -math.inf and shifted[row, tokens[row]] > -math.inf
+
+
+@each_object
+@given(seed=seeds, num_rows=st.integers(2, 9), num_blocks=st.integers(1, 5))
+@law
+def test_a_row_gives_alone_what_it_gives_among_others(name: str, seed: int, num_rows: int, num_blocks: int) -> None:
+    work, found = random_rows(seed, num_rows, num_blocks, forbidden=0.1), functions(name)
+    maxima, best, places = found.survey(work, 6)
+    largest, uniform, ones = best[:, 0].contiguous(), uniforms(seed, num_rows), spread(seed, num_rows)
+    where = list(range(num_rows))[::-1]
+    tokens, totals = found.draw(work, where, largest.flip(0), ones, uniform)
+    above = found.num_above(work, maxima, best[:, 3].contiguous())
+    for slot, row in enumerate(where):
+        alone = work[row : row + 1].clone()
+        one = slice(slot, slot + 1)
+        own = found.survey(alone, 6)
+        assert all(torch.equal(x[0], y[row]) for x, y in zip(own, (maxima, best, places), strict=True))
+        drawn = found.draw(alone, [0], own[1][:, 0].contiguous(), ones[one], uniform[one])
+        assert [each.item() for each in drawn] == [tokens[slot].item(), totals[slot].item()]
+        assert found.num_above(alone, own[0], own[1][:, 3].contiguous()).item() == above[row].item()
+
+
+@each_object
+@given(
+    seed=seeds,
+    num_blocks=st.sampled_from([1, 2, 8, 33]),
+    size=st.sampled_from([0, 1, 5, 24, MAX_BEST]),
+    levels=st.sampled_from([0, 3, 1000]),
+    forbidden=st.sampled_from([0.0, 0.5, 0.999, 1.0]),
+)
+@law
+def test_the_best_and_ranks_are_those_of_the_whole_row(
+    name: str, seed: int, num_blocks: int, size: int, levels: int, forbidden: float
+) -> None:
+    """Of equal values the earliest come first, so that ids are the same on every processor."""
+    work, found = random_rows(seed, 3, num_blocks, levels=levels, forbidden=forbidden), functions(name)
+    maxima, best, places = found.survey(work, size)
+    assert torch.equal(maxima, work.view(3, num_blocks, COLUMNS).amax(2))
+    wanted, order = work.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(best, wanted[:, :size])
+    is_real = best > -math.inf
+    assert torch.equal(places[is_real], order[:, :size][is_real])
+    for bound in (work[:, :1], maxima.amax(1, keepdim=True), torch.full((3, 1), -math.inf)):
+        assert torch.equal(found.num_above(work, maxima, bound.contiguous()), (work > bound).sum(1, keepdim=True))
+
+
+@each_object
+def test_what_is_no_number_is_told_and_draws_nothing_wild(name: str) -> None:
+    work, found = random_rows(1, 3, 2), functions(name)
+    work[0, 300], work[1], work[2] = math.nan, math.nan, -math.inf
+    maxima, best, _ = found.survey(work, 2)
+    assert maxima.isnan().tolist() == [[False, True], [True, True], [False, False]]
+    assert not best.isnan().any()
+    tokens, totals = found.draw(work, range(3), maxima.amax(1), torch.ones(3), uniforms(1, 3))
+    assert all(0 <= token < 2 * COLUMNS for token in tokens.tolist()) and totals.tolist() == [[0.0]] * 3
+
+
+@each_object
+def test_shares_are_those_of_the_probabilities(name: str) -> None:
+    work, count = random_rows(5, 1, 1), 20_000
+    uniform = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    tokens, totals = functions(name).draw(
+        work, [0] * count, work.amax(1).expand(count).contiguous(), torch.ones(count), uniform
+    )
+    shares = torch.bincount(tokens, minlength=COLUMNS).double() / count
+    assert float((shares - work[0].double().softmax(0)).abs().max()) < 2 / count
+    assert math.isclose(math.log(totals[0, 0].item() / UNIT), work[0].double().logsumexp(0) - work.max(), rel_tol=1e-6)
+
+
+@each_object
+def test_wrong_arguments_never_leave_python(name: str) -> None:
+    found, work = functions(name), random_rows(1, 2, 1)
+    ones, half = torch.ones(2), torch.full((2,), 0.5, dtype=torch.float64)
+    for where, rows in (([0, 2], work), ([-1, 0], work), ([0, 1], work[:, :255]), ([0, 1], work.double())):
+        with pytest.raises(InternalError):
+            found.draw(rows, where, ones, ones, half)
+    with pytest.raises(InternalError, match="temperatures"):
+        found.draw(work, [0, 1], ones, torch.ones(1), half)
+    with pytest.raises(InternalError, match=f"the {MAX_BEST + 1} best"):
+        found.survey(work, MAX_BEST + 1)
+    with pytest.raises(InternalError, match="the largest of each block"):
+        found.num_above(work, torch.ones(2, 2), ones)
