@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -166,12 +167,42 @@ def _fields() -> Iterator[str]:
         yield from _table((", ".join(names), text) for text, names in told.items())
 
 
+def listed(system: System) -> dict[str, str]:
+    """The names of a system, as they are kept: texts of words by what they name."""
+    found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
+    return next(each for each in found if each["system"] == system)
+
+
+def sent(system: System) -> dict[str, list[str]]:
+    """What a library's clients of servers send: the fields, by what becomes of them here."""
+    fields: dict[str, list[str]] = {}
+    bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
+    for name in listed(system).get("sends", "").split():
+        row = BY_NAME.get(name)
+        is_taken = any(name in body.model_fields for body in bodies)
+        if is_taken or (row is not None and row.here):
+            text = "taken"
+        elif row is None:
+            raise LookupError(f"{system} sends {name!r}, which no table has")
+        else:
+            text = f"{'ignored, and cannot change a text' if row.is_neutral else 'refused'}: {row.why}"
+        fields.setdefault(text, []).append(f"`{name}`")
+    return fields
+
+
 def _words() -> Iterator[str]:
     yield from ("## Libraries and programs", "")
     for system in _CALLED:
         yield f"### Words of {system}"
         yield ""
+        version = listed(system)["version"]
+        yield f"Names of version {version}." if version[0].isdigit() else f"Names {version}."
+        yield ""
         yield from _table((f"`{word.name}`", said(word)) for word in WORDS if word.system == system)
+        if fields := sent(system):
+            yield "What its clients of servers send:"
+            yield ""
+            yield from _table((", ".join(names), text) for text, names in fields.items())
 
 
 def route_meaning(route: Route) -> str:

@@ -63,6 +63,23 @@ class Checkpoint:
 
 def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
     """Write the checkpoint called `name` into `folder`, in float32; `InvalidRequest` for other names."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = _made(name)
+    model.save_pretrained(folder / name)
+    return _described(name, model, folder)
+
+
+def planned_checkpoint(name: str, folder: Path = Path()) -> Checkpoint:
+    """What `make_checkpoint` would give, without making it."""
+    import torch
+
+    with torch.device("meta"):
+        return _described(name, _made(name), folder)
+
+
+def _made(name: str) -> Any:
     shapes = SHAPES | LARGE_SHAPES
     if name not in shapes:
         raise InvalidRequest(f"no model size is called {name!r}; there are {', '.join(shapes)}", "model_size")
@@ -71,13 +88,14 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
 
     settings = dict(shapes[name])
     config = AutoConfig.for_model(settings.pop("model_type"), bos_token_id=1, eos_token_id=2, **settings)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    path = folder / name
-    model.save_pretrained(path)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _described(name: str, model: Any, folder: Path) -> Checkpoint:
+    config = model.config
     return Checkpoint(
         name=name,
-        path=path,
+        path=folder / name,
         vocab_size=config.vocab_size,
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         step_bytes=_step_bytes(model),

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 
@@ -27,6 +27,7 @@ _BATCHES = (1, 10, 40)
 #: How many neutral controllers steer beside a module.
 _BESIDE = (0, 1, 2, 4)
 _MODEL = "20m"
+THREADS = 1
 _TITLES = {
     "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
     "composed": "neutral controllers beside a module, in a step of 20 ms, beyond the module alone",
@@ -35,16 +36,11 @@ _TITLES = {
 }
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """All figures, in milliseconds unless a name says otherwise."""
-    import torch
-
-    torch.set_num_threads(settings.threads or 1)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         checkpoint = make_checkpoint(_MODEL, folder)
-        phases = Phases(console, _guesses(checkpoint, settings, Limits.now()))
-        phases.announce()
         figures: dict[str, Any] = {}
         for part, measured in _parts(checkpoint, folder, settings).items():
             with phases.part(_TITLES[part]):
@@ -63,11 +59,12 @@ def _parts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> dict[str
     }
 
 
-def _guesses(checkpoint: Checkpoint, settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler goes over the
     logits some twenty times."""
     from bridle.bench.control_programs import slowdown_scale
 
+    checkpoint = planned_checkpoint(_MODEL)
     batches = settings.batches or _BATCHES
     critical, composed = (steps * rounds * _DEVICE_SECONDS * len(batches) for steps, rounds in _scales(settings))
     num_steps, rounds = slowdown_scale(quick=settings.quick)
@@ -190,7 +187,7 @@ def _slowdown(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[
 
     tokenizer = guests.write_tokenizer(checkpoint.path, checkpoint.vocab_size) / "tokenizer.json"
     limit = ("--wasm-max-step-time", "500")
-    executor = programs.load(checkpoint.path, settings.threads or 1)
+    executor = programs.load(checkpoint.path, settings.threads or THREADS)
     try:
         with runtime_pool(tokenizer, folder / "store", checkpoint.vocab_size, *limit) as pool:
             return programs.slowdown(executor, pool, quick=settings.quick)

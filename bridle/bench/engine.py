@@ -18,12 +18,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.peers import BridlePeer, ContinuousPeer, GeneratePeer, Peer, Prompts, Run, load_transformers
 from bridle.bench.phases import Limits, Phases
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.bench.settings import Settings
-from bridle.errors import InvalidRequest
 from bridle.model.memory import return_memory
 
 if TYPE_CHECKING:
@@ -64,17 +63,13 @@ class Figure:
     agreement: float = 0.0
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run the whole comparison. Prints a table per model as it goes."""
-    set_up(settings)
     bandwidth, triad = read_bandwidth(), triad_bandwidth()
     figures: list[Figure] = []
-    names = settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        checkpoints = [make_checkpoint(name, Path(folder)) for name in names]
-        phases = Phases(console, _guesses(checkpoints, settings, Limits.now()))
-        phases.announce()
-        for checkpoint in checkpoints:
+        for name in _model_sizes(settings):
+            checkpoint = make_checkpoint(name, Path(folder))
             races = _measure_model(checkpoint, settings, phases)
             # Measured between all others, the best of a few is the least disturbed one.
             bandwidth, triad = max(bandwidth, read_bandwidth()), max(triad, triad_bandwidth())
@@ -90,30 +85,21 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     }
 
 
-def set_up(settings: Settings) -> None:
-    """Choose the threads and quiet the library. Raises `InvalidRequest` for a number of threads that is none."""
-    import torch
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if settings.threads is not None:
-        if settings.threads < 1:
-            raise InvalidRequest(f"threads is {settings.threads}; must be at least 1", "threads")
-        torch.set_num_threads(settings.threads)
-
-
-def _guesses(checkpoints: Sequence[Checkpoint], settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     """About how many seconds each race takes. In each round each peer reads the prompts twice, for one new token and
     for all."""
     num_new, num_rounds = _scale(settings)
-    guesses = {}
-    for checkpoint in checkpoints:
+    found = {}
+    for checkpoint in map(planned_checkpoint, _model_sizes(settings)):
         for batch in _batches(settings):
             num_tokens = 2 * sum(map(len, make_prompts(batch, checkpoint.vocab_size))) + batch * num_new
             run = limits.seconds(checkpoint, num_tokens, num_new + 1)
-            guesses[_part(checkpoint, batch)] = num_rounds * _NUM_PEERS * run
-    return guesses
+            found[_part(checkpoint, batch)] = num_rounds * _NUM_PEERS * run
+    return found
+
+
+def _model_sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
 
 
 def _scale(settings: Settings) -> tuple[int, int]:

@@ -1,11 +1,14 @@
 """The parts of a benchmark: how long all of them will take, told at the start, and which of them runs.
 
-A guess is made of a part's own work: bytes that its steps read and products that its prompts need, over what memory and
-arithmetic units give just now, and waits whose length is set. What parts then take corrects what is left.
+Every benchmark guesses its parts before it begins: so many points, times what one of them takes. That is made of the
+work itself: bytes that steps read and products that prompts need, over what memory and arithmetic units give just now;
+waits whose length is set; and for what is Python's own, rough seconds that the benchmark declares, over how fast Python
+is now. What parts then take corrects what is left.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,65 +16,111 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.bench.checkpoints import Checkpoint
-from bridle.bench.roof import product_rate, read_bandwidth
+from bridle.bench.roof import loop_rate, product_rate, read_bandwidth
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: The share of a limit that programs reach, roughly: a guess need not be better.
 _REACHED = 0.4
+#: Rounds of a loop of Python in a second, where the seconds of `Limits.python` were measured.
+_LOOPS = 35e6
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine gives: bytes read and numbers multiplied and added, in a second."""
+    """What this machine gives: bytes read, numbers multiplied and added, and rounds of a loop of Python, in a
+    second."""
 
     bandwidth: float
     products: float
+    loops: float = _LOOPS
 
     @classmethod
     def now(cls) -> Limits:
         """Measured in a second or two."""
-        return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate())
+        return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate(), loop_rate())
 
-    def seconds(self, checkpoint: Checkpoint, prompt_tokens: int, num_steps: int) -> float:
+    def seconds(self, checkpoint: Checkpoint, prompt_tokens: float, num_steps: float) -> float:
         """About how long a model takes to read prompts, and then for steps of decoding."""
         prompts = prompt_tokens * checkpoint.num_parameters / self.products
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 
+    def python(self, seconds: float) -> float:
+        """About how long takes what took so many seconds where `_LOOPS` were measured."""
+        return seconds * _LOOPS / self.loops
+
 
 class Phases:
-    """Parts by their names, and the seconds that each is guessed to take. They run in this order."""
+    """Parts by their names, and the seconds that each is guessed to take. They run in this order.
+
+    All is told on standard error: what is measured has standard output for itself."""
 
     def __init__(
-        self, console: Console, guesses: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+        self,
+        guesses: Mapping[str, float],
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._guesses, self._clock = console, dict(guesses), clock
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True, highlight=False)
+        self._guesses, self._clock = dict(guesses), clock
         self._guessed = self._spent = 0.0  # of the parts that are done
         self._num_done = 0
 
     def announce(self) -> None:
         """Say how many parts there are, and about how long they take."""
         total, count = sum(self._guesses.values()), len(self._guesses)
+        if not count:
+            self._console.print("nothing is left to measure")
+            return
         parts = "1 part" if count == 1 else f"{count} parts"
         self._console.print(f"{parts}, about {show_seconds(total)} if the machine stays as busy as it is now")
 
     @property
+    def guessed(self) -> float:
+        """Seconds that all parts were guessed to take."""
+        return sum(self._guesses.values())
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the parts which are done have taken."""
+        return self._spent
+
+    @property
     def left(self) -> float:
         """Seconds that the parts which are not done will take, by what the others took."""
-        left = sum(self._guesses.values()) - self._guessed
+        left = self.guessed - self._guessed
         return left * (self._spent / self._guessed if self._guessed and self._spent else 1.0)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """The part that runs now; on a terminal its number moves beside its name and what is left."""
         number, count = self._num_done + 1, len(self._guesses)
+        guess = self._guesses[name]
         began = self._clock()
-        words = f"part {number} of {count}: {name}, about {show_seconds(self.left)} left"
-        with self._console.status(words):  # nothing is shown where there is no terminal
+        with _moving(self._console, f"part {number} of {count}: {name}, about {show_seconds(self.left)} left"):
             yield
-        self._num_done, self._guessed = number, self._guessed + self._guesses[name]
+        self._num_done, self._guessed = number, self._guessed + guess
         self._spent += self._clock() - began
+
+
+@contextmanager
+def _moving(console: Console, words: str) -> Iterator[None]:
+    """Nothing is shown where there is no terminal. What is printed meanwhile appears above it if it goes to a terminal,
+    too, and goes where it should if that is a file."""
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    with Live(
+        Spinner("dots", words),
+        console=console,
+        transient=True,
+        refresh_per_second=12.5,
+        redirect_stdout=sys.stdout.isatty(),
+    ):
+        yield
 
 
 def show_seconds(seconds: float) -> str:

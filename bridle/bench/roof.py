@@ -42,6 +42,17 @@ def _best(work: Callable[[], object], num_rounds: int) -> float:
     return min(times)
 
 
+def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
+    """Rounds of a loop of Python in a second: the best of `num_rounds`."""
+
+    def count() -> None:
+        number = 0
+        for each in range(length):
+            number += each & 3
+
+    return length / _best(count, num_rounds)
+
+
 def product_rate(*, num_rounds: int = 3, side: int = 768) -> float:
     """Numbers multiplied and added in a second in a product of matrices, with all of torch's threads: the best of
     `num_rounds`."""

@@ -9,13 +9,19 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridle.bench.settings import Settings
+from bridle.bench.phases import Limits, Phases
+from bridle.bench.settings import Settings, set_up
 from bridle.errors import InvalidRequest
 from bridle.native.features import describe_cpu
 
-#: Name of a benchmark and what it measures. Its module, of that name in this package, has `measure(settings, console)`.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Name of a benchmark and what it measures. Its module, of that name in this package, has
+#: `guesses(settings, limits)`, its parts and about how many seconds each takes, `measure(settings, console, phases)`,
+#: which goes through them, and `THREADS` if it wants another number of threads than torch.
 BENCHMARKS = {
     "control": "what steering costs, next to no control",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
@@ -56,11 +62,20 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
 
     # Tables that go to a file need not be cut to the width of no terminal.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
-    figures: Mapping[str, Any] = import_module(f"{home}.{name}").measure(settings, console)
-    report = {"benchmark": name, **conditions(settings), **figures}
+    figures, phases = measured(import_module(f"{home}.{name}"), settings, console)
+    times = {"guessed_seconds": round(phases.guessed, 1), "seconds": round(phases.spent, 1)}
+    report = {"benchmark": name, **conditions(settings), **times, **figures}
     if settings.as_json:
         print(json.dumps(report))
     return report
+
+
+def measured(benchmark: Any, settings: Settings, console: Console) -> tuple[Mapping[str, Any], Phases]:
+    """The figures of a benchmark's module, once it was said how long they take, and what became of its parts."""
+    set_up(settings, getattr(benchmark, "THREADS", None))
+    phases = Phases(benchmark.guesses(settings, Limits.now()))
+    phases.announce()
+    return benchmark.measure(settings, console, phases), phases
 
 
 def conditions(settings: Settings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.control_guests import write_tokenizer
 from bridle.bench.engine import make_prompts
 from bridle.bench.loads import Row, best, print_rows, timed
@@ -54,17 +54,20 @@ _QUICK = Scale(16, 48, 2, (1, 16), (0.9,), 4.0)
 _FULL = Scale(32, 96, 3, (1, 4, 16, 64), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25), 30.0)
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run everything. Prints a table as it goes."""
-    scale = _QUICK if settings.quick else _FULL
-    name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
+    scale, name = _chosen(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
         write_tokenizer(checkpoint.path, checkpoint.vocab_size)
-        phases = Phases(console, _guesses(checkpoint, scale, Limits.now()))
-        phases.announce()
         bench = _Bench(checkpoint, settings.threads, Path(folder), scale, console, phases)
         return {"model": name, **bench.sweep()}
+
+
+def _chosen(settings: Settings) -> tuple[Scale, str]:
+    """How much of which model."""
+    name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
+    return _QUICK if settings.quick else _FULL, name
 
 
 def _prompts(checkpoint: Checkpoint, scale: Scale) -> Prompts:
@@ -76,9 +79,11 @@ def _used(prompts: Prompts, num_clients: int) -> Prompts:
     return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
 
 
-def _guesses(checkpoint: Checkpoint, scale: Scale, limits: Limits) -> dict[str, float]:
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     """About how many seconds each part takes: prompts that are read, and steps of as many sequences as there are
     clients. Arrivals at a rate come for a set time."""
+    scale, name = _chosen(settings)
+    checkpoint = planned_checkpoint(name)
     prompts = _prompts(checkpoint, scale)
 
     def closed(num_clients: int) -> float:
@@ -86,9 +91,9 @@ def _guesses(checkpoint: Checkpoint, scale: Scale, limits: Limits) -> dict[str, 
         num_tokens = sum(map(len, used)) + len(used) * scale.max_tokens
         return limits.seconds(checkpoint, num_tokens, scale.max_tokens * len(used) // num_clients)
 
-    guesses = {_RACE: 2 * scale.num_races * closed(_SIXTEEN)}
-    guesses |= {f"{number} clients": closed(number) for number in scale.concurrency if number != _SIXTEEN}
-    return guesses | {f"{share:.0%} of capacity": scale.seconds for share in scale.shares}
+    found = {_RACE: 2 * scale.num_races * closed(_SIXTEEN)}
+    found |= {f"{number} clients": closed(number) for number in scale.concurrency if number != _SIXTEEN}
+    return found | {f"{share:.0%} of capacity": scale.seconds for share in scale.shares}
 
 
 @dataclass(frozen=True, slots=True)

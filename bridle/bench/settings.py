@@ -1,9 +1,11 @@
-"""The settings of benchmarks. Each benchmark reads those that concern it."""
+"""The settings of benchmarks. Each benchmark reads those that concern it; threads are set for all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from bridle.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +21,18 @@ class Settings:
     report: Path | None = None  # a page to write
     parts: tuple[str, ...] = ()  # pieces of the names of parts; empty: all
     folder: Path | None = None  # what was made and measured is kept there, and a later run goes on
+
+
+def set_up(settings: Settings, threads: int | None = None) -> None:
+    """Choose the threads, `threads` unless the settings say, and quiet the library. Raises `InvalidRequest` for a
+    number of threads that is none."""
+    import torch
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    wanted = threads if settings.threads is None else settings.threads
+    if wanted is not None:
+        if wanted < 1:
+            raise InvalidRequest(f"threads is {wanted}; must be at least 1", "threads")
+        torch.set_num_threads(wanted)

@@ -1,4 +1,5 @@
-"""Benchmarks for people who work on bridle. Those that users run, too, are in `bridle.bench`."""
+"""Benchmarks for people who work on bridle. Those that users run, too, are in `bridle.bench`; `bridle.bench.run` says
+what a module has to have."""
 
 from __future__ import annotations
 

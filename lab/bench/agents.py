@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import make_checkpoint, planned_checkpoint
 from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.config import EngineConfig, ModelConfig
@@ -41,6 +42,9 @@ _LOOPS: dict[str, dict[str, Any]] = {
     "client, no cache": {"park_memory": 0, "enable_prefix_caching": False},
 }
 _INSIDE = "inside the engine"
+_CACHES = ("large", "scarce")
+_MODEL = "20m"
+THREADS = 1
 
 
 @dataclass(slots=True)
@@ -54,23 +58,17 @@ class Tally:
     others: int = 0
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """All figures, for a large cache and a scarce one."""
-    import torch
-
-    torch.set_num_threads(settings.threads or 1)
-    work = Work(3, 2, 96, 8, 8, 128) if settings.quick else Work(8, 10, 2_000)
+    work = _chosen(settings)
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
-        checkpoint = make_checkpoint("20m", Path(name))
-        guesses = _guesses(checkpoint, work, Limits.now())
-        phases = Phases(console, {f"{cache}, {way}": seconds for (cache, way), seconds in guesses.items()})
-        phases.announce()
-        for cache, way in guesses:
+        checkpoint = make_checkpoint(_MODEL, Path(name))
+        for cache, way in product(_CACHES, _ways()):
             with phases.part(f"{cache}, {way}"):
                 is_scarce = cache == "scarce"
                 found = (
-                    agents_peer.run(checkpoint, Path(name), work, is_scarce, torch.get_num_threads())
+                    agents_peer.run(checkpoint, Path(name), work, is_scarce, settings.threads or THREADS)
                     if way == agents_peer.NAME
                     else _run(checkpoint.path, work, way, is_scarce)
                 )
@@ -79,18 +77,27 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     return {"agents": work.agents, "calls": work.calls, "context_tokens": work.context, "figures": figures}
 
 
-def _guesses(checkpoint: Checkpoint, work: Work, limits: Limits) -> dict[tuple[str, str], float]:
+def _chosen(settings: Settings) -> Work:
+    return Work(3, 2, 96, 8, 8, 128) if settings.quick else Work(8, 10, 2_000)
+
+
+def _ways() -> list[str]:
+    return [*_LOOPS, *((agents_peer.NAME,) if agents_peer.is_there() else ()), _INSIDE]
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     """About how many seconds each way takes, with a large cache and a scarce one."""
+    work, checkpoint = _chosen(settings), planned_checkpoint(_MODEL)
     size = work.answer + work.result
     once = work.agents * work.total
     again = work.agents * sum(work.context + call * size for call in range(work.calls + 1))
     num_steps = (work.calls + 1) * (work.answer + 1)
     found = {}
-    for cache in ("large", "scarce"):
+    for cache in _CACHES:
         others = work.agents * work.calls * work.other if cache == "scarce" else 0
-        for way in (*_LOOPS, *((agents_peer.NAME,) if agents_peer.is_there() else ()), _INSIDE):
+        for way in _ways():
             is_again = way == "client, no cache" or (way == "client, prefix cache" and cache == "scarce")
-            found[cache, way] = limits.seconds(checkpoint, (again if is_again else once) + others, num_steps)
+            found[f"{cache}, {way}"] = limits.seconds(checkpoint, (again if is_again else once) + others, num_steps)
     return found
 
 

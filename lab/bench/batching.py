@@ -20,9 +20,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.control_guests import write_tokenizer
 from bridle.bench.loads import Row, print_rows, timed
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import Sample, Target, complete
@@ -37,6 +38,8 @@ _COMMON = ("--control", "off", "--no-prefix-caching")
 _KINDS = (((16, 64), (24, 64), 5), ((16, 64), (4, 12), 2), ((256, 512), (8, 32), 3))
 _LOAD = 0.8  # of what continuous batching can bear
 _CLIENTS = 8  # that find out what that is
+_CAPACITY = "what continuous batching can bear"
+_START_SECONDS = 9.0  # of a server, and its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +64,47 @@ class Variant:
     deliver: Delivery
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Serve the same arrivals in every way, and print a table."""
-    name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
-    static_size = (settings.batches or (8,))[0]
+    name, num_requests = _chosen(settings)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
         write_tokenizer(checkpoint.path, checkpoint.vocab_size)
-        requests = make_arrivals(10 if settings.quick else 30, checkpoint.vocab_size)
+        requests = make_arrivals(num_requests, checkpoint.vocab_size)
         bench = _Bench(checkpoint, Path(folder), settings.threads)
-        capacity = bench.run((), partial(_find_capacity, requests=requests))
+        with phases.part(_CAPACITY):
+            capacity = bench.run((), partial(_find_capacity, requests=requests))
         arrivals = [replace(each, at=each.at / (_LOAD * capacity)) for each in requests]
         console.print(f"{name}: {capacity:.2f} requests/s at most, {_LOAD * capacity:.2f} arrive")
-        for variant in variants(static_size):
-            with console.status(variant.name):
+        for variant in variants(_static_size(settings)):
+            with phases.part(variant.name):
                 rows.append(bench.run(variant.flags, partial(_measure, variant=variant, arrivals=arrivals)))
             console.print(f"{variant.name}: {rows[-1].tokens_per_second:.1f} tokens/s")
     print_rows(rows, console)
     return {"model": name, "capacity": capacity, "rate": _LOAD * capacity, "rows": [asdict(row) for row in rows]}
+
+
+def _chosen(settings: Settings) -> tuple[str, int]:
+    """A model, and how many requests arrive."""
+    name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
+    return name, 10 if settings.quick else 30
+
+
+def _static_size(settings: Settings) -> int:
+    return (settings.batches or (8,))[0]
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each server takes: its start, and the requests at the rate that it can bear or less."""
+    name, num_requests = _chosen(settings)
+    checkpoint = planned_checkpoint(name)
+    requests = make_arrivals(num_requests, checkpoint.vocab_size)
+    num_steps = sum(each.max_tokens for each in requests)
+    num_tokens = sum(len(each.prompt) for each in requests) + num_steps
+    least = limits.seconds(checkpoint, num_tokens, num_steps / _CLIENTS)
+    start = limits.python(_START_SECONDS)
+    return {_CAPACITY: start + least} | {each.name: start + least / _LOAD for each in variants(_static_size(settings))}
 
 
 def variants(static_size: int) -> list[Variant]:

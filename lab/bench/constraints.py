@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.bench.control import print_table
 from bridle.bench.control_device import InstantExecutor
 from bridle.bench.loads import quantile
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.constraints import (
     Choice,
@@ -38,7 +39,7 @@ from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
-from lab.bench.constraints_model import beside_free
+from lab.bench.constraints_model import beside_free, guess_beside_free
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 _VOCAB_SIZES = (32_000, 128_000)
 _BATCH = 64
 _DEVICE_SECONDS = 0.020
+_NUM_ENDLESS = 4  # kinds of steps: free ones, and constraints that do not end
+_REQUESTS = "requests under a JSON schema"
+#: Rough seconds, as `Limits.python` has them: a token of a vocabulary, one way through a text, one answer in a step.
+_TOKEN_SECONDS, _CASE_SECONDS, _ANSWER_SECONDS = 12e-6, 0.05, 60e-6
 _SYLLABLES = re.findall("..", "abbacodaenerfigaheinkalomanoonorparesastthtiunvewa")
 
 _RECORD = {
@@ -82,20 +87,48 @@ class Case:
     text: str
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Masks for each vocabulary and kind, then steps, then requests."""
     answers, steps = [], []
     for size in _VOCAB_SIZES:
-        vocabulary = made_up_vocabulary(size)
-        for kind, case in cases().items():
-            answers.append({"vocabulary": size, "kind": kind, **_answers(vocabulary, case, settings.quick)})
-        batch = settings.batches[0] if settings.batches else _BATCH
-        steps.append({"vocabulary": size, "batch": batch, **_steps(vocabulary, batch, settings.quick)})
-    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        with phases.part(f"masks, {size} tokens"):
+            vocabulary = made_up_vocabulary(size)
+            for kind, case in cases().items():
+                answers.append({"vocabulary": size, "kind": kind, **_answers(vocabulary, case, _rounds(settings))})
+        batch = _batch(settings)
+        with phases.part(f"steps, {size} tokens"):
+            steps.append({"vocabulary": size, "batch": batch, **_steps(vocabulary, batch, *_num_steps(settings))})
+    with phases.part(_REQUESTS), tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         requests = beside_free(Path(folder), settings, made_up_vocabulary)
     _print_tables(console, answers, steps)
-    print_table(console, "requests under a JSON schema, as shares of free ones' tokens a second", requests)
+    print_table(console, f"{_REQUESTS}, as shares of free ones' tokens a second", requests)
     return {"answers": answers, "steps": steps, "requests": requests}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes: vocabularies are read once, texts are gone through round after round,
+    and a step waits for its device and asks for each sequence."""
+    found = {}
+    for size in _VOCAB_SIZES:
+        once = size * _TOKEN_SECONDS + len(cases()) * _CASE_SECONDS * _rounds(settings)
+        num_steps, rounds = _num_steps(settings)
+        step = _DEVICE_SECONDS + limits.python(_batch(settings) * _ANSWER_SECONDS)
+        found[f"masks, {size} tokens"] = limits.python(once)
+        found[f"steps, {size} tokens"] = _NUM_ENDLESS * rounds * (num_steps + 5) * step
+    return found | {_REQUESTS: guess_beside_free(settings, limits)}
+
+
+def _batch(settings: Settings) -> int:
+    return settings.batches[0] if settings.batches else _BATCH
+
+
+def _rounds(settings: Settings) -> int:
+    return 1 if settings.quick else 5
+
+
+def _num_steps(settings: Settings) -> tuple[int, int]:
+    """Steps, and rounds."""
+    return (15, 1) if settings.quick else (40, 3)
 
 
 def cases() -> dict[str, Case]:
@@ -135,7 +168,7 @@ def _no_tokenizer(text: str) -> list[int]:
 # -- answers ---------------------------------------------------------------------------------------------------
 
 
-def _answers(vocabulary: Vocabulary, case: Case, quick: bool) -> dict[str, Any]:
+def _answers(vocabulary: Vocabulary, case: Case, num_rounds: int) -> dict[str, Any]:
     """Microseconds of masks and answers where there is a choice, and the share of tokens that were forced."""
     from bridle.constraints.grammar import grammar_of
     from bridle.constraints.matcher import Matcher
@@ -149,7 +182,7 @@ def _answers(vocabulary: Vocabulary, case: Case, quick: bool) -> dict[str, Any]:
         bare: list[float] = []
         ours: list[float] = []
         forced = 0
-        for number in range(1 if quick else 5):
+        for number in range(num_rounds):
             start = Matcher(vocabulary, grammar_of(case.constraint))
             bare += _bare_masks(start, tokens)
             seconds, forced = _pool_answers(pool, case.constraint, tokens, number)
@@ -237,7 +270,7 @@ class MaskedExecutor(InstantExecutor):
         return (row & -row).bit_length() - 1
 
 
-def _steps(vocabulary: Vocabulary, batch: int, quick: bool) -> dict[str, Any]:
+def _steps(vocabulary: Vocabulary, batch: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
     """Median milliseconds of a step of `batch` sequences, free and under constraints, in turns."""
     endless: dict[str, Constraint | None] = {
         "free": None,
@@ -246,9 +279,10 @@ def _steps(vocabulary: Vocabulary, batch: int, quick: bool) -> dict[str, Any]:
         "Lark, C-like": Lark(_C_LIKE.replace("start: item+", "start: item{500}")),
     }
     times: dict[str, list[float]] = {kind: [] for kind in endless}
-    for _ in range(1 if quick else 3):
+    for _ in range(num_rounds):
         for kind, constraint in endless.items():
-            times[kind] += _step_seconds(vocabulary, batch, constraint, 15 if quick else 40)
+            times[kind] += _step_seconds(vocabulary, batch, constraint, num_steps)
+    assert len(times) == _NUM_ENDLESS
     free = median(times["free"])
     return {
         kind: {"milliseconds": 1e3 * median(seconds), "added_share": median(seconds) / free - 1}

@@ -23,12 +23,14 @@ from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from bridle.bench.phases import Limits
     from bridle.bench.settings import Settings
     from bridle.engine.interfaces import Executor
 
 _BATCHES = (16, 64)
 _PROMPT_TOKENS = 32
 _WARM_UP = 4
+_VOCABULARY_SECONDS = 12e-6  # a token of a vocabulary that is made up, as `Limits.python` has it
 
 TEXT = JsonSchema({"type": "string", "minLength": 5_000})
 RECORDS = JsonSchema(
@@ -60,26 +62,50 @@ class Run:
     forced: int
 
 
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or (("20m",) if settings.quick else ("0.5b",))
+
+
+def guess_beside_free(settings: Settings, limits: Limits) -> float:
+    """About how many seconds `beside_free` takes: free text and two schemas, each with prompts and a warm-up."""
+    from bridle.bench.checkpoints import planned_checkpoint
+
+    num_steps, rounds = _scale(settings)
+    seconds = 0.0
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        for batch in settings.batches or _BATCHES:
+            steps = _WARM_UP + num_steps
+            seconds += 3 * rounds * limits.seconds(checkpoint, batch * (_PROMPT_TOKENS + steps), steps)
+        seconds += limits.python(checkpoint.vocab_size * _VOCABULARY_SECONDS)
+    return seconds
+
+
 def beside_free(folder: Path, settings: Settings, make_vocabulary: Callable[[int], Vocabulary]) -> list[dict[str, Any]]:
     """A row for each model, number of requests and schema. In turns; medians."""
     from bridle.bench.checkpoints import make_checkpoint
 
     rows = []
-    for size in settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)):
+    for size in _sizes(settings):
         checkpoint = make_checkpoint(size, folder)
         vocabulary = make_vocabulary(checkpoint.vocab_size)
         executor = load(checkpoint.path, settings.threads)
         try:
             for batch in settings.batches or _BATCHES:
-                rows += [{"model": size, **row} for row in _compared(executor, vocabulary, batch, settings.quick)]
+                rows += [{"model": size, **row} for row in _compared(executor, vocabulary, batch, *_scale(settings))]
         finally:
             executor.close()
     return rows
 
 
-def _compared(executor: Executor, vocabulary: Vocabulary, batch: int, quick: bool) -> list[dict[str, Any]]:
+def _scale(settings: Settings) -> tuple[int, int]:
+    """Steps, and rounds."""
+    return (12, 1) if settings.quick else (64, 3)
+
+
+def _compared(
+    executor: Executor, vocabulary: Vocabulary, batch: int, num_steps: int, rounds: int
+) -> list[dict[str, Any]]:
     """Tokens per second of free text, and shares of it under each schema."""
-    num_steps, rounds = (12, 1) if quick else (64, 3)
     kinds: dict[str, Constraint | None] = {"free": None, "a long text": TEXT, "records": RECORDS}
     runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
     for _ in range(rounds):

@@ -26,6 +26,7 @@ from bridle.bench.control_device import (
     group_cpu,
     runtime_pool,
 )
+from bridle.bench.phases import Limits, Phases
 from bridle.config import EngineConfig
 from bridle.controllers.standard import names
 from bridle.engine import Engine, Request
@@ -48,11 +49,15 @@ _LIMITS = ("--wasm-max-step-time", "2000", "--wasm-max-init-time", "20000", "--l
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script that goes on for ever, and one that forks into `%d` first."""
+    """A script that goes on for ever, and one that forks into `%d` first. Its seconds are rough, as
+    `Limits.python` has them: its interpreter compiled, a script started, and one of its steps."""
 
     controller: str
     plain: str
     forking: str
+    compile_seconds: float
+    start_seconds: float
+    step_seconds: float
 
 
 SCRIPTS = {
@@ -61,6 +66,9 @@ SCRIPTS = {
         "start(async () => { await gen({ regex: /[a-z ]+/, maxTokens: 1000000 }) })",
         "start(async () => { await gen({ maxTokens: 4 }); await fork(%d);"
         " await gen({ regex: /[a-z ]+/, maxTokens: 1000000 }) })",
+        compile_seconds=1.0,
+        start_seconds=0.02,
+        step_seconds=0.0004,
     ),
     "Python": Script(
         "pyctrl",
@@ -71,41 +79,72 @@ SCRIPTS = {
         "async def main():\n    await aici.gen_tokens(max_tokens=4)\n    await aici.fork(%d)\n"
         "    await aici.gen_tokens(regex='[a-z ]+', max_tokens=1000000)\n\n"
         "aici.start(main())\n",
+        compile_seconds=4.0,
+        start_seconds=0.1,
+        step_seconds=0.0008,
     ),
 }
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Figures of each language whose controller ships."""
-    scripts = {language: script for language, script in SCRIPTS.items() if script.controller in names()}
+    scripts = _scripts()
     starts, steps, forks = [], [], []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         tokenizer = guests.write_tokenizer(Path(name) / "tokenizer", _VOCAB_SIZE)
         with runtime_pool(tokenizer, Path(name) / "store", _VOCAB_SIZE, *_LIMITS) as pool:
             for language, script in scripts.items():
-                console.print(f"{language}: compiling {script.controller} ...")
-                starts.append({"language": language, **_starts(pool, script, settings.quick)})
+                with phases.part(f"{language}: compiling and starting {script.controller}"):
+                    starts.append({"language": language, **_starts(pool, script, _num_starts(settings))})
             for batch in settings.batches or _BATCHES:
-                free = critical_path(pool, None, batch, _num_steps(settings), _DEVICE_SECONDS, blocks=True)
-                for language, script in scripts.items():
-                    steps.append({"language": language, **_steps(pool, script, batch, free.gap, settings)})
-                    if batch > 1:
-                        forks.append({"language": language, **_forks(pool, script, batch)})
+                with phases.part(f"steps and forks, {batch} at once"):
+                    free = critical_path(pool, None, batch, _num_steps(settings), _DEVICE_SECONDS, blocks=True)
+                    for language, script in scripts.items():
+                        steps.append({"language": language, **_steps(pool, script, batch, free.gap, settings)})
+                        if batch > 1:
+                            forks.append({"language": language, **_forks(pool, script, batch)})
     figures = {"starts": starts, "steps": steps, "forks": forks}
     _print_tables(console, figures)
     return figures
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes: an interpreter is compiled once, scripts start one after the other, and a
+    step waits for its device and for the scripts."""
+    found = {
+        f"{language}: compiling and starting {script.controller}": limits.python(
+            script.compile_seconds + (5 + _num_starts(settings)) * script.start_seconds
+        )
+        for language, script in _scripts().items()
+    }
+    for batch in settings.batches or _BATCHES:
+        seconds = (_num_steps(settings) + 10) * _DEVICE_SECONDS
+        for script in _scripts().values():
+            steps = 2 * (_num_steps(settings) + 10) + (20 if batch > 1 else 0)
+            opened = (2 if batch == 1 else 3) * batch * script.start_seconds
+            seconds += steps * _DEVICE_SECONDS + limits.python(steps * batch * script.step_seconds + opened)
+        found[f"steps and forks, {batch} at once"] = seconds
+    return found
+
+
+def _scripts() -> dict[str, Script]:
+    """Those whose controller ships."""
+    return {language: script for language, script in SCRIPTS.items() if script.controller in names()}
 
 
 def _num_steps(settings: Settings) -> int:
     return 30 if settings.quick else 200
 
 
+def _num_starts(settings: Settings) -> int:
+    return 5 if settings.quick else 20
+
+
 # -- starting ----------------------------------------------------------------------------------------------
 
 
-def _starts(pool: RuntimePool, script: Script, quick: bool) -> dict[str, Any]:
+def _starts(pool: RuntimePool, script: Script, count: int) -> dict[str, Any]:
     """Compilation, then scripts started one after the other, and what they hold together."""
-    count = 5 if quick else 20
     compiled = _open(pool, script, "first")
     for number in range(4):  # workers that start meanwhile are not the script's
         _open(pool, script, f"early-{number}")

@@ -13,6 +13,7 @@ from bridle.bench.control_programs import slowdown
 from bridle.bench.engine import make_prompts
 from bridle.bench.loads import best, timed
 from bridle.bench.peers import BridlePeer
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.serve import run
 from bridle.bench.serve_process import http_server
 from bridle.bench.settings import Settings
@@ -86,7 +87,10 @@ def over_lmtp(checkpoint: Checkpoint, folder: Path, settings: Settings, console:
         reason = f"not measured: LMQL {lmql.VERSION} is not installed in {place}; `bridle bench lmtp` installs it"
         console.print(f"{checkpoint.name}, LMTP: {reason}")
         return {"skipped": reason}
-    return lmtp.measure(replace(settings, batches=(1,), model_sizes=(checkpoint.name,)), console)
+    from rich.console import Console as Screen
+
+    alone = replace(settings, batches=(1,), model_sizes=(checkpoint.name,))
+    return lmtp.measure(alone, console, Phases(lmtp.guesses(alone, Limits.now()), Screen(quiet=True)))
 
 
 SERVICE: dict[str, Callable[[Checkpoint, Path, Settings, Console], dict[str, Any]]] = {

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import Sample, complete
@@ -51,22 +52,49 @@ _NEIGHBOUR_TOKENS = 64
 _REST_SECONDS = 10.0
 _SETTLING = 1.0
 _PROMPT = [5, 6, 7]
+#: Rough seconds, as `Limits.python` has them: a server's start and end, what slow readers leave behind, a round of
+#: readers that leave, and all constraints.
+_START_SECONDS, _CLEARING_SECONDS, _ROUND_SECONDS, _CONSTRAINTS_SECONDS = 9.0, 8.0, 6.0, 30.0
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Try every crowd. Prints tables."""
     report = Report()
-    seconds = 3.0 if settings.quick else 20.0
+    seconds, slow_seconds, rounds = _scale(settings)
     with _server(settings) as server:
-        asyncio.run(_flood(server, report, seconds))
-        asyncio.run(_slow(server, report, seconds if settings.quick else 2 * seconds))
-        asyncio.run(_dropped(server, report, rounds=3 if settings.quick else 10))
-    with _server(settings, "--max-requests", str(PLACES), num_users=USERS + 1) as server:
+        with phases.part("flood"):
+            asyncio.run(_flood(server, report, seconds))
+        with phases.part("slow"):
+            asyncio.run(_slow(server, report, slow_seconds))
+        with phases.part("dropped"):
+            asyncio.run(_dropped(server, report, rounds))
+    with (
+        phases.part("overload"),
+        _server(settings, "--max-requests", str(PLACES), num_users=USERS + 1) as server,
+    ):
         asyncio.run(_overload(server, report, seconds))
-    with _server(settings) as server:
+    with phases.part("constraints"), _server(settings) as server:
         asyncio.run(_constraints(server, report))
     print_report(report, console)
     return asdict(report)
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each scene takes: most of it is set, without and beside the crowd."""
+    seconds, slow_seconds, rounds = _scale(settings)
+    start = limits.python(_START_SECONDS)
+    return {
+        "flood": start + 2 * seconds + _SETTLING + _REST_SECONDS,
+        "slow": 2 * slow_seconds + limits.python(_CLEARING_SECONDS),
+        "dropped": limits.python(rounds * _ROUND_SECONDS),
+        "overload": start + 2 * seconds,
+        "constraints": start + limits.python(_CONSTRAINTS_SECONDS),
+    }
+
+
+def _scale(settings: Settings) -> tuple[float, float, int]:
+    """Seconds of a scene, of that with slow readers, and rounds of readers that leave."""
+    return (3.0, 3.0, 3) if settings.quick else (20.0, 40.0, 10)
 
 
 @contextlib.contextmanager

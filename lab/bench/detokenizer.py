@@ -9,21 +9,39 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _TEXT = "Once upon a time a small boat sailed to an island. Ünïcode, 日本語 and 🙂 came along. "
+_PART = "spelling tokens"
+_TEXT_SECONDS = 1e-3  # of one such text, as `Limits.python` has it
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Microseconds per token, pushed one by one and decoded at once, with the demo model's tokenizer."""
+    with phases.part(_PART):
+        figures = _figures(10 if settings.quick else 100)
+    console.print(
+        f"{figures['tokens']} tokens: {figures['streamed_microseconds']:.2f} us each when streamed, "
+        f"{figures['once_microseconds']:.2f} us each when decoded at once"
+    )
+    return figures
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds it takes."""
+    return {_PART: limits.python(3.0 + (10 if settings.quick else 100) * _TEXT_SECONDS)}
+
+
+def _figures(num_texts: int) -> dict[str, Any]:
     from bridle.model import resolve_model
     from bridle.text import Detokenizer, Tokenizer
 
     tokenizer = Tokenizer.load(str(resolve_model("demo")))
-    tokens = tokenizer.encode(_TEXT * (10 if settings.quick else 100), add_special_tokens=False)
+    tokens = tokenizer.encode(_TEXT * num_texts, add_special_tokens=False)
     begin = time.perf_counter()
     whole = tokenizer.decode(tokens)
     once = time.perf_counter() - begin
@@ -34,13 +52,8 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     streamed = time.perf_counter() - begin
     if "".join(pieces) != whole:
         raise RuntimeError("the streamed text differs from the whole")
-    figures = {
+    return {
         "tokens": len(tokens),
         "streamed_microseconds": 1e6 * streamed / len(tokens),
         "once_microseconds": 1e6 * once / len(tokens),
     }
-    console.print(
-        f"{figures['tokens']} tokens: {figures['streamed_microseconds']:.2f} us each when streamed, "
-        f"{figures['once_microseconds']:.2f} us each when decoded at once"
-    )
-    return figures

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.engine import set_up
+from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.errors import InternalError
 
@@ -31,6 +32,7 @@ SHAPES = {"mini": (6, 384, 12), "base": (12, 768, 12)}
 _VOCABULARY = 30_522
 _MAX_LENGTH = 512
 _TOLERANCE = 1e-3
+_LOAD_SECONDS = 3.0  # of making a model and loading it twice
 
 
 @dataclass(slots=True)
@@ -50,21 +52,50 @@ class Figure:
     cpu_ratio: float
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run the comparison. Prints a table per model as it goes."""
-    set_up(settings)
-    batch = (settings.batches or (32,))[0]
-    num_texts, num_rounds = (64, 2) if settings.quick else (512, 3)
+    batch = _batch(settings)
+    num_texts, num_rounds = _scale(settings)
     texts = make_texts(num_texts)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        for name in ("mini",) if settings.quick else tuple(SHAPES):
+        for name in _names(settings):
             path = _make_checkpoint(name, Path(folder) / name)
-            with console.status(name):
+            with phases.part(name):
                 found = _race(name, path, texts, batch, num_rounds, settings.threads)
             _print_table(console, found)
             figures += found
     return {"batch": batch, "figures": [asdict(figure) for figure in figures]}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each model takes: three peers read all texts, padded, sorted and packed."""
+    num_texts, num_rounds = _scale(settings)
+    texts = make_texts(num_texts)
+    shares = (padding(texts, _batch(settings)), padding(sorted(texts, key=len), _batch(settings)), 0.0)
+    num_tokens = num_rounds * sum(sum(map(len, texts)) / (1.0 - share) for share in shares)
+    return {
+        name: limits.python(_LOAD_SECONDS) + limits.seconds(_layers(name), num_tokens, 0) for name in _names(settings)
+    }
+
+
+def _layers(name: str) -> Checkpoint:
+    """The numbers that each token is multiplied with."""
+    layers, hidden, _ = SHAPES[name]
+    return Checkpoint(name, Path(), _VOCABULARY, 12 * layers * hidden**2, 0, 0)
+
+
+def _names(settings: Settings) -> tuple[str, ...]:
+    return ("mini",) if settings.quick else tuple(SHAPES)
+
+
+def _batch(settings: Settings) -> int:
+    return (settings.batches or (32,))[0]
+
+
+def _scale(settings: Settings) -> tuple[int, int]:
+    """Texts, and rounds."""
+    return (64, 2) if settings.quick else (512, 3)
 
 
 def make_texts(num_texts: int, *, seed: int = 0) -> list[list[int]]:

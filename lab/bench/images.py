@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridle.bench.engine import set_up
+from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.errors import InternalError
 
@@ -39,6 +40,8 @@ _IMAGE = _VOCABULARY - 1
 _COUNTS = (0, 1, 8)
 #: Seconds after which an engine is asked for a step though no picture has come.
 _LONGEST_WAIT = 0.05
+_PROMPTS, _CHAT, _NEIGHBOURS = "prompts with pictures", "a chat about one", "streams beside pictures"
+_LOAD_SECONDS = 3.0  # until both peers have loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +67,58 @@ class Run:
         return len(self.tokens) / self.seconds
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run the three scenes. Prints a table as it goes."""
-    set_up(settings)
-    name, num_tokens, num_rounds = ("quick", 16, 2) if settings.quick else ("full", 48, 3)
+    name, num_tokens, num_rounds = _scale(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = _make_checkpoint(SHAPES[name], Path(folder))
         ours = Ours(path, settings.threads)
         try:
             theirs = Theirs(path)
-            prompts = _race(ours, theirs, num_tokens, num_rounds)
-            chat = _chat(ours, theirs, 3 if settings.quick else 6, num_tokens)
-            neighbours = _neighbours(ours, 4 if settings.quick else 8, 2 * num_tokens)
+            with phases.part(_PROMPTS):
+                prompts = _race(ours, theirs, num_tokens, num_rounds)
+            with phases.part(_CHAT):
+                chat = _chat(ours, theirs, _num_turns(settings), num_tokens)
+            with phases.part(_NEIGHBOURS):
+                neighbours = _neighbours(ours, _num_streams(settings), 2 * num_tokens)
         finally:
             ours.close()
     _print(console, prompts, chat, neighbours)
     return {"num_tokens": num_tokens, "prompts": prompts, "chat": chat, "neighbours": neighbours}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each scene takes: pictures that are encoded, and tokens behind them."""
+    name, num_tokens, num_rounds = _scale(settings)
+    layers, hidden, eye_layers, eye_hidden, side = SHAPES[name]
+    places = (side // _PATCH) ** 2
+    text = Checkpoint(name, Path(), _VOCABULARY, (num := 13 * layers * hidden**2 + _VOCABULARY * hidden), 4 * num, 0)
+    eye = Checkpoint(name, Path(), 0, 12 * eye_layers * eye_hidden**2, 0, 0)
+
+    def answers(count: int, num_pictures: int, length: int) -> float:
+        seen = limits.seconds(eye, count * num_pictures * places, 0)
+        return seen + limits.seconds(text, count * (num_pictures * places + 24), count * length)
+
+    turns, streams = _num_turns(settings), _num_streams(settings)
+    start = limits.python(_LOAD_SECONDS)
+    return {
+        _PROMPTS: start + 2 * num_rounds * sum(answers(1, count, num_tokens) for count in _COUNTS),
+        _CHAT: answers(turns, 1, num_tokens) + answers(turns, 1, 1),
+        _NEIGHBOURS: 2 * limits.seconds(text, streams * 2 * num_tokens, 2 * num_tokens) + answers(3, 1, 1),
+    }
+
+
+def _scale(settings: Settings) -> tuple[str, int, int]:
+    """A shape, new tokens, and rounds."""
+    return ("quick", 16, 2) if settings.quick else ("full", 48, 3)
+
+
+def _num_turns(settings: Settings) -> int:
+    return 3 if settings.quick else 6
+
+
+def _num_streams(settings: Settings) -> int:
+    return 4 if settings.quick else 8
 
 
 # -- peers ---------------------------------------------------------------------------------------------------

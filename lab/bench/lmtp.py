@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from lab.bench.lmql import VERSION, lmql_python
 from lab.bench.lmtp_servers import bridle_server, genuine_server
@@ -37,6 +38,8 @@ _BURST = 4
 _NUM_SCORED = 4
 _SCORE_PROMPT = 64  # LMQL's server keeps logits of whole prompts for 32 requests at once: gigabytes
 _OWN_TOKENS = 8
+_SERVERS = ("lmql", "bridle")
+_START_SECONDS = {"lmql": 20.0, "bridle": 9.0}  # of a server, and its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,16 @@ class Figure:
     same: float = 1.0
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Figures for each model size, server and number of streams."""
-    workload = _QUICK if settings.quick else Workload()
+    workload = _workload(settings)
     python = lmql_python(settings.lmql)
     figures: list[Figure] = []
-    for name in settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)):
+    for name in _sizes(settings):
         with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
             checkpoint = make_checkpoint(name, Path(folder))
             save_tokenizer(checkpoint.path)  # some tokenizer: no text is made here
-            found = _measure_model(checkpoint, settings, workload, python)
+            found = _measure_model(checkpoint, settings, workload, python, phases)
         compare(found)
         _print_table(console, name, found)
         figures += found
@@ -87,14 +90,42 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     return {"lmql": VERSION, **threads, "workload": asdict(workload), "figures": rows}
 
 
-def _measure_model(checkpoint: Checkpoint, settings: Settings, workload: Workload, python: Path) -> list[Figure]:
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each server takes: queries read their prompt, draw what they use of each GENERATE and what
+    comes too late, and score; the genuine server reads all of it anew for each call, one after the other."""
+    lmql_python(settings.lmql)
+    workload, found = _workload(settings), {}
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        for server in _SERVERS:
+            seconds = limits.python(_START_SECONDS[server])
+            for streams in settings.batches or _STREAMS:
+                drawn = workload.num_rounds * _MAX_TOKENS
+                calls = streams * (workload.num_rounds if server == "lmql" else 1)
+                scored = streams * workload.num_bursts * _BURST * _NUM_SCORED * _SCORE_PROMPT
+                num_tokens = calls * (workload.num_shared + drawn / 2) + scored
+                seconds += limits.seconds(checkpoint, num_tokens, drawn * (streams / 4 if server == "lmql" else 1))
+            found[f"{checkpoint.name}, {server}"] = seconds
+    return found
+
+
+def _workload(settings: Settings) -> Workload:
+    return _QUICK if settings.quick else Workload()
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or (("20m",) if settings.quick else ("0.5b",))
+
+
+def _measure_model(
+    checkpoint: Checkpoint, settings: Settings, workload: Workload, python: Path, phases: Phases
+) -> list[Figure]:
     servers: dict[str, Callable[[], AbstractContextManager[str]]] = {
         "lmql": lambda: genuine_server(python, checkpoint.path, settings.threads),
         "bridle": lambda: bridle_server(checkpoint.path, settings.threads),
     }
     figures = []
     for name, start in servers.items():
-        with start() as endpoint:
+        with phases.part(f"{checkpoint.name}, {name}"), start() as endpoint:
             for streams in settings.batches or _STREAMS:
                 load = Load(endpoint, checkpoint, workload, streams)
                 figures.append(asyncio.run(load.run(name)))

@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.peers import Stopwatch
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.request import Request
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _PROMPT_TOKENS = 16
 _LENGTHS = (24, 40)  # of outputs: the shortest and the longest
 _HOST_MEMORY = 16 << 30
+_PEFT = "PEFT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +85,18 @@ class Figure:
     num_placed: int = 0  # adapters that were brought to the device while the clock ran
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run all scenes in turns, then PEFT. Prints one table."""
     import torch
-    from transformers.utils import logging
 
     from lab.bench.lora_products import measure_products
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    size = _choose_size(settings)
-    name = settings.model_sizes[0] if settings.model_sizes else ("20m" if settings.quick else "0.5b")
+    size, name = _choose_size(settings), _choose_model(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
-        figures = _measure_bridle(checkpoint, Path(folder) / "adapters", size, settings, console)
-        figures += _measure_peft(checkpoint, Path(folder) / "adapters", size, console)
+        figures = _measure_bridle(checkpoint, Path(folder) / "adapters", size, settings, phases)
+        with phases.part(_PEFT):
+            figures += _measure_peft(checkpoint, Path(folder) / "adapters", size, console)
     _compare(figures)
     _print_table(console, checkpoint, size, figures)
     products = measure_products(console) if torch.cuda.is_available() else []
@@ -109,6 +106,24 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         "figures": [asdict(figure) for figure in figures],
         "products": [asdict(figure) for figure in products],
     }
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each round over all scenes takes, and PEFT: steps of all sequences, and the prompts of
+    those that come for those that end. PEFT goes through the adapters one after the other."""
+    size, checkpoint = _choose_size(settings), planned_checkpoint(_choose_model(settings))
+    num_steps = (size.num_warm + size.num_tokens) / size.batch
+
+    def run(steps: float) -> float:
+        return limits.seconds(checkpoint, size.batch * (steps + _PROMPT_TOKENS), steps)
+
+    scenes = len(_scenes(size)) * run(num_steps)
+    peft = sum(min(count, size.batch) * run(size.num_peft_tokens) for count in (1, 4, 32))
+    return {f"round {number + 1}": scenes for number in range(size.num_rounds)} | {_PEFT: peft}
+
+
+def _choose_model(settings: Settings) -> str:
+    return settings.model_sizes[0] if settings.model_sizes else ("20m" if settings.quick else "0.5b")
 
 
 def _choose_size(settings: Settings) -> Size:
@@ -139,7 +154,7 @@ def _scenes(size: Size) -> list[Scene]:
 
 
 def _measure_bridle(
-    checkpoint: Checkpoint, folder: Path, size: Size, settings: Settings, console: Console
+    checkpoint: Checkpoint, folder: Path, size: Size, settings: Settings, phases: Phases
 ) -> list[Figure]:
     from bridle.model import load_executor
 
@@ -161,8 +176,8 @@ def _measure_bridle(
         }
         for number in range(size.num_rounds):
             shift = number % len(scenes)
-            for scene in (*scenes[shift:], *scenes[:shift]):
-                with console.status(f"round {number + 1}: {scene.name}, {scene.targets}"):
+            with phases.part(f"round {number + 1}"):
+                for scene in (*scenes[shift:], *scenes[:shift]):
                     runs[scene].append(_run_scene(executor, scene, paths[scene.targets], size))
     finally:
         executor.close()
@@ -274,19 +289,18 @@ def _median(figures: list[Figure]) -> Figure:
 def _measure_peft(checkpoint: Checkpoint, folder: Path, size: Size, console: Console) -> list[Figure]:
     """The same number of sequences, the adapters' shares of them one after the other."""
     paths = sorted(folder.glob("q-and-v-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:32]
-    with console.status("PEFT"):
-        peer = SwitchingPeer.load(checkpoint, paths)
-        if peer is None:
-            console.print("PEFT is not installed (pip install 'bridle[bench]'): measured without it")
-            return []
-        figures = []
-        for count in (1, 4, 32):
-            peer.generate(count, size.batch, _PROMPT_TOKENS, 1)
-            run = peer.generate(count, size.batch, _PROMPT_TOKENS, size.num_peft_tokens)
-            num_tokens = sum(map(len, run.outputs))
-            speeds = num_tokens / run.seconds, num_tokens / run.cpu_seconds
-            name = f"PEFT, {count} adapter{'s' if count > 1 else ''}"
-            figures.append(Figure(name, "q and v", count, *speeds, distinct=1.0))
+    peer = SwitchingPeer.load(checkpoint, paths)
+    if peer is None:
+        console.print("PEFT is not installed (pip install 'bridle[bench]'): measured without it")
+        return []
+    figures = []
+    for count in (1, 4, 32):
+        peer.generate(count, size.batch, _PROMPT_TOKENS, 1)
+        run = peer.generate(count, size.batch, _PROMPT_TOKENS, size.num_peft_tokens)
+        num_tokens = sum(map(len, run.outputs))
+        speeds = num_tokens / run.seconds, num_tokens / run.cpu_seconds
+        name = f"PEFT, {count} adapter{'s' if count > 1 else ''}"
+        figures.append(Figure(name, "q and v", count, *speeds, distinct=1.0))
     return figures
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bridle.bench.child import announced_port, end_process, read_metrics
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from lab.bench.loss_streams import Crowd, Readiness
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 #: How long is waited for anything before it counts as never, in seconds.
 PATIENCE = 180.0
 _MAX_TOKENS = 80
+#: Rough seconds, as `Limits.python` has them: a server's start and end, what a client waits for its text beside
+#: others, and a loss until all is whole again.
+_START_SECONDS, _STREAM_SECONDS, _LOSS_SECONDS = 15.0, 0.05, 10.0
 #: Events that a stream must give after a loss: so many cannot have been under way.
 _MANY = 5
 
@@ -82,15 +86,32 @@ class Found:
     faults: list[str] = field(default_factory=list)
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Twenty losses of each setting, every fourth a hung process; with `quick` two."""
-    num_streams = (settings.batches or ((10,) if settings.quick else (100,)))[0]
-    hows = how_to_lose(2 if settings.quick else 20)
+    num_streams, hows = _num_streams(settings), how_to_lose(_num_losses(settings))
     found = []
     for setting in SETTINGS:
-        found.append(run(setting, num_streams, hows, settings.threads))
+        with phases.part(setting.name):
+            found.append(run(setting, num_streams, hows, settings.threads))
         _print(found[-1], console)
     return {"settings": [asdict(each) for each in found]}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each setting takes: its start, texts of all clients that nothing disturbs, and losses."""
+    undisturbed = _START_SECONDS + 3 * _num_streams(settings) * _STREAM_SECONDS
+    each = limits.python(
+        undisturbed + _num_losses(settings) * (_LOSS_SECONDS + _num_streams(settings) * _STREAM_SECONDS)
+    )
+    return {setting.name: each for setting in SETTINGS}
+
+
+def _num_streams(settings: Settings) -> int:
+    return (settings.batches or ((10,) if settings.quick else (100,)))[0]
+
+
+def _num_losses(settings: Settings) -> int:
+    return 2 if settings.quick else 20
 
 
 def how_to_lose(count: int) -> list[signal.Signals]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.control_device import InstantExecutor
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.engine.interfaces import ControllerPool, TextDecoder
 from bridle.engine.request import Request
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 _BATCHES = (1, 64, 256)
 _PROMPT_TOKENS = 32
 _VOCAB_SIZE = 32_000
+_STEP_SECONDS, _SEQUENCE_SECONDS = 100e-6, 15e-6  # roughly, as `Limits.python` has them
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Milliseconds per step for each variant and number of sequences: the median over the steps."""
-    num_steps = 50 if settings.quick else 300
+    num_steps = _num_steps(settings)
     figures = []
     for batch in settings.batches or _BATCHES:
         for variant, make in _VARIANTS.items():
-            seconds = step_seconds(batch, num_steps, make)
+            with phases.part(f"{variant}, {batch} at once"):
+                seconds = step_seconds(batch, num_steps, make)
             figures.append(
                 {
                     "variant": variant,
@@ -44,6 +47,21 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
             )
     _print_table(console, figures)
     return {"num_steps": num_steps, "figures": figures}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each variant takes: steps over all sequences."""
+    return {
+        f"{variant}, {batch} at once": limits.python(
+            0.05 + (_num_steps(settings) + 16) * (_STEP_SECONDS + batch * _SEQUENCE_SECONDS)
+        )
+        for batch in settings.batches or _BATCHES
+        for variant in _VARIANTS
+    }
+
+
+def _num_steps(settings: Settings) -> int:
+    return 50 if settings.quick else 300
 
 
 MakeParts = Callable[[], tuple[list[ControllerPool], object | None, TextDecoder | None]]

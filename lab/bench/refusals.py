@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.loads import quantile
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import Target
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _BODY_BYTES = (4 << 20) - 256
 _GIGABYTE = 1 << 30
 _PAUSE = 0.001
+_RAW = "requests that are none"
+#: Rough seconds, as `Limits.python` has them: bodies over all routes and their fields, one of them, and a byte of it.
+_NUM_BODIES, _REQUEST_SECONDS, _BYTE_SECONDS, _RAW_SECONDS = 120, 3e-3, 1e-9, 1.0
 _GOOD = {
     "prompt": "a",
     "inputs": "a",
@@ -63,28 +67,44 @@ class Refusal:
     bystander: float
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Try everything. Prints a table."""
     with (
         tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder,
         http_server("demo", Path(folder), "--kv-memory", "64MiB", threads=settings.threads) as server,
     ):
         routes = _routes(server.target)
-        values = hostile_values(_BODY_BYTES)
-        if settings.quick:
-            values = {
-                name: values[name] for name in ("lists", "names", "texts", "numbers", "text", "deep lists", "NaN")
-            }
+        values = _values(settings, _BODY_BYTES)
         bystander = Bystander(server.target)
         usual = bystander.usual()
         kinds: dict[str, Mapping[str, bytes]] = {name: _bodies(routes, value) for name, value in values.items()}
-        refusals = [_try(server, name, bodies, bystander, usual) for name, bodies in kinds.items()]
-        refusals += [
-            _send_all(server, name, {"/v1/completions": raw}, bystander, usual) for name, raw in _raw_requests().items()
-        ]
+        refusals = []
+        for name, bodies in kinds.items():
+            with phases.part(name):
+                refusals.append(_try(server, name, bodies, bystander, usual))
+        with phases.part(_RAW):
+            refusals += [
+                _send_all(server, name, {"/v1/completions": raw}, bystander, usual)
+                for name, raw in _raw_requests().items()
+            ]
         bystander.close()
     _print(refusals, usual, console)
     return {"usual_wait": usual, "refusals": [asdict(each) for each in refusals]}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each kind of value takes, on all routes: that of the largest is read or refused."""
+    return {
+        name: limits.python(_NUM_BODIES * (_REQUEST_SECONDS + _BODY_BYTES * _BYTE_SECONDS))
+        for name in _values(settings, 1)
+    } | {_RAW: limits.python(_RAW_SECONDS)}
+
+
+def _values(settings: Settings, num_bytes: int) -> Mapping[str, bytes]:
+    values = hostile_values(num_bytes)
+    if not settings.quick:
+        return values
+    return {name: values[name] for name in ("lists", "names", "texts", "numbers", "text", "deep lists", "NaN")}
 
 
 def _routes(target: Target) -> dict[str, dict[str, Any]]:

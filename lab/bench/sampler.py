@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.engine.plan import SampleBatch, SampleRow
 from bridle.sampling import SamplingParams
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 16, 64, 256)
 _VOCABULARIES = (32_000, 151_936)
+_PASSES, _ROW_SECONDS = 20, 20e-6  # over the logits; of a row, as `Limits.python` has it
 _KINDS = {
     "greedy": SamplingParams(temperature=0.0),
     "temperature": SamplingParams(temperature=0.8),
@@ -29,30 +31,52 @@ _KINDS = {
 }
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Milliseconds per call for each vocabulary, number of rows and kind of sampling."""
+    figures = []
+    for vocabulary in _vocabularies(settings):
+        for rows in settings.batches or _BATCHES:
+            with phases.part(f"{rows} rows of {vocabulary}"):
+                figures += _kinds(vocabulary, rows, _num_rounds(settings))
+    _print_table(console, figures)
+    return {"num_rounds": _num_rounds(settings), "figures": figures}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds all kinds take: each goes over the logits a number of times, and over each row in
+    Python."""
+    return {
+        f"{rows} rows of {vocabulary}": (len(_KINDS) + 1)
+        * (_num_rounds(settings) + 1)
+        * (rows * vocabulary * 4 * _PASSES / limits.bandwidth + limits.python(rows * _ROW_SECONDS))
+        for vocabulary in _vocabularies(settings)
+        for rows in settings.batches or _BATCHES
+    }
+
+
+def _vocabularies(settings: Settings) -> tuple[int, ...]:
+    return _VOCABULARIES[:1] if settings.quick else _VOCABULARIES
+
+
+def _num_rounds(settings: Settings) -> int:
+    return 5 if settings.quick else 20
+
+
+def _kinds(vocabulary: int, rows: int, num_rounds: int) -> list[dict[str, Any]]:
     import torch
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    num_rounds = 5 if settings.quick else 20
-    figures = []
-    for vocabulary in _VOCABULARIES[:1] if settings.quick else _VOCABULARIES:
-        for rows in settings.batches or _BATCHES:
-            logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 3  # [R, V]
-            floor = _median(lambda logits=logits: logits.argmax(dim=-1), num_rounds)  # type: ignore[misc]
-            figures += [
-                {
-                    "vocabulary": vocabulary,
-                    "rows": rows,
-                    "kind": kind,
-                    "milliseconds": 1e3 * (seconds := _sampler_seconds(logits, params, num_rounds)),
-                    "over_argmax": seconds / floor,
-                }
-                for kind, params in _KINDS.items()
-            ]
-    _print_table(console, figures)
-    return {"num_rounds": num_rounds, "figures": figures}
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 3  # [R, V]
+    floor = _median(lambda: logits.argmax(dim=-1), num_rounds)
+    return [
+        {
+            "vocabulary": vocabulary,
+            "rows": rows,
+            "kind": kind,
+            "milliseconds": 1e3 * (seconds := _sampler_seconds(logits, params, num_rounds)),
+            "over_argmax": seconds / floor,
+        }
+        for kind, params in _KINDS.items()
+    ]
 
 
 def _sampler_seconds(logits: Any, params: SamplingParams, num_rounds: int) -> float:

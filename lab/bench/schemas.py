@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.control import print_table
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.constraints import ConstraintLimits, JsonSchema, Vocabulary
 from bridle.constraints.grammar import grammar_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _VOCAB_SIZE = 128_000
+_FILE_SECONDS = 0.04  # of one schema and its texts, as `Limits.python` has it
 _QUICK_SHARE = 20  # with --quick one file in so many, drawn with a seed
 _NAME = re.compile(r"(.+?)(?:---.*|_[a-z_]*\d+\.json)")
 _KEYS = re.compile(r"Unimplemented keys: (\[.*?\])")
@@ -70,14 +72,14 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Three tables: collections, reasons, times."""
-    from rich.progress import track
-
-    files = files_in(settings.folder, quick=settings.quick)
+    parts, verdicts = _parts(settings), []
     judge = Judge(made_up_vocabulary(_VOCAB_SIZE))
     try:
-        verdicts = [judge.look_at(path) for path in track(files, "schemas", console=console, transient=True)]
+        for name, files in parts.items():
+            with phases.part(name):
+                verdicts += [judge.look_at(path) for path in files]
     finally:
         judge.close()
     figures = {"collections": collections(verdicts), "reasons": reasons(verdicts), "times": times(verdicts)}
@@ -87,6 +89,17 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     for text in wrong[:20]:
         console.print(f"taken for what it is not: {text}")
     return {**figures, "wrong": len(wrong)}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each hundred of files takes."""
+    return {name: limits.python(len(files) * _FILE_SECONDS) for name, files in _parts(settings).items()}
+
+
+def _parts(settings: Settings) -> dict[str, list[Path]]:
+    """The files, in hundreds."""
+    files = files_in(settings.folder, quick=settings.quick)
+    return {f"schemas from {at + 1} of {len(files)}": files[at : at + 100] for at in range(0, len(files), 100)}
 
 
 def files_in(folder: Path | None, *, quick: bool) -> list[Path]:

@@ -19,6 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.control_device import InstantExecutor
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.engine.decision import mask_words
 from bridle.engine.interfaces import Executor
@@ -33,6 +34,10 @@ _BATCHES = (1, 64, 256)
 _PROMPT = tuple(range(3, 35))
 _SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
 _MAX_SEQS, _MAX_TOKENS = 256, 1024
+_ECHO = "gRPC alone"
+#: Rough seconds, as `Limits.python` has them: a shard's start, an exchange over gRPC, a row of a step, and one that the
+#: demo model computes.
+_START_SECONDS, _ECHO_SECONDS, _ROW_SECONDS, _DEMO_SECONDS = 2.0, 0.5e-3, 10e-6, 0.4e-3
 
 
 class Decoding:
@@ -77,19 +82,19 @@ class Decoding:
         return PlanRow(seq_id, start, len(tokens), 1, start, tokens, num_kept, fresh, len(_PROMPT))
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Milliseconds of a step in this process and through a shard, medians over steps run in turn."""
-    num_steps = 30 if settings.quick else 400
-    batches = settings.batches or ((64,) if settings.quick else _BATCHES)
+    num_steps, batches = _num_steps(settings), _batches(settings)
     figures = []
-    echo = measure_echo(10 * num_steps)
+    with phases.part(_ECHO):
+        echo = measure_echo(10 * num_steps)
     devices: dict[str, Callable[[Settings], Any]] = {
         "instant": partial(_timed_pair, 0.0),
         "5 ms": partial(_timed_pair, 0.005),
         "demo model": _demo_pair,
     }
     for device, pair in devices.items():
-        with pair(settings) as (local, remote):
+        with phases.part(device), pair(settings) as (local, remote):
             for batch in batches:
                 for is_masked in (False, True):
                     figures.append(
@@ -99,6 +104,30 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     _print_table(console, figures)
     console.print(f"gRPC alone, the messages of 64 unmasked rows with nothing done: {echo:.3f} ms")
     return {"num_steps": num_steps, "grpc_milliseconds": echo, "figures": figures}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each device takes: its start, and steps here and there, with masks and without."""
+    num_steps = 2 * 2 * (_num_steps(settings) + 5)
+    batches = _batches(settings)
+
+    def steps(device_seconds: float, row_seconds: float) -> float:
+        return num_steps * (len(batches) * device_seconds + limits.python(sum(batches) * row_seconds))
+
+    return {
+        _ECHO: limits.python(2.0 + 10 * _num_steps(settings) * _ECHO_SECONDS),
+        "instant": limits.python(_START_SECONDS) + steps(0.0, _ROW_SECONDS),
+        "5 ms": limits.python(_START_SECONDS) + steps(0.005, _ROW_SECONDS),
+        "demo model": limits.python(_START_SECONDS) + steps(0.0, _DEMO_SECONDS),
+    }
+
+
+def _num_steps(settings: Settings) -> int:
+    return 30 if settings.quick else 400
+
+
+def _batches(settings: Settings) -> tuple[int, ...]:
+    return settings.batches or ((64,) if settings.quick else _BATCHES)
 
 
 def _compare(local: Decoding, remote: Decoding, num_steps: int) -> dict[str, float]:

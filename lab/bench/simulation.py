@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from lab.simulation import POLICIES, Scenario, Workload, simulate
 from lab.simulation.measured import MEASURED
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SEED = 6
+_REQUEST_SECONDS = {"engine": 3e-3, "quick": 0.4e-3}  # of one, roughly, as `Limits.python` has it
 #: Losses of each replica in an hour of virtual time.
 _LOSSES = (0.0, 2.0, 6.0, 20.0)
 
@@ -42,7 +44,7 @@ FULL = Scale()
 QUICK = Scale(4, 300, 4, 300, 20, 3_000, rates=(1.0, 4.0))
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """All parts; after each the report is written anew."""
     from lab.bench.simulation_report import write_report
 
@@ -50,12 +52,23 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     figures: dict[str, Any] = {"cost": asdict(MEASURED), "scale": asdict(scale)}
     for part, runs in _parts(scale):
         figures[part] = []
-        for labels, scenario in runs:
-            figures[part].append({**labels, **_run(scenario)})
-            _print(console, part, figures[part][-1])
+        with phases.part(part):
+            for labels, scenario in runs:
+                figures[part].append({**labels, **_run(scenario)})
+                _print(console, part, figures[part][-1])
         if settings.report is not None:
             write_report(figures, settings.report)
     return figures
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes: its requests, over real engines and over the model of them."""
+    return {
+        part: limits.python(
+            sum(scenario.workload.num_requests * _REQUEST_SECONDS[scenario.core] for _, scenario in runs)
+        )
+        for part, runs in _parts(QUICK if settings.quick else FULL)
+    }
 
 
 Runs = Iterator[tuple[dict[str, Any], Scenario]]

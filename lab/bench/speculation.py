@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from bridle.aici.client import WasmController
-from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.checkpoints import make_checkpoint, planned_checkpoint
 from bridle.bench.control_guests import trivial
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.errors import InternalError
 from bridle.sampling import AUTO_DRAFTS, SamplingParams
@@ -42,6 +43,9 @@ _LIST = {"type": "array", "items": _SCHEMA, "minItems": 8, "maxItems": 8}
 #: Drafts at once; `auto` as many as pay.
 _WAYS = {"none": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
 _SHARES = (1.0, 0.8, 0.5, 0.0)
+_REAL_TEXT, _COPYING = "real text, demo", "copying, demo"
+#: Rough seconds, as `Limits.python` has them: a step of the demo model, and how long it and its peers load.
+_DEMO_SECONDS, _LOAD_SECONDS = 3e-3, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +71,55 @@ class Task:
         )
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Seconds of each task by the number of drafts, and their ratio to none."""
-    import torch
-
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    batches = settings.batches or ((1,) if settings.quick else (1, 16))
-    num_rounds = 2 if settings.quick else 7
-    figures = _real_text(batches, num_rounds, settings.quick)
+    batches, num_rounds = _batches(settings), _num_rounds(settings)
+    with phases.part(_REAL_TEXT):
+        figures = _real_text(batches, num_rounds, settings.quick)
     draft_models: dict[str, dict[str, float]] = {}
-    for size in settings.model_sizes or (("20m",) if settings.quick else ("20m", "0.5b")):
-        rounds = num_rounds if size == "20m" else min(num_rounds, 3)
-        figures += _chosen_shares(size, batches, rounds, settings.quick)
-        found, draft_models[size] = _draft_models(size, batches, rounds, settings.quick)
-        figures += found
-    copied = _copying(num_rounds)
+    for size in _sizes(settings):
+        rounds = _num_rounds(settings, size)
+        with phases.part(f"{size}: shares of drafts that are right"):
+            figures += _chosen_shares(size, batches, rounds, settings.quick)
+        with phases.part(f"{size}: draft models"):
+            found, draft_models[size] = _draft_models(size, batches, rounds, settings.quick)
+            figures += found
+    with phases.part(_COPYING):
+        copied = _copying(num_rounds)
     _print_table(
         console, figures, {"copying, demo": copied} | {f"draft model, {k}": v for k, v in draft_models.items()}
     )
     return {"num_rounds": num_rounds, "figures": figures, "prompt_lookup": copied, "draft_model": draft_models}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each question takes: so many ways and rounds of tasks, a step for each token that is drawn
+    without drafts. The demo model's are Python's rather than a memory's."""
+    batches, runs = _batches(settings), len(_WAYS) * (_num_rounds(settings) + 1)
+    length = 48 if settings.quick else 128
+    tokens = 4 * length + 64 + 400  # of all tasks over real text
+    demo = limits.python(_DEMO_SECONDS) * sum(1 + batch / 8 for batch in batches)
+    found = {_REAL_TEXT: limits.python(_LOAD_SECONDS) + runs * tokens * demo}
+    for size in _sizes(settings):
+        checkpoint, length = planned_checkpoint(size), 24 if settings.quick else 48
+        ways = len(_WAYS) * (_num_rounds(settings, size) + 1)
+        task = sum(limits.seconds(checkpoint, batch * (64 + length), length) for batch in batches)
+        found[f"{size}: shares of drafts that are right"] = ways * len(_SHARES) * task
+        found[f"{size}: draft models"] = (2 * ways + 4 * _num_rounds(settings, size)) * 1.5 * task
+    return found | {_COPYING: limits.python(_LOAD_SECONDS + 6 * _num_rounds(settings) * 96 * _DEMO_SECONDS)}
+
+
+def _batches(settings: Settings) -> tuple[int, ...]:
+    return settings.batches or ((1,) if settings.quick else (1, 16))
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or (("20m",) if settings.quick else ("20m", "0.5b"))
+
+
+def _num_rounds(settings: Settings, size: str = "20m") -> int:
+    rounds = 2 if settings.quick else 7
+    return rounds if size == "20m" else min(rounds, 3)
 
 
 def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.engine import make_prompts
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Executor, ExecutorInfo
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _BATCHES = (1, 4, 16, 32)
 _CAPACITY = 1 << 15  # tokens of KV
+_LOAD_SECONDS = 2.0  # of a model
+THREADS = 1
 
 Steps = list[tuple[StepSize, float]]
 
@@ -59,24 +62,46 @@ class NotedExecutor:
         self._executor.close()
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """The cost of a step for each model, and how far measured steps lie from it on average."""
     figures = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        for name in settings.model_sizes or ("20m",):
+        for name in _sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
-            steps = _steps_of(checkpoint, settings)
+            with phases.part(name):
+                steps = _steps_of(checkpoint, settings)
             cost = fit(steps)
             figures.append({"model": name, "steps": len(steps), **asdict(cost), "error": cost.error(steps)})
             _print(console, name, cost, cost.error(steps))
     return {"figures": figures}
 
 
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each model takes: prompts are read and decoded in rounds, batch after batch."""
+    num_new, num_rounds = _scale(settings)
+    found = {}
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        found[checkpoint.name] = limits.python(_LOAD_SECONDS)
+        for batch in settings.batches or _BATCHES:
+            num_tokens = 4 * sum(map(len, make_prompts(batch, checkpoint.vocab_size, seed=batch))) + batch * num_new
+            found[checkpoint.name] += num_rounds * limits.seconds(checkpoint, num_tokens, num_new)
+    return found
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or ("20m",)
+
+
+def _scale(settings: Settings) -> tuple[int, int]:
+    """New tokens, and rounds."""
+    return (8, 2) if settings.quick else (16, 4)
+
+
 def _steps_of(checkpoint: Checkpoint, settings: Settings) -> Steps:
     from bridle.engine import Engine
     from bridle.model import load_executor
 
-    num_threads = settings.threads or 1
+    num_threads, (num_new, num_rounds) = settings.threads or THREADS, _scale(settings)
     config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=_CAPACITY * checkpoint.token_bytes)
     executor = NotedExecutor(load_executor(config))
     engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
@@ -85,10 +110,7 @@ def _steps_of(checkpoint: Checkpoint, settings: Settings) -> Steps:
         run_batch(engine, executor, make_prompts(2, checkpoint.vocab_size), 2)  # whatever is built lazily
         for batch in settings.batches or _BATCHES:
             prompts = [prompt * 4 for prompt in make_prompts(batch, checkpoint.vocab_size, seed=batch)]
-            rounds = [
-                run_batch(engine, executor, prompts, 8 if settings.quick else 16)
-                for _ in range(2 if settings.quick else 4)
-            ]
+            rounds = [run_batch(engine, executor, prompts, num_new) for _ in range(num_rounds)]
             steps += fastest(rounds)
     finally:
         engine.close()

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.checkpoints import planned_checkpoint
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,25 +22,49 @@ if TYPE_CHECKING:
     from bridle import LLM
 
 _BATCHES = (1, 64)
+THREADS = 1
+#: Rough seconds, as `Limits.python` has them: loading, a step, and a sequence in it.
+_LOAD_SECONDS, _STEP_SECONDS, _SEQUENCE_SECONDS = 3.0, 2e-3, 0.1e-3
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """For each number of sequences: processor seconds without a trace, and what tracing adds."""
-    import torch
-
     from bridle import LLM
 
-    torch.set_num_threads(settings.threads or 1)
-    num_tokens, rounds = (32, 3) if settings.quick else (64, 9)
+    num_tokens, rounds = _scale(settings)
     figures = []
-    for name in ("demo", *(settings.model_sizes or ("20m",))):
-        with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+    for name in ("demo", *_sizes(settings)):
+        with phases.part(name), tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
             source = name if name == "demo" else _made(name, Path(folder))
             with LLM(source, kv_memory=256 << 20) as llm:
                 for batch in settings.batches or _BATCHES:
                     figures.append({"model": name, "batch": batch, **_beside(llm, batch, num_tokens, rounds)})
     _print_table(console, figures)
     return {"num_tokens": num_tokens, "rounds": rounds, "figures": figures}
+
+
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each model takes: rounds with a trace and without. The demo model's steps are Python's
+    rather than a memory's."""
+    num_tokens, rounds = _scale(settings)
+    batches = settings.batches or _BATCHES
+    python = num_tokens * sum(_STEP_SECONDS + batch * _SEQUENCE_SECONDS for batch in batches)
+    found = {"demo": 0.0}
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        found[checkpoint.name] = sum(
+            limits.seconds(checkpoint, batch * (5 + num_tokens), num_tokens) for batch in batches
+        )
+    start = limits.python(_LOAD_SECONDS)
+    return {name: start + 2 * (rounds + 1) * (more + limits.python(python)) for name, more in found.items()}
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    return settings.model_sizes or ("20m",)
+
+
+def _scale(settings: Settings) -> tuple[int, int]:
+    """New tokens, and rounds."""
+    return (32, 3) if settings.quick else (64, 9)
 
 
 def _made(name: str, folder: Path) -> str:

@@ -12,11 +12,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bridle.aici.client import RuntimePool, WasmController
-from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.checkpoints import make_checkpoint, planned_checkpoint
 from bridle.bench.control import print_table
 from bridle.bench.control_device import Borrowed, drain, runtime_pool, upload
 from bridle.bench.control_guests import write_tokenizer
 from bridle.bench.control_programs import GREEDY, Kept, load, prompt_of, steps_with
+from bridle.bench.phases import Limits, Phases
 from bridle.bench.settings import Settings
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
@@ -31,48 +32,74 @@ if TYPE_CHECKING:
 
 _VOCAB_SIZE = 32_000
 _MODEL = "20m"
+THREADS = 1
+_NEIGHBOURS, _VERBS, _EACH_TOKEN = "19 neighbours of one", "one program, three ways", "a mask for every token, two ways"
+_STARTUP, _LONG_FORK = "uploads and instances", "fork of a long sequence"
+#: Rough seconds, as `Limits.python` has them: a control runtime's start, uploads, a fork, and a request.
+_POOL_SECONDS, _UPLOAD_SECONDS, _FORK_SECONDS, _REQUEST_SECONDS = 5.0, 2.5, 0.1, 5e-3
 
 
-def measure(settings: Settings, console: Console) -> dict[str, Any]:
+def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """All figures, in milliseconds unless a name says otherwise."""
-    import torch
-
-    torch.set_num_threads(settings.threads or 1)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
-        figures = _on_a_model(folder, settings)
-        tokenizer = write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
-        figures["startup"] = costs.startup(tokenizer, folder, _VOCAB_SIZE, quick=settings.quick)
-    figures["long_fork"] = costs.long_fork(quick=settings.quick)
+        figures = _on_a_model(folder, settings, phases)
+        with phases.part(_STARTUP):
+            tokenizer = write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
+            figures["startup"] = costs.startup(tokenizer, folder, _VOCAB_SIZE, quick=settings.quick)
+    with phases.part(_LONG_FORK):
+        figures["long_fork"] = costs.long_fork(quick=settings.quick)
     _print_tables(console, figures)
     return figures
 
 
-def _on_a_model(folder: Path, settings: Settings) -> dict[str, Any]:
+def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+    """About how many seconds each part takes: steps of 20 sequences, programs in rounds, and what needs no model, as it
+    was measured."""
+    checkpoint, is_quick = planned_checkpoint(_MODEL), settings.quick
+    steps = 4 * (20 if is_quick else 3 * 60)
+    program = _BRANCHES * (_JUDGE + _THINK + _FINAL + _ANSWER)
+    cached = limits.seconds(checkpoint, _PROMPT + program, _DRAFT + _THINK + _ANSWER)
+    anew = limits.seconds(checkpoint, 3 * _BRANCHES * _PROMPT, _DRAFT + _THINK + _ANSWER)
+    num_tokens, rounds = (16, 1) if is_quick else (48, 5)
+    masked = limits.seconds(checkpoint, 2 * _PROMPT, 2 * num_tokens) + limits.python(num_tokens * _REQUEST_SECONDS)
+    return {
+        _NEIGHBOURS: limits.python(_POOL_SECONDS) + limits.seconds(checkpoint, 20 * steps, steps),
+        _VERBS: (1 if is_quick else 5) * (2 * cached + anew),
+        _EACH_TOKEN: rounds * masked,
+        _STARTUP: limits.python(_UPLOAD_SECONDS * (1 if is_quick else 6)),
+        _LONG_FORK: limits.python(_FORK_SECONDS * 2 * (3 if is_quick else 9)),
+    }
+
+
+def _on_a_model(folder: Path, settings: Settings, phases: Phases) -> dict[str, Any]:
     checkpoint = make_checkpoint(_MODEL, folder)
     tokenizer = write_tokenizer(checkpoint.path, checkpoint.vocab_size) / "tokenizer.json"
-    executor = load(checkpoint.path, settings.threads or 1)
+    executor = load(checkpoint.path, settings.threads or THREADS)
     limit = ("--wasm-max-step-time", "500")
     try:
-        with runtime_pool(tokenizer, folder / "store", checkpoint.vocab_size, *limit) as pool:
-            beside = neighbours(executor, pool, quick=settings.quick)
-        return {
-            "neighbours": beside,
-            "verbs": verbs(executor, quick=settings.quick),
-            "each_token": steering_each_token(executor, quick=settings.quick),
-        }
+        with (
+            phases.part(_NEIGHBOURS),
+            runtime_pool(tokenizer, folder / "store", checkpoint.vocab_size, *limit) as pool,
+        ):
+            figures: dict[str, Any] = {"neighbours": neighbours(executor, pool, quick=settings.quick)}
+        with phases.part(_VERBS):
+            figures["verbs"] = verbs(executor, quick=settings.quick)
+        with phases.part(_EACH_TOKEN):
+            figures["each_token"] = steering_each_token(executor, quick=settings.quick)
+        return figures
     finally:
         executor.close()
 
 
 def _print_tables(console: Console, figures: dict[str, Any]) -> None:
-    print_table(console, "latency between tokens of 19 neighbours of one", figures["neighbours"])
-    print_table(console, "one program, three ways", figures["verbs"])
-    print_table(console, "a mask for every token, two ways", figures["each_token"])
+    print_table(console, f"latency between tokens of {_NEIGHBOURS}", figures["neighbours"])
+    print_table(console, _VERBS, figures["verbs"])
+    print_table(console, _EACH_TOKEN, figures["each_token"])
     startup = dict(figures["startup"])
     print_table(console, "uploads", [{"module": name, **values} for name, values in startup.pop("uploads").items()])
     print_table(console, "instances", [startup])
-    print_table(console, "fork of a long sequence; ms per fork", figures["long_fork"])
+    print_table(console, f"{_LONG_FORK}; ms per fork", figures["long_fork"])
 
 
 # -- neighbours --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bridle.engine.sequence import root_key
 from bridle.errors import InternalError, Overloaded
 from bridle.outputs import Finished, FinishReason, PromptEvent, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.service.admission import Admission, Ticket, max_output
+from bridle.service.admission import Admission, Ticket
 from lab.simulation.records import Records
 from lab.simulation.timeline import Timeline
 from lab.simulation.workload import Turn, Workload, drawn_token, first_of_answer
@@ -88,7 +88,7 @@ class Clients:
         sampling = SamplingParams(max_tokens=turn.num_output, ignore_eos=True, seed=turn.seed)
         try:
             asked.ticket = self._admission.admit(user=turn.chat.user)
-            place = asked.ticket.charge(len(turn.prompt), max_output(sampling))
+            place = asked.ticket.charge(len(turn.prompt), turn.num_output)
             request = Request(turn.id, turn.prompt, sampling, place=place, detokenize=False)
             asked.stream = self._replicas.submit(request)
         except Overloaded as error:

@@ -22,13 +22,13 @@ def test_vocabularies_are_as_large_as_they_should_be() -> None:
 
 @pytest.mark.parametrize("kind", cases())
 def test_every_text_fits_its_constraint(kind: str) -> None:
-    figures = _answers(made_up_vocabulary(3000), cases()[kind], quick=True)
+    figures = _answers(made_up_vocabulary(3000), cases()[kind], 1)
     assert figures["tokens"] > 1
     assert 0 <= figures["forced_share"] < 1
 
 
 def test_steps_are_compared_with_free_ones() -> None:
-    figures = _steps(made_up_vocabulary(3000), 2, quick=True)
+    figures = _steps(made_up_vocabulary(3000), 2, 15, 1)
     assert figures["free"]["added_share"] == 0
     assert set(figures) == {"free", "regex", "JSON schema", "Lark, C-like"}
 

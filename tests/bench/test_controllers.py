@@ -31,7 +31,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:
 def test_scripts_start_run_and_fork(pool: RuntimePool, language: str) -> None:
     script = controllers.SCRIPTS[language]
     assert script.controller in names()
-    started = controllers._starts(pool, script, quick=True)
+    started = controllers._starts(pool, script, 5)
     assert started["compile_seconds"] > 0 and started["start_worst_milliseconds"] >= started["start_milliseconds"] > 0
     step = controllers._steps(pool, script, 3, 0.0, Settings(quick=True))
     assert 0 < step["drawing"] <= 3 and step["cpu_microseconds_of_each"] >= 0

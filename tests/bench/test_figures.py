@@ -16,14 +16,14 @@ from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
 from bridle.bench.control_device import InstantExecutor
 from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
+from bridle.bench.run import measured
 from bridle.engine.plan import SampleBatch, SampleRow
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
-from lab.bench.cpu import measure as measure_cpu
+from lab.bench import cpu, overhead
 from lab.bench.cpu_limits import Case, Limits
 from lab.bench.cpu_parts import cases, parts
 from lab.bench.cpu_store import Store
-from lab.bench.overhead import measure
 from tests.sources import LAB, PACKAGE
 
 CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
@@ -135,7 +135,7 @@ def test_without_the_laboratory_the_rest_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_overhead_measures_every_variant() -> None:
-    report = measure(Settings(quick=True, batches=(1, 3)), Console(file=io.StringIO()))
+    report, _ = measured(overhead, Settings(quick=True, batches=(1, 3)), Console(file=io.StringIO()))
     assert {(row["variant"], row["sequences"]) for row in report["figures"]} == {
         (variant, batch) for variant in ("plain", "with text", "controlled") for batch in (1, 3)
     }
@@ -195,10 +195,10 @@ def test_a_part_that_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 def test_cpu_measures_every_form_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.bench.cpu_limits.read_bandwidth", lambda num_rounds: 1e10)
     first = Settings(quick=True, batches=(2,), model_sizes=("20m",), folder=tmp_path, parts=("8-bit", "lmtp"))
-    measure_cpu(first, Console(file=io.StringIO(), width=120))
+    measured(cpu, first, Console(file=io.StringIO(), width=120))
     out = io.StringIO()
     settings = replace(first, parts=("decode", "prefill", "lmtp"), report=tmp_path / "plot.svg")
-    report = measure_cpu(settings, Console(file=out, width=120))
+    report, _ = measured(cpu, settings, Console(file=out, width=120))
     assert "3 of 9 parts are measured already" in out.getvalue()
     assert "prefill: a prompt" in out.getvalue() and "2 of 128 tokens" in out.getvalue()
     figures = [figure for part in report["parts"] for figure in part.get("figures", ())]

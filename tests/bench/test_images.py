@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from bridle.bench import Settings
+from bridle.bench.run import measured
 from bridle.errors import InternalError
 from lab.bench import images
 
@@ -16,7 +17,7 @@ def test_peers_say_the_same_and_a_picture_is_encoded_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(images, "SHAPES", {"quick": (2, 32, 2, 32, 28)})
     monkeypatch.setattr(images, "_COUNTS", (0, 2))
     console = Console(file=io.StringIO(), width=120)
-    report = images.measure(Settings(quick=True), console)
+    report, _ = measured(images, Settings(quick=True), console)
     assert [(each["pictures"], each["peer"]) for each in report["prompts"]] == [
         (0, "bridle"),
         (0, "transformers"),

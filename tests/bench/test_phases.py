@@ -1,25 +1,30 @@
-"""Benchmarks say how long they take before they begin, by what their parts do, and correct it as they go."""
+"""Benchmarks say how long they take before they begin, by what their parts do, and correct it as they go: all of them,
+those of the laboratory, too."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from dataclasses import astuple
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bridle.bench import control, engine, serve
-from bridle.bench.checkpoints import Checkpoint
+from bridle.bench import BENCHMARKS, benchmarks, control, engine
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.phases import Limits, Phases, show_seconds
+from bridle.bench.run import LAB, measured
 from bridle.bench.settings import Settings
+from lab.bench import cpu, cpu_limits, lmtp, sampler
 
 #: The sizes of the small model.
 MADE = Checkpoint("20m", Path("/nowhere"), 8_192, 20_000_000, 80_000_000, 24_576)
-LIMITS = Limits(bandwidth=10e9, products=20e9)
-QUICK, FULL = Settings(quick=True), Settings()
+LIMITS = Limits(bandwidth=10e9, products=20e9, loops=35e6)
+QUICK = Settings(quick=True, threads=1)
 
 
 def screen(is_terminal: bool = True) -> tuple[Console, io.StringIO]:
@@ -30,7 +35,7 @@ def screen(is_terminal: bool = True) -> tuple[Console, io.StringIO]:
 def test_what_is_left_is_told_and_corrected() -> None:
     console, file = screen()
     times = iter([0.0, 20.0, 20.0, 60.0])
-    phases = Phases(console, {"one": 10.0, "two": 20.0, "three": 30.0}, clock=lambda: next(times))
+    phases = Phases({"one": 10.0, "two": 20.0, "three": 30.0}, console, clock=lambda: next(times))
     phases.announce()
     assert phases.left == 60.0
     with phases.part("one"):
@@ -46,28 +51,63 @@ def test_what_is_left_is_told_and_corrected() -> None:
 
 def test_a_file_gets_the_first_line_alone() -> None:
     console, file = screen(is_terminal=False)
-    phases = Phases(console, {"one": 600.0})
+    phases = Phases({"one": 600.0}, console)
     phases.announce()
     with phases.part("one"):
         pass
     assert file.getvalue() == "1 part, about 10 minutes if the machine stays as busy as it is now\n"
 
 
-@pytest.mark.parametrize(
-    "guesses",
-    [
-        lambda made, settings, limits: engine._guesses([made], settings, limits),
-        lambda made, settings, limits: control._guesses(made, settings, limits),
-        lambda made, settings, limits: serve._guesses(made, serve._QUICK if settings.quick else serve._FULL, limits),
-    ],
-    ids=["engine", "control", "serve"],
-)
-def test_guesses_follow_the_work_and_the_machine(guesses: Callable[..., dict[str, float]]) -> None:
-    quick, full = (sum(guesses(MADE, settings, LIMITS).values()) for settings in (QUICK, FULL))
-    assert 0 < 2 * quick < full
-    slower = Limits(LIMITS.bandwidth / 10, LIMITS.products / 10)
-    assert sum(guesses(MADE, FULL, slower).values()) > full
-    assert all(seconds > 0 for seconds in guesses(MADE, QUICK, LIMITS).values())
+def module_of(name: str) -> ModuleType:
+    return import_module(f"{'bridle.bench' if name in BENCHMARKS else LAB}.{name}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files such as those that `bridle bench schemas` is given."""
+    for number in range(250):
+        (tmp_path / f"{number}.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(benchmarks()))
+def test_every_benchmark_guesses_by_its_work_and_the_machine(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmtp, "lmql_python", lambda folder: Path("python"))
+    monkeypatch.setattr(cpu, "Limits", CpuLimits)
+    guesses = module_of(name).guesses
+    given = {"schemas": {"folder": folder}, "cpu": {"model_sizes": ("20m",)}}.get(name, {})
+    quick, full = (guesses(Settings(quick=each, **given), LIMITS) for each in (True, False))
+    assert all(seconds > 0 for part in (quick, full) for seconds in part.values())
+    assert 0 < sum(quick.values()) < sum(full.values())
+    if name != "cpu":  # which has limits of its own
+        slower = guesses(Settings(**given), Limits(*(each / 10 for each in astuple(LIMITS))))
+        assert slower.keys() == full.keys() and sum(slower.values()) > sum(full.values())
+
+
+class CpuLimits(cpu_limits.Limits):
+    """Nothing is measured."""
+
+    def look(self) -> None:
+        self.bandwidth, self.operations, self.float_operations = 10e9, 100e9, 40e9
+
+
+def test_what_a_user_chooses_is_what_is_guessed() -> None:
+    more = engine.guesses(Settings(quick=True, batches=(1, 2, 3)), LIMITS)
+    assert list(more) == [f"20m, {batch} at once" for batch in (1, 2, 3)]
+    few = sampler.guesses(Settings(batches=(2,)), LIMITS)
+    assert list(few) == ["2 rows of 32000", "2 rows of 151936"]
+
+
+@pytest.mark.parametrize("name", ["detokenizer", "overhead", "sampler"])
+def test_each_part_that_was_announced_runs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """One that was not has no guess, which is an error. Standard output is for the figures alone."""
+    phases = measured(module_of(name), Settings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
+    assert phases.left == 0.0 and phases.spent > 0.0
+    told = capfd.readouterr()
+    assert re.fullmatch(r"\d+ parts?, about .* if the machine stays as busy as it is now\n", told.err)
+    assert not told.out
 
 
 def test_each_part_of_a_benchmark_is_one_that_was_announced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,15 +115,37 @@ def test_each_part_of_a_benchmark_is_one_that_was_announced(monkeypatch: pytest.
     for name in ("_critical_path", "_composed", "_masks", "_slowdown"):
         monkeypatch.setattr(control, name, lambda *given: [{"milliseconds": 1.0}])
     monkeypatch.setattr(control, "make_checkpoint", lambda name, folder: MADE)
-    console, file = screen(is_terminal=False)
-    figures: dict[str, Any] = control.measure(Settings(quick=True, threads=1), console)
+    console, _ = screen(is_terminal=False)
+    phases = Phases(control.guesses(QUICK, LIMITS), console)
+    figures: dict[str, Any] = control.measure(QUICK, console, phases)
     assert list(figures) == ["critical_path", "composed", "mask_in_sampler", "slowdown"]
-    assert file.getvalue().startswith("4 parts, about ")
+    assert phases.left == 0.0
+
+
+def test_what_is_planned_is_what_is_made(tmp_path: Path) -> None:
+    assert planned_checkpoint("20m", tmp_path) == make_checkpoint("20m", tmp_path)
+
+
+def test_nothing_is_left_of_what_was_measured_before() -> None:
+    console, file = screen()
+    Phases({}, console).announce()
+    assert file.getvalue() == "nothing is left to measure\n"
+
+
+def test_what_is_printed_meanwhile_goes_where_it_should(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that moves on a terminal does not draw to it what standard output is given, if that is a file."""
+    console, file = screen()
+    with Phases({"one": 1.0}, console).part("one"):
+        Console().print("a table")
+    assert capsys.readouterr().out == "a table\n"
+    assert "a table" not in file.getvalue() and "part 1 of 1: one" in file.getvalue()
 
 
 def test_the_machine_is_looked_at() -> None:
     found = Limits.now()
-    assert found.bandwidth > 0 and found.products > 0
+    assert found.bandwidth > 0 and found.products > 0 and found.loops > 0
 
 
 @pytest.mark.parametrize(

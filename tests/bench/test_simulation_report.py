@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from bridle.bench import Settings
+from bridle.bench.run import measured
 from lab.bench import simulation as benchmark
 from lab.bench.simulation_report import TABLES, fill_in, write_report
 from lab.simulation import POLICIES
@@ -25,7 +26,7 @@ def figures() -> dict[str, Any]:
     scale = benchmark.Scale(2, 30, 2, 30, 3, 40, rates=(1.0, 4.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "QUICK", scale)
-        return benchmark.measure(Settings(quick=True), Console(file=io.StringIO()))
+        return dict(measured(benchmark, Settings(quick=True), Console(file=io.StringIO()))[0])
 
 
 def test_every_part_runs_and_every_request_is_answered(figures: dict[str, Any]) -> None:
