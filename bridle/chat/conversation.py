@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridle.chat.tools.offer import Offer, offer_of
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.service import LoadedModel, check_length
 from bridle.text.chat_template import Look, Prepared, prepare, text_length
+
+if TYPE_CHECKING:
+    from bridle.media import MediaReader
+    from bridle.text import Tokenizer
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
@@ -99,24 +103,23 @@ class ChatPrompt:
 def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | None = None) -> ChatPrompt:
     """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
     ones, and for pictures. Raises `InvalidRequest` naming the message at fault."""
-    look = look_of(model, conversation)
-    text = prompt_text(model, conversation, offer, look)
-    text = text if look is None else look.placed(text)
-    tokens = tuple(model.tokenizer.encode(text, False))
-    if look is None or not look.sources:
+    encode, pictures = model.tokenizer.encode, model.pictures
+    if pictures is None:
+        text = prompt_text(model, conversation, offer)
+        return ChatPrompt(text, tuple(encode(text, False)))
+    look = look_of(pictures, model.tokenizer, conversation)
+    text = look.placed(prompt_text(model, conversation, offer, look))
+    tokens = tuple(encode(text, False))
+    if not look.sources:
         return ChatPrompt(text, tokens)
-    assert model.pictures is not None  # else there is no look
-    pictures = model.pictures.read_all(look.sources)
-    return ChatPrompt(text, *model.pictures.place(tokens, pictures, model.tokenizer))
+    return ChatPrompt(text, *pictures.place(tokens, pictures.read_all(look.sources), model.tokenizer))
 
 
-def look_of(model: LoadedModel, conversation: Conversation) -> Look | None:
-    """How pictures go into the prompt; None if the model reads text alone."""
-    if model.pictures is None:
-        return None
-    template = model.tokenizer.chat_template
+def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:
+    """How pictures go into the prompt of a model that has them."""
+    template = tokenizer.chat_template
     takes_parts = template.takes_parts if conversation.template is None else "image" in conversation.template
-    return Look(model.tokenizer.token_text(model.pictures.placeholder), takes_parts, model.pictures.written)
+    return Look(tokenizer.token_text(pictures.placeholder), takes_parts, pictures.written)
 
 
 def prompt_text(

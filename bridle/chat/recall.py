@@ -32,10 +32,8 @@ _COMPARED = frozenset({"role", "content", "tool_calls", "reasoning_content", "na
 def keep_answers(
     model: LoadedModel, request: Request, rendered: str, ended: Iterable[tuple[CompletionOutput, ChatMessage]]
 ) -> None:
-    """Remember the answers of a request that is over, as far as they call tools and end by themselves; `rendered` is
-    the text of its prompt, empty if it was not the template's alone. If none calls, its KV is let go."""
-    if not request.parks:
-        return
+    """Remember the answers of a request that is over and parks, as far as they call tools and end by themselves;
+    `rendered` is the text of its prompt, empty if it was not the template's alone. If none calls, its KV is let go."""
     calling = [(output, found) for output, found in ended if found.calls and output.finish_reason in BY_ITSELF]
     if not calling:
         model.client.unpark(request.id)
@@ -50,7 +48,7 @@ def keep_answers(
 def recalled(model: LoadedModel, user: str, conversation: Conversation, offer: Offer, made: ChatPrompt) -> ChatPrompt:
     """The prompt that was `made` of a conversation, with the model's own tokens in place of what the template wrote for
     an answer of its, as far as both say the same."""
-    if not len(model.answers) or made.sights.runs or conversation.template is not None:
+    if made.sights.runs or conversation.template is not None:
         return made
     num_tries = 0
     for number in range(len(conversation.messages) - 1, -1, -1):

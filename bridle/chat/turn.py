@@ -77,7 +77,8 @@ class Turn:
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
         """Remember the outputs of a request that is over, told apart, for the conversation that goes on from them."""
-        keep_answers(model, request, self.rendered, found)
+        if request.parks:
+            keep_answers(model, request, self.rendered, found)
 
     def num_thinking(self, tokens: list[int]) -> int:
         """How many of an output's tokens are thoughts, tags included."""
@@ -148,8 +149,9 @@ async def plan_turn(
     """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
     prompt as they were written. Raises `InvalidRequest` that names the field."""
     offer = conversation.offer()
-    is_fetched = has_remote(conversation.messages)
-    made: ChatPrompt = await model.in_picture_thread(is_fetched, _make_prompt, model, conversation, offer, user)
+    is_fetched = model.pictures is not None and has_remote(conversation.messages)
+    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
+    made = await in_thread(_make_prompt, model, conversation, offer, user)
     text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
@@ -168,9 +170,10 @@ async def plan_turn(
     is_vouched = False
     budget = conversation.thinking_budget
     is_planned = kind is not None or budget is not None or (tags is not None and steering.constraint is not None)
-    is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
-    if is_planned and (steering.controller is None or is_asked_for):
-        steering, is_vouched = await plan.steer(steering, kind, offer)
+    if is_planned:
+        is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
+        if steering.controller is None or is_asked_for:
+            steering, is_vouched = await plan.steer(steering, kind, offer)
     ends: tuple[str, ...] = ()
     if tags is not None and tags.are_special:
         sampling = sampling.with_(skip_special_tokens=False)
@@ -195,7 +198,10 @@ async def plan_turn(
 
 
 def _make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer, user: str) -> ChatPrompt:
-    return recalled(model, user, conversation, offer, make_prompt(model, conversation, offer))
+    """The prompt, with the model's own tokens in place of earlier answers that called tools."""
+    made = make_prompt(model, conversation, offer)
+    has_calls = any(message.get("tool_calls") for message in conversation.messages)
+    return recalled(model, user, conversation, offer, made) if has_calls else made
 
 
 #: What was found out about tokenizers, as long as they are there.

@@ -38,6 +38,8 @@ _EXTRAS = {
 
 #: Commands for whose flags users of other servers look.
 _SERVING = ("serve", "serve-model")
+#: What a further word of a command was probably meant for.
+_WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,8 +144,11 @@ def _complain(message: str, code: int) -> int:
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
     """The mistake on the command line. For a flag of another server, or a misplaced one, it says what to
     write instead."""
-    from cyclopts import UnknownOptionError
+    from cyclopts import UnknownOptionError, UnusedCliTokensError
 
+    if isinstance(error, UnusedCliTokensError) and words:
+        more = " ".join(error.unused_tokens or ())
+        return f"{words[0]} takes no more words, but got {more!r}{_WHERE_TO.get(words[0], '')}"
     if isinstance(error, UnknownOptionError):
         flag = error.token.keyword or error.token.value
         flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it

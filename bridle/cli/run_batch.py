@@ -35,11 +35,10 @@ _STEERING = SteeringOptions()
 
 
 def run_batch(
-    file: Path,
-    /,
+    file: Annotated[Path, Parameter(name=["--input-file", "-i"])],
     *,
     model: Annotated[str, Parameter(name="--model")] = "demo",
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None,
     max_in_flight: int = 64,
     strict_fields: Annotated[bool, Parameter(negative="")] = False,
     policies: Path | None = None,

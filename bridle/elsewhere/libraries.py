@@ -7,6 +7,7 @@ from bridle.elsewhere.programs import TEXT
 from bridle.elsewhere.rows import System, Word
 
 _PYTHON = "Python's own: a program goes on with the output's text"
+_OVER_LMTP = "unchanged over LMTP"
 _SERVE = "Serve's own, in the same file"
 
 
@@ -25,30 +26,40 @@ GUIDANCE: tuple[Word, ...] = (
     Word("guidance", "gen(tools=), gen(tool_choice=), gen(hide_tool_call=), Tool", (), ("chat",), why="`tools=`"),
     Word("guidance", "gen(name=), capture", (), ("session",), why="the output's text; a script stores variables"),
     Word("guidance", "gen(list_append=), gen(save_stop_text=), block", why=_PYTHON),
-    Word("guidance", "gen, guidance, library", (), ("generate", "stream")),
-    Word("guidance", "models", exports=("LLM",), why="guidance's own clients of vLLM, SGLang and OpenAI work, too"),
+    Word("guidance", "gen, library", (), ("generate", "stream")),
+    Word("guidance", "models, models.Model", exports=("LLM",)),
+    _words("guidance", "models.Transformers models.LlamaCpp", "or a hub id", exports="LLM"),
+    _words(
+        "guidance",
+        "models.OpenAI models.experimental.VLLMModel models.experimental.SglangModel models.experimental.LiteLLM",
+        "`bridle serve` answers these clients",
+        exports="LLM",
+    ),
+    _words("guidance", "models.OnnxRuntimeGenAI", "the engine is bridle's"),
+    _words("guidance", "models.create_azure_openai_model models.create_azure_aifoundry_model", "services of others"),
+    Word("guidance", "models.Mock", exports=("testing",), why="a scripted model"),
     Word("guidance", "select", ("choice",)),
     Word("guidance", "json", ("json_schema",), ("parse",)),
     Word("guidance", "regex", ("regex",)),
     Word("guidance", "lark", ("grammar",), exports=("Lark",)),
     Word("guidance", "gbnf_to_lark", ("grammar",), exports=("Gbnf",), why="taken as it is"),
     Word("guidance", "substring", ("constraint",), exports=("Substring",)),
-    Word("guidance", "string, sequence, string + gen", ("constraint",), exports=("Concat",)),
+    Word(
+        "guidance", "string, sequence", ("constraint",), exports=("Concat",), why="and what is written `string + gen`"
+    ),
     Word("guidance", "optional, zero_or_more, one_or_more, at_most_n_repeats, exactly_n_repeats", ("regex", "grammar")),
     Word("guidance", "token_limit", ("max_tokens",), exports=("Branch",), why="of a part: a controller"),
     Word("guidance", "with_temperature", ("temperature",), exports=("Branch.sampling",), why="of a part: a controller"),
     Word("guidance", "special_token", exports=("Decision.splice",), why="forced by its id; templates write their own"),
-    Word("guidance", "@guidance, stateful functions", ("controller",)),
+    Word("guidance", "guidance", ("controller",), why="functions of it that decide as they go"),
     Word("guidance", "role, system, user, assistant", (), ("chat", "session")),
     Word("guidance", "image", (), ("chat",), why="pictures are parts of messages: `docs/pictures.md`"),
     Word("guidance", "audio, video, gen_audio, gen_image, gen_video", why=TEXT),
 )
 
 OUTLINES: tuple[Word, ...] = (
-    Word("outlines", "Generator, SteerableModel, BlackBoxModel", (), ("parse",)),
-    Word("outlines", "Generator(model, type)", (), ("parse",)),
-    Word("outlines", "model(prompt, PydanticModel)", (), ("parse",)),
-    Word("outlines", "Literal, Enum, types.Choice, types.either", ("choice",), ("parse",)),
+    Word("outlines", "Generator, SteerableModel, BlackBoxModel, Model.__call__", (), ("parse",)),
+    Word("outlines", "types.Choice, types.either", ("choice",), ("parse",), why="`Literal` and `Enum`, too"),
     Word("outlines", "regex, types.Regex", ("regex",), exports=("Regex",)),
     Word("outlines", "cfg, types.CFG", ("grammar",), exports=("Lark",)),
     Word("outlines", "json_schema, types.JsonSchema", ("json_schema",), exports=("JsonSchema",)),
@@ -75,8 +86,8 @@ OUTLINES: tuple[Word, ...] = (
         ("regex",),
         why="their pattern",
     ),
-    Word("outlines", "model.stream", (), ("stream", "parse_stream")),
-    Word("outlines", "model.batch", (), ("generate", "parse")),
+    Word("outlines", "Model.stream", (), ("stream", "parse_stream")),
+    Word("outlines", "Model.batch", (), ("generate", "parse")),
     _words("outlines", "from_transformers from_llamacpp from_vllm_offline from_mlxlm", "or a hub id", exports="LLM"),
     _words(
         "outlines",
@@ -93,24 +104,67 @@ OUTLINES: tuple[Word, ...] = (
 )
 
 LMQL: tuple[Word, ...] = (
-    Word("LMQL", "argmax, sample, sampler arguments", ("temperature", "max_tokens"), why="unchanged over LMTP"),
-    Word("LMQL", "beam, best_k", why="LMQL does them itself, over LMTP"),
-    Word("LMQL", "where REGEX(X, ...)", ("regex",)),
-    Word("LMQL", 'where X in ["a", "b"]', ("choice",)),
-    Word("LMQL", "where STOPS_AT(X, ...)", ("stop",)),
-    Word("LMQL", "lmql.score", (), ("score",)),
+    Word("LMQL", "argmax, sample", ("temperature", "max_tokens"), why=_OVER_LMTP),
+    _words(
+        "LMQL", "beam_search beam_sample beam_var best_k var", "LMQL does them itself, over LMTP", members="beam_search"
+    ),
+    Word("LMQL", "REGEX, STARTS_WITH, ESCAPED", ("regex",), why=_OVER_LMTP),
+    Word("LMQL", "INT, SENTENCES, WORDS, TOKENS, len", ("regex", "max_tokens"), why=_OVER_LMTP),
+    Word("LMQL", "STOPS_AT, STOPS_BEFORE", ("stop",), why=_OVER_LMTP),
+    _words("LMQL", "ERASE", "a splice takes tokens back", exports="Splice"),
+    _words("LMQL", "lmql.score lmql.score_sync", members="score"),
+    _words("LMQL", "lmql.generate lmql.generate_sync", members="generate"),
+    Word("LMQL", "lmql.model, lmql.LLM", exports=("LLM",), why="`lmql.model(endpoint=)` of `bridle serve` works, too"),
+    _words("LMQL", "lmql.serve", "`bridle serve-model` speaks LMTP"),
+    _words(
+        "LMQL", "lmql.query lmql.F lmql.run lmql.run_sync lmql.run_file lmql.query_from_string", "LMQL's own language"
+    ),
 )
 
 RAY: tuple[Word, ...] = (
+    Word("Ray", "LLMConfig, ModelLoadingConfig", settings=("model", "name"), why="entries of the file of settings"),
     Word("Ray", "model_loading_config, model_id, model_source", settings=("model", "name")),
     Word("Ray", "tokenizer_source", settings=("model_options",), why="`tokenizer` in it"),
     Word("Ray", "engine_kwargs", settings=("model_options", "engine_options")),
-    Word("Ray", "engine_kwargs.tensor_parallel_size", settings=("shards",)),
-    Word("Ray", "lora_config, dynamic_lora_loading_path", settings=("adapters",), why="named at the start"),
+    Word("Ray", "engine_kwargs.tensor_parallel_size, engine_kwargs.pipeline_parallel_size", settings=("shards",)),
+    Word("Ray", "engine_kwargs.data_parallel_size", settings=("min_engines", "max_engines")),
+    Word("Ray", "engine_kwargs.max_model_len", settings=("model_options",), why="`max_model_len` in it"),
+    _words("Ray", "engine_kwargs.trust_remote_code", "code of a checkpoint is never run"),
+    Word("Ray", "LoraConfig, lora_config, dynamic_lora_loading_path", settings=("adapters",), why="named at the start"),
     Word("Ray", "max_num_adapters_per_replica", settings=("engine_options",), why="`adapter_memory` in it"),
     Word("Ray", "deployment_config", settings=("fronts", "max_requests", "drain")),
-    Word("Ray", "deployment_config.autoscaling_config", settings=("min_engines", "max_engines", "initial_engines")),
+    Word("Ray", "autoscaling_config.min_replicas", settings=("min_engines",)),
+    Word("Ray", "autoscaling_config.max_replicas", settings=("max_engines",)),
+    Word("Ray", "autoscaling_config.initial_replicas", settings=("initial_engines",)),
+    Word("Ray", "autoscaling_config.upscale_delay_s", settings=("upscale_delay",)),
+    Word(
+        "Ray",
+        "autoscaling_config.downscale_delay_s, autoscaling_config.downscale_to_zero_delay_s",
+        settings=("downscale_delay",),
+        why="the last engine stays",
+    ),
+    Word("Ray", "autoscaling_config.target_ongoing_requests", settings=("target_queued_tokens", "target_busy")),
     Word("Ray", "accelerator_type, accelerator_config, placement_group_config", settings=("num_cpus", "num_gpus")),
+    Word("Ray", "LLMServingArgs, llm_configs", settings=("model",), why="one application for each model"),
+    Word(
+        "Ray",
+        "build_openai_app, build_llm_deployment, LLMServer",
+        why="a file of Serve names `bridle.deploy.ray.app`: docs/ray.md",
+    ),
+    _words(
+        "Ray",
+        "ingress_cls_config ingress_deployment_config",
+        "the server in front is bridle's",
+        settings="fronts front_cpus",
+    ),
+    Word(
+        "Ray",
+        "PrefixCacheAffinityRouter, KVAwareRouter",
+        why="requests always go where their prefix is held: docs/ray.md",
+    ),
+    _words("Ray", "build_pd_openai_app", "prompts and decodes share each batch"),
+    _words("Ray", "build_dp_deployment build_dp_openai_app", settings="min_engines max_engines"),
+    _words("Ray", "CloudMirrorConfig bucket_uri extra_files", "every machine has the folder, or asks the hub"),
     _words("Ray", "runtime_env", _SERVE),
     _words("Ray", "log_engine_metrics", "metrics are always there, at /metrics"),
     _words("Ray", "llm_engine server_cls", "the engine is bridle's"),

@@ -21,7 +21,7 @@ def _steering_words() -> list[Word]:
         Word("TGI", "guardrails in front of the server", flags=("--policies",), why="they hold in the engine"),
         Word("SGLang", "gen(regex=), select", ("regex", "choice")),
         Word("SGLang", "fork, join", exports=("Decision.fork",), why="or `n`"),
-        Word("TGI", "guidance: regex, json", ("regex", "json_schema"), why="`grammar` on its own routes"),
+        Word("TGI", "grammar.regex, grammar.json", ("regex", "json_schema"), why="`grammar` on its own routes"),
     ]
 
 

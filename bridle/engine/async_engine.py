@@ -251,13 +251,9 @@ class AsyncEngine:
             woken.append(stream)
             last = batch[-1]
             if isinstance(last, Finished) and last.is_last:
-                self._forget(request_id)
+                with self._lock:
+                    del self._streams[request_id]  # the id may be used again
         wake_all(woken)
-
-    def _forget(self, request_id: str) -> None:
-        """Note that the request is over: its id may be used again."""
-        with self._lock:
-            del self._streams[request_id]
 
     def _cancel_all(self) -> None:
         self._take_inbox()

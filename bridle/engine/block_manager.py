@@ -131,7 +131,7 @@ class BlockManager:
         num_cached = self.match_prefix(seq)
         cached = [self._block_of[digest] for digest in seq.kv.block_hashes[: num_cached // self.block_size]]
         num_idle = sum(self._num_refs[block] == 0 for block in cached)
-        if self.blocks_for(len(seq.tokens)) - len(cached) + num_idle > self.num_free:
+        if self.blocks_for(len(seq.tokens)) - len(cached) + num_idle > len(self._free):
             return False
         for block in cached:
             if self._num_refs[block] == 0:
@@ -139,7 +139,7 @@ class BlockManager:
             self._num_refs[block] += 1
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
-        if len(self.parking):
+        if self.parking.num_blocks:
             self.parking.take(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
         return True
 
@@ -169,13 +169,13 @@ class BlockManager:
     def _unpublish(self, seq: Sequence, i: int) -> None:
         """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
         digest = self._hash_of[seq.kv.block_table[i]]
-        if len(self.parking):
+        if self.parking.num_blocks:
             self.parking.lose(seq.request.tenant, digest)
         del self._hash_of[seq.kv.block_table[i]], self._block_of[digest]
         seq.kv.num_hashed = min(seq.kv.num_hashed, i)
 
     def _take(self, seq: Sequence, after: int | None) -> int:
-        while self._free.has_only_parked and len(self.parking):
+        while self.parking.num_blocks and self._free.has_only_parked:
             self.parking.give_way()
         expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
         block, evicted = self._free.take(seq.id, after, min(expected, _MAX_RESERVED))
@@ -255,10 +255,9 @@ class BlockManager:
 
     def renew(self, seq: Sequence, now: float) -> None:
         """Hold back for longer what `seq`, which waits for its turn, will go on from."""
-        if len(self.parking):
-            num_cached = self.match_prefix(seq)
-            digests = seq.kv.block_hashes[: num_cached // self.block_size]
-            self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
+        num_cached = self.match_prefix(seq)
+        digests = seq.kv.block_hashes[: num_cached // self.block_size]
+        self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
 
     def _pin(self, digest: bytes) -> None:
         self._pinned.add(digest)

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from bridle.engine.decision import Branch, Splice
+from bridle.engine.decision import Branch, Splice, both_masks
 from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.progress import Progress
@@ -127,14 +127,15 @@ class Branching:
         for branch, owner in zip(branches, owners, strict=True):
             draw = Draw(owner, branch, None, item)
             if branch.sample:
-                draw.row, draw.ways = len(out.batch.rows), self._ways(item, branches)
-                out.batch.rows += _sample_rows(draw)
+                draw.row = len(out.batch.rows)
+                out.batch.rows.append(_sample_row(owner, branch, item))
+                if item.drafts and len(branches) == 1 and not branch.splices:
+                    draw.ways = self._ways(item)
+                    out.batch.rows += _drafted_rows(draw)
             out.draws.append(draw)
 
-    def _ways(self, item: Scheduled, branches: tuple[Branch, ...]) -> list[Branch]:
+    def _ways(self, item: Scheduled) -> list[Branch]:
         """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
-        if not item.drafts or len(branches) > 1 or branches[0].splices:
-            return []
         plain: list[Branch] = []
         place = 1  # drafts after which the next way comes
         for way in self._steering.foresee(item.seq, item.drafts):
@@ -333,19 +334,20 @@ def _is_forced(way: Branch) -> bool:
     return not way.sample and len(way.splices) == 1 and not (way.splices[0].backtrack or way.splices[0].when_sampled)
 
 
-def _sample_rows(draw: Draw) -> list[SampleRow]:
-    """The rows of a draw, and of those along its drafts."""
-    rows, place = [_sample_row(draw.seq, draw.branch, draw.item, 0, 0)], 1
+def _drafted_rows(draw: Draw) -> list[SampleRow]:
+    """The rows that draw along the drafts of a draw, after its own."""
+    rows: list[SampleRow] = []
+    place = 1
     for way in draw.ways:
         if way.sample:
-            rows.append(_sample_row(draw.seq, way, draw.item, place, len(rows)))
+            rows.append(_sample_row(draw.seq, way, draw.item, place, len(rows) + 1))
             place += 1
         else:
             place += len(way.splices[0].ff_tokens)
     return rows
 
 
-def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int, num_draws: int) -> SampleRow:
+def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int = 0, num_draws: int = 0) -> SampleRow:
     """The row that draws for `owner` after the first `place` drafts of `item`, and so many draws among them."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
@@ -358,20 +360,12 @@ def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int, nu
         bias = (*bias, *completing(own.bad_words_ids, tokens, owner.num_generated + place))
     if banned := owner.output.bans.get(len(owner.tokens) + place):
         bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
-    mask = branch.mask if owner.allowed is None else _both(branch.mask, owner.allowed)
+    mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + num_draws, len(item.drafts) - place
     index = item.last_logit + place
     num_traced = 0 if owner.trace is None else NUM_CANDIDATES
     return SampleRow(item.seq.id, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
-
-
-def _both(mask: bytes | None, allowed: bytes) -> bytes:
-    """What two masks allow together."""
-    if mask is None:
-        return allowed
-    both = int.from_bytes(mask, "little") & int.from_bytes(allowed, "little")
-    return both.to_bytes(len(allowed), "little")
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

@@ -166,6 +166,14 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
     return bytes(row)
 
 
+def both_masks(mask: bytes | None, other: bytes) -> bytes:
+    """What two masks allow together; None allows all."""
+    if mask is None:
+        return other
+    both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
+    return both.to_bytes(len(other), "little")
+
+
 def mask_allows(mask: bytes, token: int) -> bool:
     """Whether `token` is allowed by `mask`."""
     return 0 <= token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)

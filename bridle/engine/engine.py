@@ -128,7 +128,7 @@ class Engine:
             self._live,
             self._progress,
             dict if adapters is None else adapters.take_failures,
-            self._media.take_failures,
+            dict if media is None else self._media.take_failures,
         )
         self._blame = Blame()
         self._is_lost = False  # the device is away, and the clients were told
@@ -226,7 +226,8 @@ class Engine:
         """Hand a sequence whose prompt is final to the scheduler."""
         self._progress.begin(seq)
         self._scheduler.add(seq)
-        self._scheduler.blocks.renew(seq, self.clock())
+        if self._scheduler.blocks.parking.num_blocks:
+            self._scheduler.blocks.renew(seq, self.clock())
         if seq.sampling.max_tokens == 0:
             self._progress.finish(seq, FinishReason.LENGTH)
 
@@ -246,7 +247,7 @@ class Engine:
         """Let go of parked KV whose time is over. Returns the seconds until there is more of it, None if nothing is
         parked."""
         parking = self._scheduler.blocks.parking
-        if not len(parking):
+        if not parking.num_blocks:
             return None
         now = self.clock()
         until = parking.expire(now, self._rotation.knows)
@@ -272,8 +273,10 @@ class Engine:
         if self._progress.tracer.num_live:
             self._progress.tracer.begin_step(self._scheduler.step + 1)
         self._endings.apply(began)
-        self.tidy()
-        self._openings.take()
+        if self._scheduler.blocks.parking.num_blocks:
+            self.tidy()
+        if self._openings.waiting:
+            self._openings.take()
         if self._is_steering:
             self._steering.apply_early()
         planned = self.clock()

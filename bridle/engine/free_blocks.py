@@ -52,8 +52,11 @@ class FreeBlocks:
 
         `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
         """
-        if after is not None and self._take_plain(after + 1, owner):
-            return after + 1, []
+        if after is not None and after + 1 < self.num_blocks:
+            beside = after + 1
+            if self._state[beside] == _OPEN or self._reserved.get(beside) == owner:
+                self._claim(beside)
+                return beside, []
         block = self._take_run(owner, max(num_expected, 1))
         if block is not None:
             return block, []
@@ -115,14 +118,6 @@ class FreeBlocks:
     def parked_ids(self) -> set[int]:
         """The parked blocks, for integrity checks."""
         return set(self._parked)
-
-    def _take_plain(self, block: int, owner: int) -> bool:
-        if block >= self.num_blocks:
-            return False
-        if self._state[block] == _OPEN or self._reserved.get(block) == owner:
-            self._claim(block)
-            return True
-        return False
 
     def _claim(self, block: int) -> None:
         self._reserved.pop(block, None)

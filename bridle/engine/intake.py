@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
-from bridle.engine.guard import Guard
+from bridle.engine.decision import both_masks, mask_of
 from bridle.engine.interfaces import Ask, ExecutorInfo
 from bridle.engine.media import check_media
 from bridle.engine.progress import Progress
@@ -46,8 +46,10 @@ class Intake:
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
-        self._check_named("logit_bias", sampling.logit_bias)
-        self._check_named("allowed_token_ids", sampling.allowed_token_ids)
+        if sampling.logit_bias:
+            self._check_named("logit_bias", sampling.logit_bias)
+        if sampling.allowed_token_ids:
+            self._check_named("allowed_token_ids", sampling.allowed_token_ids)
         if sampling.n > self._config.max_forks:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
         if request.runs or request.media:
@@ -58,7 +60,7 @@ class Intake:
 
     def _check_named(self, field: str, tokens: Collection[int]) -> None:
         """Raise `InvalidRequest` for an id that is never drawn."""
-        if tokens and max(tokens) >= self._info.num_drawable:
+        if max(tokens) >= self._info.num_drawable:
             raise InvalidRequest(
                 f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
             )
@@ -108,9 +110,12 @@ class Intake:
             queue=QueueState(request.priority),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             runs=request.runs,
-            allowed=_both(_mask_of(sampling.allowed_token_ids, self._info.vocab_size), request.guard),
         )
-        self._set_prompt(seq, request.prompt)
+        if sampling.allowed_token_ids:
+            seq.allowed = mask_of(sampling.allowed_token_ids, self._info.vocab_size)
+        if request.guard is not None and request.guard.allowed is not None:
+            seq.allowed = both_masks(seq.allowed, request.guard.allowed)
+        seq.set_prompt(request.prompt, self.max_len(request, len(request.prompt)))
         return seq
 
     def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
@@ -119,11 +124,11 @@ class Intake:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         if seq.runs:
             raise ControllerError("the controller has another prompt; one with pictures cannot be replaced")
-        self._set_prompt(seq, prompt)
-
-    def _set_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
-        seq.control.max_moves = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_MOVES
+
+    def max_moves(self, seq: Sequence) -> int:
+        """How many draws and splices a controlled output may make."""
+        return self._config.max_draws_factor * (seq.max_len - seq.num_prompt) + _SPARE_MOVES
 
 
 def check_task(info: ExecutorInfo, embeds: bool) -> None:
@@ -142,24 +147,6 @@ def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
     wrong = info.unnamed.among(tokens)
     if wrong:
         raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never drawn", field)
-
-
-def _mask_of(tokens: tuple[int, ...], vocab_size: int) -> bytes | None:
-    """A mask that allows these tokens and no others; None if there are none."""
-    if not tokens:
-        return None
-    mask = bytearray((vocab_size + 31) // 32 * 4)
-    for token in tokens:
-        mask[token // 8] |= 1 << token % 8
-    return bytes(mask)
-
-
-def _both(mask: bytes | None, guard: Guard | None) -> bytes | None:
-    """What the client and the operator allow together."""
-    if guard is None or guard.allowed is None or mask is None:
-        return mask if guard is None or guard.allowed is None else guard.allowed
-    both = int.from_bytes(mask, "little") & int.from_bytes(guard.allowed, "little")
-    return both.to_bytes(len(mask), "little")
 
 
 class Openings:
@@ -209,6 +196,7 @@ class Openings:
             seq.control.opening_seconds = self._clock() - (seq.control.opened_at or 0.0)
             if prompt != seq.request.prompt:
                 self._intake.replace_prompt(seq, prompt)
+            seq.control.max_moves = self._intake.max_moves(seq)
         except Exception as error:
             self._progress.fail_by_controller(seq, as_controller_error(error))
             _abandon(seq, future)

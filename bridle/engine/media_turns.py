@@ -107,9 +107,9 @@ class MediaTurns:
                 seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
 
     def reach(self, seq: Sequence) -> int:
-        """How many tokens of `seq` may be computed by the end of this step: up to the first picture that is not
-        ready."""
-        return self._reach(seq, seq.kv.num_computed) if seq.runs else seq.target
+        """How many tokens of `seq`, which has pictures, may be computed by the end of this step: up to the first that
+        is not ready."""
+        return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:
         for run in seq.runs:

@@ -48,6 +48,7 @@ class OutputText:
         self._stop = tuple(stop)
         self._banned = tuple(banned)
         self._include_stop = include_stop
+        self.may_go = bool(banned) or watch is not None  # so tokens are told only once none of their text has to go
         self._window = max(map(len, (*stop, *banned)), default=0)
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
@@ -83,15 +84,17 @@ class OutputText:
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
-        if self._banned or self._watch is not None:
+        if self.may_go:
             self._ends.append(self._num_chars)
             self._forced.append(forced)
-        if self._watch is None:
-            return self._release_new(piece)
-        hit = self._watch.push(piece)
+        hit = None if self._watch is None else self._watch.push(piece)
         if hit is not None and isinstance(hit.rule, TextRule):
             return Released("", num_banned=self._num_hit(hit), hit=hit)
-        return self._release_new(piece)._replace(hit=hit)
+        if self._window:
+            released = self._release(len(piece))
+            return released if hit is None else released._replace(hit=hit)
+        self._num_released = self._num_chars
+        return Released(piece, hit=hit)
 
     def _num_hit(self, hit: Hit) -> int:
         """How many tokens must go because of a match. Where another way is to be taken, the first of them is one that
@@ -127,12 +130,6 @@ class OutputText:
         self._is_closed = True
         rest = self._watch.guard.clean(whole[begin:], self._watch.before(begin))
         return len(self._ends) - first, whole[shown_until:begin] + rest
-
-    def _release_new(self, piece: str) -> Released:
-        if not self._window:
-            self._num_released = self._num_chars
-            return Released(piece)
-        return self._release(len(piece))
 
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
         """Take tokens back; returns the number of released characters that disappear.

@@ -61,7 +61,7 @@ class Parking:
         self._users: dict[str, _User] = {}
         self._user_of: dict[Key, str] = {}  # the next to expire first
         self._adapters: Counter[str] = Counter()  # of conversations
-        self.num_blocks = 0  # distinct ones
+        self.num_blocks = 0  # distinct ones; each conversation has at least one
         self.num_hits = self.num_expired = self.num_given_way = 0
 
     def __len__(self) -> int:

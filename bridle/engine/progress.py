@@ -111,7 +111,13 @@ class Progress:
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         seq.tokens.append(token)
         self._count(seq, forced)
-        text, stop, num_taken, num_banned, hit = self._push(seq, token, forced)
+        if output.text is None:
+            released = _NO_TEXT
+        elif seq.request.guard is None:
+            released = output.text.push(token, forced)
+        else:
+            released = self._push_guarded(seq, output.text, seq.request.guard, token, forced)
+        text, stop, num_taken, num_banned, hit = released
         if seq.trace is not None:
             self.tracer.token(seq, token, text, forced=forced)
         if wants_logprobs and not forced:
@@ -119,8 +125,8 @@ class Progress:
             logprob = self._spelled(seq, logprob)
         if output.prompt_sent and not (forced and wants_logprobs):
             event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
-            if seq.request.holds_text:
-                self._hold(seq, event)
+            if output.text is not None and output.text.may_go:
+                self._hold(seq, output.text, event)
             else:
                 self.events.append(event)
         else:
@@ -135,19 +141,14 @@ class Progress:
                 self.tracer.rewind(seq, 0, num_taken)
         return self._check_stop(seq, stop) or (hit is not None and self._end_by(seq, hit))
 
-    def _push(self, seq: Sequence, token: int, forced: bool) -> Released:
-        """The effect of a token on the text. What a rule cannot decide counts as forbidden."""
-        text = seq.output.text
-        if text is None:
-            return _NO_TEXT
-        if seq.request.guard is None:
-            return text.push(token, forced)
+    def _push_guarded(self, seq: Sequence, text: OutputText, guard: Guard, token: int, forced: bool) -> Released:
+        """The effect of a token on a text with a guard. What a rule cannot decide counts as forbidden."""
         usage = seq.output.usage
         try:
             released = text.push(token, forced)
         except RuleFailed as failure:
             return Released("", num_banned=1, hit=Hit(replace(failure.rule, action="fail")))
-        for budget in seq.request.guard.budgets if released.hit is None else ():
+        for budget in guard.budgets if released.hit is None else ():
             if budget.max_work is not None and usage.sampled_tokens + usage.forced_tokens >= budget.max_work:
                 return released._replace(hit=Hit(budget))
         return released
@@ -164,14 +165,11 @@ class Progress:
         """Count what a policy did."""
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
-    def _hold(self, seq: Sequence, event: TokenEvent) -> None:
+    def _hold(self, seq: Sequence, text: OutputText, event: TokenEvent) -> None:
         """Send a token once none of its text can become part of a banned phrase, and all before it; each with the text
         up to its end, so that what stays held can go."""
-        output, text = seq.output, seq.output.text
+        output = seq.output
         output.held.append(event)
-        if text is None:
-            self._flush_held(seq)
-            return
         num_settled = min(text.num_settled - text.num_told, len(output.held))
         if num_settled <= 0:
             return
@@ -354,8 +352,8 @@ class Progress:
     def _send(self, seq: Sequence, held: UnsentToken, logprob: Logprob | None) -> None:
         """Send a token that was held back."""
         event = TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced)
-        if seq.request.holds_text:
-            self._hold(seq, event)
+        if seq.output.text is not None and seq.output.text.may_go:
+            self._hold(seq, seq.output.text, event)
         else:
             self.events.append(event)
 
@@ -414,8 +412,9 @@ class Progress:
             self.note_prompt(seq)
         if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
             self._send_all(seq)
-        tail = self._close(seq) or ""
-        self._flush_held(seq)
+        tail = "" if guard is None else self._close(seq)
+        if seq.output.held:
+            self._flush_held(seq)
         tail += seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
@@ -425,17 +424,17 @@ class Progress:
         )
         self._on_finish(seq, event)
 
-    def _close(self, seq: Sequence) -> str | None:
+    def _close(self, seq: Sequence) -> str:
         """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""
         output = seq.output
-        if output.text is None or seq.request.guard is None:
-            return None
+        if output.text is None:
+            return ""
         try:
             closed = output.text.close("".join([event.text for event in output.held]))
         except RuleFailed:
             closed = len(output.held), ""
         if closed is None:
-            return None
+            return ""
         num_tokens, text = closed
         num_tokens = min(num_tokens, len(output.held))
         kept = len(output.held) - num_tokens

@@ -138,11 +138,6 @@ class Request:
         return None if self.controller is None else name_of(self.controller)
 
     @property
-    def holds_text(self) -> bool:
-        """Whether tokens are told only once it is certain that none of their text has to go."""
-        return bool(self.sampling.banned_phrases) or self.guard is not None
-
-    @property
     def is_plain(self) -> bool:
         """Whether tokens are all that an output is, so that another engine can go on from them: nothing steers it, and
         no draw depends on more than the tokens before it."""

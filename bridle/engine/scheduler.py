@@ -98,6 +98,7 @@ class Scheduler:
         seq.queue.status = SequenceStatus.WAITING
         if seq.queue.queued_at is None:
             seq.queue.queued_at = self._clock()
+            self.speculation.expect(seq)
         insort(self.waiting, seq, key=_urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
@@ -155,7 +156,9 @@ class Scheduler:
         for _, _, copies in picked:  # in the order in which the blocks were taken
             if copies:
                 plan.copies.extend(copies)
-        drafts = {} if self._suspects else self._draft(picked, plan)
+        drafts: Drafts = {}
+        if self.speculation.is_used and not self._suspects:
+            drafts = self._draft(picked, plan)
         if self.rotation.num_users:
             picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
         scheduled = []
@@ -171,8 +174,6 @@ class Scheduler:
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
         """Drafts behind the picked tokens, as far as the step and the free blocks have room for them."""
-        if not self.speculation.is_wanted(seq for seq, _, _ in picked):
-            return {}
         num_tokens = sum(count for _, count, _ in picked)
         room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
         complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
@@ -244,7 +245,8 @@ class Scheduler:
                 self.blocks.truncate(seq)
             if budget <= 0:
                 break  # a picture that was crowded out has taken all of the step
-            num_tokens = min(self.media.reach(seq) - kv.num_computed, max(budget - unserved, 1))
+            end = self.media.reach(seq) if seq.runs else seq.target
+            num_tokens = min(end - kv.num_computed, max(budget - unserved, 1))
             num_own = 0 if kv.is_prefilling else 1
             num_tokens = min(num_tokens, num_own + self._prompt_budget)
             if seq.runs:
@@ -311,8 +313,9 @@ class Scheduler:
             else:
                 if level < seq.queue.level:
                     self._raise_to(level, seq)
-                num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
+                num_tokens = min(seq.target - seq.kv.num_computed, budget)
                 if seq.runs:
+                    num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
                     num_tokens = self._uncut(seq, num_tokens, budget)
                 if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
                     picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)

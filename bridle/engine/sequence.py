@@ -116,7 +116,8 @@ class Sequence:
     @property
     def wants_scores(self) -> bool:
         """Whether a log-probability that was asked for is still unknown."""
-        return self.output.num_scored < self.num_to_score
+        asks = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
+        return asks and self.output.num_scored < self.num_to_score
 
     @property
     def max_reusable(self) -> int:
@@ -167,11 +168,13 @@ class Sequence:
         """The row that computes the next `num_tokens` tokens, and `drafts` after the last: what the executor's mirror
         does not know yet, and which logits are needed. The mirror counts as up to date from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
+        is_drawn = kv.num_computed + num_tokens == len(tokens)
+        num_logits = self._num_scored_logits(num_tokens, is_drawn) if self.wants_scores else int(is_drawn)
         row = PlanRow(
             seq_id=self.id,
             start=kv.num_computed,
             num_scheduled=num_tokens + len(drafts),
-            num_logits=self._num_logits(num_tokens) + len(drafts),
+            num_logits=num_logits + len(drafts),
             num_kept=kv.num_mirrored_tokens,
             new_tokens=(*tokens[kv.num_mirrored_tokens :], *drafts),
             num_kept_blocks=kv.num_mirrored_blocks,
@@ -183,18 +186,13 @@ class Sequence:
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
 
-    def _num_logits(self, num_tokens: int) -> int:
+    def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
         """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
-        the last one if the next token is drawn from it."""
+        the last one if the next token `is_drawn` from it."""
         start = self.kv.num_computed
         end = start + num_tokens
-        draws = end == len(self.tokens)
-        if not self.wants_scores:
-            return int(draws)
         first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score
-        if first < min(end, self.num_to_score - 1):
-            return end - first
-        return int(draws)
+        return end - first if first < min(end, self.num_to_score - 1) else int(is_drawn)
 
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""

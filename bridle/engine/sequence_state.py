@@ -137,13 +137,10 @@ class DraftState:
     #: Of the parts of the drafts of the step under way: a guess, and what is forced after it.
     sizes: tuple[int, ...] = ()
     proposal: Proposal | None = None  # the latest, as long as it comes true
-    source: Tally = field(init=False)  # that of the drafts of the step under way
+    source: Tally | None = None  # that of the drafts of the step under way; None: `copied`, since there were none yet
     told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
     chance: float = 0.0  # that each of these is right if those before it are
     watched: tuple[int, int] | None = None  # a place, and the token that was guessed to come there and not computed
-
-    def __post_init__(self) -> None:
-        self.source = self.copied
 
 
 @dataclass(slots=True)

@@ -98,6 +98,7 @@ class Speculation:
         self._proposals = ProposalDrafter(vocab_size)
         self._lookup = LookupDrafter()
         self._model = model
+        self._drafters: tuple[Drafter, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
         self._modelled, self._copied = Tally(), Tally()  # how often either was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
         self._num_sequences = 1  # of the step that was planned last
@@ -110,30 +111,32 @@ class Speculation:
         self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
         self.cost = StepCost()
 
-    def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
-        """Whether any of the sequences asks for drafts. Costs are learned from then on."""
-        self.is_used = self.is_used or any(map(self._wanted, sequences))
-        return self.is_used
+    def expect(self, seq: Sequence) -> None:
+        """Note that a sequence begins. Once one asks for drafts, or has them proposed, costs are learned."""
+        asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
+        self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
     def _wanted(self, seq: Sequence) -> int:
         """How many drafts the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
-            return AUTO_DRAFTS if seq.sampling.prediction_ids or proposed(seq, 1) else self._default
+            has_proposal = seq.drafts.proposal is not None and bool(proposed(seq, 1))
+            return AUTO_DRAFTS if seq.sampling.prediction_ids or has_proposal else self._default
         return wanted
 
     def hear(self, seq: Sequence, decision: Decision) -> None:
         """Take in what a controller proposes with its answer."""
         self._proposals.hear(seq, decision)
         if seq.drafts.proposal is not None:
+            self.is_used = self.is_used or seq.sampling.speculate != 0
             self._rest.end()
 
     def foretell(self, sequences: Iterable[Sequence]) -> Drafts:
         """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
         asked now. `draft` gives no others for them."""
-        chosen = list(sequences)
-        if not self.is_wanted(chosen):
+        if not self.is_used:
             return {}
+        chosen = list(sequences)
         for seq in chosen:
             seq.drafts.told = ()
         if self._rest.holds(chosen):
@@ -348,31 +351,29 @@ class Speculation:
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
         """Note how many of the drafts of a step were drawn."""
-        seq.drafts.source.note(num_drafted, num_right)
-        if seq.drafts.source is seq.drafts.modelled:
+        source = seq.drafts.source or seq.drafts.copied
+        source.note(num_drafted, num_right)
+        if source is seq.drafts.modelled:
             self._modelled.note(num_drafted, num_right)
-        elif seq.drafts.source is seq.drafts.copied:
+        elif source is seq.drafts.copied:
             self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
         """Drop what drafters keep of a sequence that is over or gives up its room."""
-        for drafter in self._drafters():
-            drafter.forget(seq)
+        if self.is_used:  # else nothing is kept
+            for drafter in self._drafters:
+                drafter.forget(seq)
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""
         seq.drafts.watched = None
-        for drafter in self._drafters():
+        for drafter in self._drafters:
             drafter.cut(seq)
 
     def close(self) -> None:
         """Release what drafters hold."""
-        for drafter in self._drafters():
+        for drafter in self._drafters:
             drafter.close()
-
-    def _drafters(self) -> tuple[Drafter, ...]:
-        own = (self._proposals, self._lookup)
-        return own if self._model is None else (*own, self._model)
 
 
 def _told(wish: Wanted) -> tuple[int, ...]:
@@ -398,7 +399,9 @@ def _may_draft(seq: Sequence) -> bool:
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
-    if seq.request.holds_text and seq.is_controlled:  # it hears of each draw before one takes others back
+    if (
+        seq.is_controlled and seq.output.text is not None and seq.output.text.may_go
+    ):  # it hears of each draw before one takes others back
         return False
     if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
         return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 
 class StepCost:
     """Seconds of a step as a plane over its rows, whose logits are asked for, and its further tokens, which cost less;
@@ -110,18 +113,18 @@ class Average:
         self._taken *= 0.995
 
 
+@dataclass(slots=True)
 class Tally:
     """How many guesses were right of late; old ones count less and less."""
 
     #: What is expected before there was any guess; it counts as much as one guess does.
-    PRIOR = 0.6
+    PRIOR: ClassVar = 0.6
     #: What old guesses still count after others, and after a step in which there may have been none.
-    MEMORY, FADING = 0.95, 0.99
+    MEMORY: ClassVar = 0.95
+    FADING: ClassVar = 0.99
 
-    __slots__ = ("num_right", "num_tried")
-
-    def __init__(self) -> None:
-        self.num_right = self.num_tried = 0.0
+    num_right: float = 0.0
+    num_tried: float = 0.0
 
     @property
     def chance(self) -> float:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
 from bridle.engine.plan import SampleRow, StepResult
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence as Output
-from bridle.engine.sequence_state import NO_DRAW, Drawn, TraceRoom, TraceState
+from bridle.engine.sequence_state import NO_DRAW, TraceRoom, TraceState
 from bridle.outputs import Finished, Traced
 from bridle.traced import (
     MAX_BIASES,
@@ -100,14 +99,14 @@ class Tracer:
         assert trace is not None
         if not self._has_room(trace.room):
             return
-        place = index, self._step, len(seq.tokens) - seq.num_prompt - 1, token, text
         decoder = self._decoder if request.detokenize else None
-        made: Later
+        at = len(seq.tokens) - seq.num_prompt - 1
+        made: Later  # one flat tuple, so that there is little for the collector of garbage to go through
         if forced:
-            made = partial(_forced_token, decoder, place, trace.by, trace.answered)
+            made = _forced_token, decoder, index, self._step, at, token, text, trace.by, trace.answered
         else:
-            made = partial(_drawn_token, decoder, place, trace.drawn, trace.answered, self._cost)
-            trace.drawn = NO_DRAW
+            drawn, trace.drawn = trace.drawn, NO_DRAW
+            made = _drawn_token, decoder, index, self._step, at, token, text, *drawn, trace.answered, self._cost
         trace.answered = 0.0
         self._emit(Traced(request.id, index, made))
 
@@ -233,26 +232,37 @@ class Tracer:
 
 # -- records that are made when they are read: a step only notes what they are made of ------------------------
 
-#: Output, step, number in the output, token and text.
-_Place = tuple[int, int, int, int, str]
 
-
-def _forced_token(decoder: TextDecoder | None, place: _Place, by: str | None, answer: float) -> Token:
-    return Token(*place, _spelled(decoder, place[3]), True, by, answer=answer)
+def _forced_token(
+    decoder: TextDecoder | None,
+    output: int,
+    step: int,
+    at: int,
+    token: int,
+    text: str,
+    by: str | None,
+    answer: float,
+) -> Token:
+    return Token(output, step, at, token, text, _spelled(decoder, token), True, by, answer=answer)
 
 
 def _drawn_token(
     decoder: TextDecoder | None,
-    place: _Place,
-    drawn: Drawn,
+    output: int,
+    step: int,
+    at: int,
+    token: int,
+    text: str,
+    bias: tuple[tuple[int, float], ...],
+    is_draft: bool,
+    draws: Sequence[Draw | None],
+    number: int,
     answer: float,
     cost: Cost | None,
 ) -> Token:
-    bias, is_draft, draws, number = drawn
     told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[:MAX_BIASES]])
-    draw = _draw_of(decoder, draws, number)
-    spelled = _spelled(decoder, place[3])
-    return Token(*place, spelled, False, None, is_draft, draw, told, len(bias), answer, cost)
+    draw, spelled = _draw_of(decoder, draws, number), _spelled(decoder, token)
+    return Token(output, step, at, token, text, spelled, False, None, is_draft, draw, told, len(bias), answer, cost)
 
 
 def _draw_of(decoder: TextDecoder | None, draws: Sequence[Draw | None], number: int) -> Draw | None:

@@ -27,14 +27,17 @@ STRICT_HEADER = "x-strict-fields"
 #: How many unknown fields a body may have: each is looked up.
 MAX_UNKNOWN = 64
 _MAX_NAME_CHARS = 80
-_is_strict: ContextVar[bool] = ContextVar("strict_fields", default=False)
+_NOT_STRICT: tuple[Mapping[str, str], bool] = ({}, False)
+#: The headers of the call whose body is read, and whether its server is strict.
+STRICTNESS: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("strict_fields", default=_NOT_STRICT)
 
 
-def set_strictness(headers: Mapping[str, str], default: bool) -> None:
-    """Note whether the body of this call, whose `headers` are given, may have fields that nobody knows: as its header
-    says, by default as the server has it."""
+def is_strict() -> bool:
+    """Whether the body of this call may have no fields that nobody knows: as its header says, by default as the server
+    has it."""
+    headers, default = STRICTNESS.get()
     said = headers.get(STRICT_HEADER, "").strip().lower()
-    _is_strict.set(default if not said else said not in ("0", "false", "no", "off"))
+    return default if not said else said not in ("0", "false", "no", "off")
 
 
 class UnknownField(InvalidRequest):
@@ -110,7 +113,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
         raise UnknownField(
             f"there is no field {said!r}, which speaks of the form of a text; those here are {', '.join(_FORMS)}", said
         )
-    if _is_strict.get() and (row is None or not row.is_off(value)):
+    if is_strict() and (row is None or not row.is_off(value)):
         why = f" ({row.why})" if row is not None and row.why else ""
         raise UnknownField(f"there is no field {said!r}{why}, and strict_fields lets no unknown one pass", said)
 

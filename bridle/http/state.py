@@ -15,7 +15,7 @@ from bridle.http.transport.sockets import SocketFront
 from bridle.service import LoadedModel
 from bridle.service.response_book import ResponseBook
 from bridle.service.serving import Host, Serving
-from bridle.service.trace_book import wish_of
+from bridle.service.trace_book import HEADER, wish_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,8 @@ def http_state(request: Request) -> HttpState:
 def serving_of(request: Request, trace: bool | str | None = None) -> Serving:
     """The life of what a request asks for, which ends with its call. `trace` is the field of that name."""
     http, call = http_state(request), call_of(request.scope)
-    settings, wish = http.settings, wish_of(request.headers, trace)
+    settings, is_asked = http.settings, trace is not None or HEADER in request.headers
+    wish = wish_of(request.headers, trace) if is_asked else "no"
     return Serving(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
 
 

@@ -193,7 +193,9 @@ class ChatSession:
             raise InvalidRequest("the system prompt or the options of the conversation are not valid")
         session = cls(llm, system, _sampling(data.get("sampling")), **options)
         if turns:
-            prepare(turns, look_of(llm.model, Conversation(turns)))  # raises for what is no list of messages
+            pictures, tokenizer = llm.model.pictures, llm.model.tokenizer
+            look = None if pictures is None else look_of(pictures, tokenizer, Conversation(turns))
+            prepare(turns, look)  # raises for what is no list of messages
         session.turns = [dict(turn) for turn in turns]
         return session
 

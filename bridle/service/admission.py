@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from bridle.errors import InvalidRequest, Overloaded
-from bridle.sampling import SamplingParams
 from bridle.service.fairness import FairQueue, Place
 from bridle.service.rates import NO_LIMITS, Limits, RateLimiter
 
@@ -59,24 +58,21 @@ class Admission:
     def admit(self, num_requests: int = 1, user: str = "", limits: Limits = NO_LIMITS) -> Ticket:
         """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room
         for them, or if the user's limits are used up."""
-        self._check_places(num_requests, user)
+        self.look(user, limits, num_requests)
         if limits is not NO_LIMITS:
-            self._rates.check(user, limits, num_requests)
+            self._rates.spend(user, "requests", limits.requests_per_minute, num_requests)
         self.num_requests += num_requests
         self._held[user] += num_requests
         return Ticket(self, num_requests, self._clock(), user, limits)
 
-    def look(self, user: str = "", limits: Limits = NO_LIMITS) -> None:
-        """Raise the error that `admit` would raise for the smallest request of `user`, and take nothing. This comes
-        before the request's body is read."""
-        self._check_places(1, user)
-        if limits is not NO_LIMITS:
-            self._rates.look(user, limits, 1)
-
-    def _check_places(self, wanted: int, user: str) -> None:
-        self._check_room(wanted, self.num_requests, self.max_requests, "requests", "max_requests")
+    def look(self, user: str = "", limits: Limits = NO_LIMITS, num_requests: int = 1) -> None:
+        """Raise the error that `admit` would raise, and take nothing. The smallest request of `user` is looked at
+        before its body is read."""
+        self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
         if self._is_shared:
-            self._check_share(wanted, user)
+            self._check_share(num_requests, user)
+        if limits is not NO_LIMITS:
+            self._rates.look(user, limits, num_requests)
 
     def retry_after(self) -> float:
         """Seconds until a place should be free: places come back at (in flight) / (mean time held)."""
@@ -111,11 +107,6 @@ class Admission:
             f"the server is full: {used} {what} in flight, {wanted} more wanted, at most {limit}",
             self.retry_after(),
         )
-
-
-def max_output(sampling: SamplingParams, num_copies: int = 1) -> int | None:
-    """The most tokens that `num_copies` of a request may ask for; None if the model decides when it ends."""
-    return None if sampling.max_tokens is None else sampling.max_tokens * sampling.n * num_copies
 
 
 @dataclass(slots=True, eq=False)

@@ -114,7 +114,7 @@ class OutputCollector:
                 case Forked():
                     parent = self.growing[event.parent]
                     self.growing[event.index] = parent.fork(event.index, event.num_tokens, event.text)
-                    self.output.outputs = [self.growing[index].output for index in sorted(self.growing)]
+                    self.output.outputs[:] = [self.growing[index].output for index in sorted(self.growing)]
                 case Finished():
                     self.growing[event.index].finish(event)
                 case Traced():

@@ -47,6 +47,7 @@ class Part:
     tells_trace: bool = False
     is_computed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     collector: OutputCollector = field(init=False)
+    outputs: list[CompletionOutput] = field(init=False)  # so far, in order of their index; only to look at
     is_steered: bool = field(init=False)
     ahead: _Ahead | None = field(init=False, default=None)
     _reader: DeltaReader | None = field(init=False, default=None)
@@ -54,14 +55,11 @@ class Part:
 
     def __post_init__(self) -> None:
         self.collector = OutputCollector(self.request, self.text)
+        self.outputs = self.collector.output.outputs
         # Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
         # look does not.
-        controller = own_of(self.request.controller)
+        controller = None if self.request.controller is None else own_of(self.request.controller)
         self.is_steered = controller is not None and not isinstance(controller, (Constraint, FreePart))
-
-    @property
-    def outputs(self) -> list[CompletionOutput]:
-        return self.collector.output.outputs
 
     @property
     def reader(self) -> DeltaReader:
@@ -140,30 +138,32 @@ class Generation:
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
         self.story.submit(self.parts[0].request, num_prompt)
-        room = asyncio.Semaphore(self.at_once or len(self.parts))
         try:
             if len(self.parts) == 1:
-                await self._run(self.parts[0], room, sink, tells_failures)
+                await self._read(self.parts[0], sink, tells_failures)
                 return
+            room = asyncio.Semaphore(self.at_once or len(self.parts))
             async with asyncio.TaskGroup() as group:
                 for part in self.parts:
-                    group.create_task(self._run(part, room, sink, tells_failures))
+                    group.create_task(self._read_in_turn(part, room, sink, tells_failures))
         except BaseExceptionGroup as group:  # `except*` would wrap what is raised in it, on some versions
             raise _first(group) from None
         finally:
             self._settle()
 
-    async def _run(self, part: Part, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool) -> None:
-        """Read a part to its end."""
+    async def _read_in_turn(self, part: Part, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool) -> None:
+        """Do as `_read` once there is `room`, and the part that it shares a prompt with has computed that."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
             async with room:
-                await self._read(part, part.ahead or self.model.client.submit(part.request), sink, tells_failures)
+                await self._read(part, sink, tells_failures)
         finally:
             part.is_computed.set()
 
-    async def _read(self, part: Part, stream: EventStream | _Ahead, sink: Sink | None, tells_failures: bool) -> None:
+    async def _read(self, part: Part, sink: Sink | None, tells_failures: bool) -> None:
+        """Submit a part and read it to its end."""
+        stream = part.ahead or self.model.client.submit(part.request)
         try:
             async for events in stream:
                 # Who marks rewinds looks between them, so that nothing depends on how many events came together.

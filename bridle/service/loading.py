@@ -58,6 +58,8 @@ T = TypeVar("T")
 _NUM_TEXT_THREADS = 2
 #: Requests that wait at once for pictures of other servers.
 _MOST_FETCHING = 32
+#: No tokenizer in use packs more characters than this into a token on average; longer texts are refused unread.
+MAX_CHARS_PER_TOKEN = 128
 _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -82,7 +84,7 @@ class LoadedModel:
     controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory that its weights and its KV
     cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with,
     `batching` the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the
-    context window, or the whole KV cache if that is less.
+    context window, or the whole KV cache if that is less; more than `max_prompt_chars` characters it cannot hold.
     """
 
     name: str
@@ -106,6 +108,7 @@ class LoadedModel:
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
     max_sequence_tokens: int = field(init=False, repr=False)
+    max_prompt_chars: int = field(init=False, repr=False)
     answers: AnswerBook = field(init=False, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
     _fetching: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_FETCHING), repr=False)
@@ -116,6 +119,7 @@ class LoadedModel:
         self.answers = AnswerBook(self.engine.park_seconds if self._parks else 0.0)
         self.batching = Batching.of(self.engine, info)
         self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+        self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
     @property
     def policy_control(self) -> RuntimePool | None:
@@ -150,12 +154,10 @@ class LoadedModel:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
-    async def in_picture_thread(
-        self, is_fetched: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Do as `in_text_thread` for a request with pictures. One whose pictures have to be fetched gets a thread of
-        its own, since it waits for other servers. Raises `Overloaded` where there are too many of those."""
-        if not is_fetched or self.pictures is None or not self.pictures.hosts:
+    async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do as `in_text_thread` for a request whose pictures have to be fetched: it gets a thread of its own, since it
+        waits for other servers. Raises `Overloaded` where there are too many of those."""
+        if self.pictures is None or not self.pictures.hosts:  # nothing is fetched here
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
             raise Overloaded(f"{_MOST_FETCHING} requests are fetching pictures; try again")

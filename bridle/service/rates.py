@@ -54,14 +54,8 @@ class RateLimiter:
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
-    def check(self, user: str, limits: Limits, num_requests: int) -> None:
-        """Take `num_requests` out of the user's bucket. Raises `Overloaded`, having taken nothing, if any bucket holds
-        too little."""
-        self.look(user, limits, num_requests)
-        self.spend(user, "requests", limits.requests_per_minute, num_requests)
-
     def look(self, user: str, limits: Limits, num_requests: int) -> None:
-        """Raise the error that `check` would raise, and take nothing out."""
+        """Raise `Overloaded` if any bucket of the user holds too little for `num_requests`; nothing is taken out."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from bridle.constraints.spec import Constraint
@@ -69,18 +70,14 @@ class RequestOptions(OwnOptions, Wanted, total=False):
     """Both."""
 
 
-#: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
-#: unread.
-MAX_CHARS_PER_TOKEN = 128
 #: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
 MAX_INLINE_CHARS = 4_096
 #: A thread takes texts of about this many characters together at a time, since others wait for it.
 _GROUP_CHARS = 65_536
 
 
-def new_request_id() -> str:
-    """An id that is unique among requests."""
-    return secrets.token_hex(12)
+#: Makes an id that is unique among requests.
+new_request_id = partial(secrets.token_hex, 12)
 
 
 def new_seed() -> int:
@@ -128,7 +125,8 @@ def make_request(
     if not embeds:
         check_task(model.info, embeds)
     policies = NO_POLICIES if embeds else options.get("policies", NO_POLICIES)
-    sampling = policies.limit(sampling)
+    if policies is not NO_POLICIES:
+        sampling = policies.limit(sampling)
     check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
@@ -137,20 +135,24 @@ def make_request(
         if not all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller)):
             message = "banned_phrases do not go with a controller, which can take text back by itself"
             raise InvalidRequest(message, "banned_phrases")
+    if policies is not NO_POLICIES:
+        controller = policies.steer(controller)
     if policies.guard is not None:
         options["detokenize"] = True  # it holds for text
-    adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
-    sights = options.get("sights", NO_SIGHTS).of(options.get("tenant", ""))
+    adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
+    sights = options.get("sights", NO_SIGHTS)
+    if sights.media:
+        sights = sights.of(tenant)
     return Request(
         id=options.get("request_id") or new_request_id(),
         prompt=tokens,
         sampling=sampling,
-        controller=policies.steer(controller),
+        controller=controller,
         guard=policies.guard,
         adapter=None if adapter is None else model.adapters.resolve(adapter),
         stopping=tuple(stopping),
         deadline=terms.end(options.get("timeout")),
-        tenant=options.get("tenant", ""),
+        tenant=tenant,
         priority=terms.priority,
         detokenize=options.get("detokenize", True),
         embeds=embeds,
@@ -178,7 +180,8 @@ async def see_apart(
 ) -> tuple[tuple[int, ...], Sights]:
     """Do as `see`, for an event loop."""
     is_fetched = any(source.is_remote for source in sources)
-    return await model.in_picture_thread(is_fetched, see, model, tokens, sources)
+    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
+    return await in_thread(see, model, tokens, sources)
 
 
 #: An embedding draws nothing; the length is not looked at.
@@ -259,7 +262,7 @@ def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
         check_text(model, text, "prompt")
         return text
     check_unicode(text, "prompt")
-    return text[-max_chars(model) :]
+    return text[-model.max_prompt_chars :]
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
@@ -270,17 +273,12 @@ def check_text(model: LoadedModel, text: str, param: str) -> None:
 
 def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
     """Refuse texts of `num_chars` characters if their tokens cannot fit into the context, whatever they are."""
-    limit = max_chars(model)
+    limit = model.max_prompt_chars
     if num_chars > limit:
         raise ContextOverflow(
             f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}",
             param,
         )
-
-
-def max_chars(model: LoadedModel) -> int:
-    """The most characters that the model's context can hold."""
-    return model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
 
 def check_unicode(text: str, param: str) -> None:
@@ -323,22 +321,22 @@ def _context(model: LoadedModel) -> str:
 
 def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
     """Refuse tokens that the model does not have, and stop strings that no text can hold."""
-    vocab_size, num_drawable = model.info.vocab_size, model.info.num_drawable
-    bias, ends = sampling.logit_bias, sampling.stop_token_ids
+    vocab_size, bias = model.info.vocab_size, sampling.logit_bias
     if bias:
-        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, num_drawable)
+        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
         check_drawn("logit_bias", bias, model.info)
-    if ends:
-        _check_ids("stop_token_ids", ends, vocab_size)
+    if sampling.stop_token_ids:
+        _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     if sampling.allowed_token_ids:
-        _check_ids("allowed_token_ids", sampling.allowed_token_ids, num_drawable)
+        _check_ids("allowed_token_ids", sampling.allowed_token_ids, model.info.num_drawable)
         check_drawn("allowed_token_ids", sampling.allowed_token_ids, model.info)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
     for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
         for text in getattr(sampling, name):
             check_unicode(text, name)
-    check_unicode(sampling.prediction, "prediction")
+    if sampling.prediction:
+        check_unicode(sampling.prediction, "prediction")
     for text, _ in sampling.bias_texts:
         check_unicode(text, "logit_bias")
 

@@ -24,7 +24,7 @@ from bridle.engine.intake import check_task
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.heap import return_free_memory
 from bridle.sampling import MAX_SEED, SamplingParams
-from bridle.service.admission import Admission, Ticket, max_output
+from bridle.service.admission import Admission, Ticket
 from bridle.service.generation import Generation, Part
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.loading import LoadedModel
@@ -228,11 +228,6 @@ class Serving:
         async with self.story.terms.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
-    def _check_drain(self, continues: str) -> None:
-        """Turn a call away that came while the host was draining, unless it goes on with what is parked."""
-        if self._is_late and not continues:
-            raise EngineClosed(_CLOSING)
-
     async def prepare(
         self,
         prompts: Sequence[tuple[int, ...]],
@@ -247,13 +242,15 @@ class Serving:
         """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
         from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
         its own, which its seed alone repeats. So many requests run `at_once`."""
-        self._check_drain(wanted.get("continues", ""))
-        policies = NO_POLICIES if wanted.get("embeds") else await self._policies()
+        if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
+            raise EngineClosed(_CLOSING)
+        has_policies = self.host.policies.current.policies and not wanted.get("embeds")
+        policies = await self._policies() if has_policies else NO_POLICIES
         if self.trace != "no":
             is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
             self.trace = "no" if is_refused else self.trace
             self.story.traced = UNDER_POLICY if is_refused else self.trace
-        is_traced = self.trace != "no" or self.host.traces.is_chosen(self.story.id)
+        is_traced = self.trace != "no" or (self.host.traces.share > 0 and self.host.traces.is_chosen(self.story.id))
         if is_traced and not wanted.get("embeds"):
             wanted["trace"] = True
         sampling = await self._checked(sampling, steering)
@@ -277,8 +274,6 @@ class Serving:
         """What the operator demands of this call's texts. What holds now holds for it to its end."""
         story, current = self.story, self.host.policies.current
         asking = Asking.of(self.model.name, self.adapter, self.identity, story.route)
-        if not current.policies:
-            return NO_POLICIES
         if current.may_take_long:
             applied = await self.model.in_text_thread(current.select, asking, self.model)
         else:
@@ -313,7 +308,7 @@ class Serving:
         wanted: Wanted,
     ) -> Request:
         """A checked request for one prompt, with a place in the order of service for all of its copies."""
-        story = self.story
+        story, desk = self.story, self.model.tools
         request = make_request(
             self.model,
             tokens,
@@ -324,21 +319,17 @@ class Serving:
             timeout=self.request_timeout,
             tenant=self.identity.user,
             terms=story.terms,
-            metadata=story.metadata,
-            tools=self._tools(),
+            metadata={} if story.span is None else {"traceparent": story.span.traceparent},  # for other processes
+            tools=None if desk is None else desk.names_for(self.identity.user, self.identity.is_admin),
             client_tools=steering.client_tools,
             policies=policies,
             **wanted,
         )
         controller = steering.controller
         num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
-        most = max_output(request.sampling, num_outputs)
+        most = request.sampling.max_tokens  # None: the model decides when it ends
+        most = None if most is None else most * request.sampling.n * num_outputs
         return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most))
-
-    def _tools(self) -> tuple[str, ...] | None:
-        """The tools that the controllers of who asks may call."""
-        desk = self.model.tools
-        return None if desk is None else desk.names_for(self.identity.user, self.identity.is_admin)
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:

@@ -73,7 +73,9 @@ class Steering:
     @property
     def whole(self) -> object | None:
         """Both in one. Raises `InvalidRequest` if they are too many."""
-        return compose(self.controller, self.constraint)
+        if self.constraint is None:
+            return self.controller
+        return self.constraint if self.controller is None else compose(self.controller, self.constraint)
 
 
 PLAIN = Steering()

@@ -116,11 +116,6 @@ class Story:
             self.moments.append(moment)
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """Metadata that its engine requests carry into other processes: the name of its span, if it has one."""
-        return {} if self.span is None else {"traceparent": self.span.traceparent}
-
-    @property
     def state(self) -> str:
         """The state of the request, in a word."""
         if self.submitted is None:

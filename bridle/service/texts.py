@@ -25,7 +25,6 @@ from bridle.service.requests import (
     encode_prompt,
     grouped,
     make_request,
-    max_chars,
 )
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _readable(model: LoadedModel, text: str, how: Reading) -> str:
     if how.truncate is None:
         check_length(model, len(text), "input")
     check_unicode(text, "input")
-    return text if how.truncate is None else text[: max_chars(model)]
+    return text if how.truncate is None else text[: model.max_prompt_chars]
 
 
 def _cut(model: LoadedModel, how: Reading) -> int | None:

@@ -83,7 +83,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._own(bool(tools)).render(known) if template is None else _render_apart(template, known)
+            if template is not None:
+                return _render_apart(template, known)
+            name = "tool_use" if tools and "tool_use" in self._sources else "default"
+            return (self._programs.get(name) or self._compile(name)).render(known)
         except TemplateError as error:
             raise self._translate(error, template is None) from error
 
@@ -91,18 +94,16 @@ class ChatTemplate:
     def _programs(self) -> dict[str, ChatTemplateProgram]:
         return {}
 
-    def _own(self, has_tools: bool) -> ChatTemplateProgram:
-        """The model's template for a prompt with or without tools."""
-        name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+    def _compile(self, name: str) -> ChatTemplateProgram:
+        """One of the model's templates, when it is first used."""
         if name not in self._sources:
             reason = f"only {sorted(self._sources)}" if self._sources else "none"
             raise TemplateFailure(
                 f"the model has no chat template ({reason}); give one, or send a plain prompt",
                 "chat_template",
             )
-        if name not in self._programs:
-            self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
-        return self._programs[name]
+        program = self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
+        return program
 
     def _known_roles(self, messages: Prepared, template: str | None) -> Prepared:
         """Return the messages in roles that the template knows. Some clients send the system message with the role

@@ -75,12 +75,10 @@ class ByteText:
         text: str | None
         if token in self._skipped or not 0 <= token < len(self._texts):
             text = ""
-        elif self._waiting or self._lead:
-            text = self._push_slowly(token)
         else:
             text = self._texts[token]
-            if text is None:
-                text = self._push_slowly(token)
+            if text is None or self._waiting or self._lead:
+                text = self._push_slowly(token, text)
         self._lengths.append(len(text))
         if self._waiting or self._lead:
             self._unusual[len(self._lengths)] = (self._waiting, self._lead)
@@ -115,11 +113,13 @@ class ByteText:
         twin._waiting, twin._lead = self._waiting, self._lead
         return twin
 
-    def _push_slowly(self, token: int) -> str:
+    def _push_slowly(self, token: int, text: str | None) -> str:
+        """The characters that become certain with a token of no whole ones (`text` is None then), or after bytes that
+        wait, or in the special beginning."""
         if self._lead and self._table.drops_in_first:
             data, self._lead = self._table.first_bytes(token), 0
         else:
-            data = self._table.bytes_of(token)
+            data = self._table.raw[token] if text is None else text.encode("utf-8")
         data = self._waiting + data
         text, used = utf_8_decode(data, "replace", False)
         self._waiting = data[used:]
@@ -140,8 +140,11 @@ class ByteText:
         """Bytes at the end of the prompt that may begin a character."""
         tail = b""
         for token in reversed(self._prompt):
-            if token not in self._skipped:
-                tail = self._table.bytes_of(token) + tail
+            if token in self._skipped or not 0 <= token < len(self._texts):
+                continue
+            if self._texts[token]:
+                break  # whole characters, so nothing before them waits
+            tail = self._table.raw.get(token, b"") + tail
             if len(tail) >= _LONGEST_CHARACTER:
                 break
         tail = tail[-_LONGEST_CHARACTER:]

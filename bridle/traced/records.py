@@ -250,8 +250,9 @@ class Header:
     made: str = ""
 
 
-#: What becomes a record when it is read: steps are not held up by what nobody may ever look at.
-Later = Callable[[], Record]
+#: What becomes a record when it is read, a function and its arguments: steps are not held up by what nobody may ever
+#: look at.
+Later = tuple[Callable[..., Record], *tuple[Any, ...]]
 
 
 class Trace:
@@ -301,4 +302,7 @@ class Trace:
 
 def made(record: Record | Later) -> Record:
     """The record itself."""
-    return record if isinstance(record, Record) else record()
+    if isinstance(record, Record):
+        return record
+    make, *given = record
+    return make(*given)

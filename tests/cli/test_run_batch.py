@@ -156,3 +156,19 @@ async def test_lines_search_beams() -> None:
         choices = answers[url]["body"]["choices"]
         assert len(choices) == 2 and choices[0]["score"] >= choices[1]["score"], answers[url]
     assert answers["/generate"]["status_code"] == 422 and "beams are searched on" in str(answers["/generate"]["body"])
+
+
+@pytest.mark.parametrize("flags", [[], ["-i"], ["--input-file"]])
+def test_the_file_is_named_as_elsewhere_too(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's command has flags for both files. Nothing is loaded for a file that is none."""
+    (tmp_path / "in.jsonl").write_text("{")
+    assert main(["run-batch", *flags, str(tmp_path / "in.jsonl"), "--output-file", str(tmp_path / "out.jsonl")]) == 2
+    assert "line 1 is no request" in capsys.readouterr().err
+
+
+def test_a_second_file_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run-batch", "in.jsonl", "out.jsonl"]) == 2
+    said = capsys.readouterr().err
+    assert "run-batch takes no more words, but got 'out.jsonl'; --output FILE says where the answers go" in said

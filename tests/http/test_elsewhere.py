@@ -15,9 +15,10 @@ import pytest
 
 from bridle.elsewhere.calls import ROUTES, WORDS
 from bridle.elsewhere.fields import BY_NAME, FIELDS
+from bridle.elsewhere.rows import System
 from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.sampling import SamplingParams, meanings
-from lab.coming_from import NAMES, paths, sampler_meaning
+from lab.coming_from import NAMES, paths, sampler_meaning, sent
 from tests.http.harness import scripted_model, served
 
 BODY = {"prompt": "Say", "max_tokens": 24, "seed": 4, "temperature": 1.0, "ignore_eos": True}
@@ -113,8 +114,21 @@ def test_no_field_and_no_route_is_missing(file: Path) -> None:
     assert not [name for name in listed.get("fields", "").split() if name not in rows]
     told = {route.path for route in ROUTES if system in route.systems}
     assert set(listed.get("routes", "").split()) <= told
-    words = {name for word in WORDS if word.system == system for name in word.name.split(", ")}
-    assert set(listed.get("words", "").split()) <= words
+    words = [name for word in WORDS if word.system == system for name in word.name.split(", ")]
+    assert sorted(name for name in words if " " not in name) == sorted(listed.get("words", "").split())
+
+
+@pytest.mark.parametrize("file", NAMES, ids=lambda file: str(file.stem))
+def test_no_route_is_made_up(file: Path) -> None:
+    listed = tomllib.loads(file.read_text(encoding="utf-8"))
+    told = {route.path for route in ROUTES if listed["system"] in route.systems}
+    assert told - {"/metrics", "/v1/classify"} <= set(listed.get("routes", "").split())
+
+
+@pytest.mark.parametrize("system", ["guidance", "outlines"])
+def test_what_clients_of_libraries_send_is_taken(system: System) -> None:
+    fields = {name: text for text, names in sent(system).items() for name in names}
+    assert len(fields) >= 8 and not [name for name, text in fields.items() if text.startswith("refused")]
 
 
 def test_routes_are_the_same_where_they_are_here() -> None:

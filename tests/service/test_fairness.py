@@ -126,21 +126,21 @@ def test_requests_and_tokens_per_minute_are_bounded() -> None:
     rates = RateLimiter(clock)
     limits = Limits(requests_per_minute=3, tokens_per_minute=100)
     for _ in range(3):
-        rates.check("u", limits, 1)
+        take(rates, "u", limits, 1)
     with pytest.raises(Overloaded, match="3 requests per minute") as full:
-        rates.check("u", limits, 1)
+        take(rates, "u", limits, 1)
     assert full.value.retry_after == 20
-    rates.check("other", limits, 1)
+    take(rates, "other", limits, 1)
     clock.now += 20
-    rates.check("u", limits, 1)
+    take(rates, "u", limits, 1)
     rates.spend("u", "tokens", 100, 150)
     clock.now += 25
     with pytest.raises(Overloaded, match="100 tokens per minute"):
-        rates.check("u", limits, 1)
+        take(rates, "u", limits, 1)
     clock.now += 10
-    rates.check("u", limits, 1)
+    take(rates, "u", limits, 1)
     with pytest.raises(InvalidRequest, match="may have 3 in a minute"):
-        rates.check("u", limits, 4)
+        take(rates, "u", limits, 4)
 
 
 def test_limits_are_checked_and_kept_with_the_keys(tmp_path: Path) -> None:
@@ -157,3 +157,9 @@ def test_limits_are_checked_and_kept_with_the_keys(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest):
             Limits(**bad)  # type: ignore[arg-type]
     store.close()
+
+
+def take(rates: RateLimiter, user: str, limits: Limits, num_requests: int) -> None:
+    """Take requests out of a user's buckets, as admission does."""
+    rates.look(user, limits, num_requests)
+    rates.spend(user, "requests", limits.requests_per_minute, num_requests)

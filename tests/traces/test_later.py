@@ -17,13 +17,13 @@ from tests.traces.records import RECORDS
 def test_a_trace_of_what_makes_records_is_that_of_the_records(given: list[tuple[Record, bool]], early: int) -> None:
     num_made = 0
 
-    def later(record: Record) -> Callable[[], Record]:
-        def make() -> Record:
+    def later(record: Record) -> tuple[Callable[[Record], Record], Record]:
+        def make(given: Record) -> Record:
             nonlocal num_made
             num_made += 1
-            return record
+            return given
 
-        return make
+        return make, record
 
     trace = Trace(Header("a"))
     for number, (record, is_late) in enumerate(given):
@@ -41,6 +41,6 @@ def test_a_trace_of_what_makes_records_is_that_of_the_records(given: list[tuple[
 @given(RECORDS)
 def test_an_event_makes_its_record_once(record: Record) -> None:
     made: list[int] = []
-    event = Traced("a", 0, lambda: made.append(1) or record)  # type: ignore[func-returns-value]
+    event = Traced("a", 0, (lambda: made.append(1) or record,))  # type: ignore[func-returns-value]
     assert event.record is event.record is record
     assert made == [1]

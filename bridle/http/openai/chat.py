@@ -15,8 +15,8 @@ from bridle.chat.turn import Turn, TurnReader, plan_turn
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.beams import check_beams, searching, width_of
-from bridle.http.openai.logprobs import chat_logprobs, check_prompt_logprobs, prompt_logprobs
+from bridle.http.openai.beams import searching
+from bridle.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
@@ -32,6 +32,7 @@ from bridle.service.generation import Generation, Part
 from bridle.service.notes import Note
 from bridle.service.requests import Wanted
 from bridle.service.serving import Serving
+from bridle.service.steering import Steering
 from bridle.shown import shown
 
 _UNKEPT = {
@@ -54,12 +55,16 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     sampling = _sampling(body)
-    width = _width(body, sampling.n)
+    width = body.width(sampling.n)
     model = await serving.hold(body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline)
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
-    filled = turn.sampling if body.use_beam_search else body.filled(turn.sampling, model, len(turn.prompt))
-    sampling, steering, search = searching(body, model, filled, turn.steering, width)
+    steering, search = turn.steering, None
+    if body.use_beam_search:
+        sampling, search = searching(body, model, turn.sampling, steering, width)
+        steering = Steering(search)
+    else:
+        sampling = body.filled(turn.sampling, model, len(turn.prompt))
     wanted: Wanted = {**turn.wanted, "tell_resuming": body.wants_resuming}
     generation = await serving.prepare([turn.prompt], sampling, steering, **wanted)
     if not body.stream:
@@ -92,14 +97,6 @@ def _check_promises(body: ChatBody, model: str) -> None:
         raise UnsupportedFeature(f"modalities is {shown(body.modalities)}; {model!r} writes only text", "modalities")
 
 
-def _width(body: ChatBody, num_wanted: int) -> int:
-    """How many answers are written, or searched for."""
-    check_beams(body)
-    if body.best_of not in (None, num_wanted) and not body.use_beam_search:
-        raise InvalidRequest(f"best_of is {body.best_of}; on chats it needs use_beam_search", "best_of")
-    return width_of(body, num_wanted)
-
-
 def _sampling(body: ChatBody) -> SamplingParams:
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
@@ -110,10 +107,12 @@ def _sampling(body: ChatBody) -> SamplingParams:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
-    check_prompt_logprobs(body.prompt_logprobs, body.stream)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = limits.pop() if limits else None
-    return body.sampling(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=body.prompt_logprobs)
+    sampling = body.sampling(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=body.prompt_logprobs)
+    if body.best_of not in (None, sampling.n) and not body.use_beam_search:
+        raise InvalidRequest(f"best_of is {body.best_of}; on chats it needs use_beam_search", "best_of")
+    return sampling
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.beams import check_beams, searching, width_of
-from bridle.http.openai.logprobs import CompletionLogprobs, check_prompt_logprobs, prompt_logprobs
+from bridle.http.openai.beams import searching
+from bridle.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.state import http_state, serving_of
@@ -55,8 +55,12 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
     steering = serving.steering(body, body.form(), body.rewind)
     _check_steering(body, plan, steering)
-    filled = plan.sampling if body.use_beam_search else body.filled(plan.sampling, model)
-    sampling, steering, search = searching(body, model, filled, steering, plan.sampling.n)
+    search = None
+    if body.use_beam_search:
+        sampling, search = searching(body, model, plan.sampling, steering, plan.sampling.n)
+        steering = Steering(search)
+    else:
+        sampling = body.filled(plan.sampling, model)
     truncate = body.truncate_prompt_tokens
     _check_truncate(truncate, model.max_sequence_tokens)
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
@@ -91,14 +95,12 @@ def _plan(body: CompletionBody) -> _Plan:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
-    check_prompt_logprobs(body.prompt_logprobs, body.stream)
     num_prompt = max((most for most in (echoed, body.prompt_logprobs) if most is not None), default=None)
     sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=num_prompt)
     num_wanted = sampling.n
     if is_scoring and num_wanted > 1:
         raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
-    best_of = width_of(body, num_wanted)
-    check_beams(body)
+    best_of = body.width(num_wanted)
     if body.use_beam_search:
         sampling = sampling.with_(n=best_of)
     elif best_of > num_wanted:

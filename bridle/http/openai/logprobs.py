@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridle.errors import InvalidRequest
 from bridle.outputs import Logprob
 
 if TYPE_CHECKING:
@@ -77,12 +76,6 @@ def chat_logprobs(
         row["top_logprobs"] = [_row(tokenizer, other, value) for other, value in top]
         rows.append(row)
     return {"content": rows, "refusal": None}
-
-
-def check_prompt_logprobs(num_top: int | None, is_stream: bool | None) -> None:
-    """Refuse `prompt_logprobs` in streams, where they have no place."""
-    if num_top is not None and is_stream:
-        raise InvalidRequest(f"prompt_logprobs is {num_top}; they are not available while streaming", "prompt_logprobs")
 
 
 def prompt_logprobs(

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from bridle.chat.conversation import Conversation, continued
 from bridle.constraints import Constraint
 from bridle.constraints.named import NAMES, constraint_named
+from bridle.errors import InvalidRequest
 from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
@@ -211,6 +212,8 @@ class SamplingFields(ControllerFields, _Derived):
 
     def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int = 0) -> SamplingParams:
         """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
+        if not model.defaults:
+            return sampling
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return filled(sampling, model.defaults, given, model.max_sequence_tokens - num_prompt)
 
@@ -222,12 +225,33 @@ _SAMPLING_FIELDS = tuple(
 
 
 class BeamFields(SamplingFields):
-    """What asks for beam search, with `best_of` beams; bodies of the routes that have it."""
+    """What asks for beam search, with `best_of` beams, and for scores of the prompt; bodies of the routes that have
+    both."""
 
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: int | None = None
+
+    def width(self, num_wanted: int) -> int:
+        """How many choices are looked at, to answer with `num_wanted`. Refuses what goes with no stream, and what
+        belongs to beam search without it."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"
+            )
+        if self.stream and self.use_beam_search:
+            raise InvalidRequest(
+                "use_beam_search is true: the best texts are not known while streaming", "use_beam_search"
+            )
+        for name in () if self.use_beam_search else ("length_penalty", "early_stopping"):
+            if (value := getattr(self, name)) not in (None, False, 1.0):
+                raise InvalidRequest(f"{name} is {value!r}; it needs use_beam_search", name)
+        width = self.best_of or num_wanted
+        if width < num_wanted:
+            raise InvalidRequest(f"best_of is {width}, less than n ({num_wanted})", "best_of")
+        return width
 
 
 class CompletionBody(BeamFields):
@@ -236,7 +260,6 @@ class CompletionBody(BeamFields):
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     suffix: str | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
@@ -249,7 +272,6 @@ class ChatBody(BeamFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prompt_logprobs: int | None = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -18,13 +18,13 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Scope
 
-from bridle.errors import Overloaded, Unauthorized
+from bridle.errors import BridleError, Overloaded, Unauthorized
 from bridle.http.errors import Refuse
 from bridle.http.state import HttpState
 from bridle.http.transport.call import MODEL_ROUTES, Call, Identify, id_headers
 from bridle.http.transport.hosts import UnknownHost
 from bridle.service import new_request_id
-from bridle.service.keys import LOCAL_USER
+from bridle.service.keys import LOCAL_USER, Identity
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _LOG_INTERVAL = 1.0  # seconds
@@ -61,26 +61,27 @@ class Door:
             return None if found is None else DoorAnswer(found, None)
         if method != "POST" or path not in MODEL_ROUTES or self._http.is_draining:
             return None
-        return self._look(scope, path)
-
-    def _look(self, scope: Scope, path: str) -> DoorAnswer | None:
-        call = Call(id=new_request_id(), route=f"POST {path}", method="POST", path=path)
-        user = (scope.get("client") or ("",))[0]
+        identity = None
         try:
             identity = self._identify(HTTPConnection(scope)) or LOCAL_USER
-            call.identity, user = identity, identity.user
             self._http.admission.look(identity.user, identity.limits)
         except UnknownHost:
             return None  # rare, and with a status of its own
         except (Overloaded, Unauthorized) as error:
-            call.error = error
-            response = self._refuse(path, error, None)
-            response.raw_headers += id_headers(call)
-            call.status = response.status_code
-            self._http.metrics.observe(call, 0.0)
-            self._note(user)
-            return DoorAnswer(response, user)
+            return self._refusal(scope, identity, error)
         return None
+
+    def _refusal(self, scope: Scope, identity: Identity | None, error: BridleError) -> DoorAnswer:
+        """The answer to a request that is refused, which is counted."""
+        path, peer = scope["path"], scope.get("client") or ("",)
+        call = Call(id=new_request_id(), route=f"POST {path}", method="POST", path=path, identity=identity, error=error)
+        user = peer[0] if identity is None else identity.user
+        response = self._refuse(path, error, None)
+        response.raw_headers += id_headers(call)
+        call.status = response.status_code
+        self._http.metrics.observe(call, 0.0)
+        self._note(user)
+        return DoorAnswer(response, user)
 
     def _note(self, user: str) -> None:
         """Count a refusal; one log line a second reports all of them."""

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
-from bridle.http.fields import set_strictness
+from bridle.http.fields import STRICTNESS
 from bridle.http.settings import BODY_BYTES
 from bridle.http.state import http_state
 from bridle.http.transport.content_coding import unpacker_of
@@ -75,7 +75,7 @@ class BoundedRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            set_strictness(request.headers, http_state(request).settings.strict_fields)
+            STRICTNESS.set((request.headers, http_state(request).settings.strict_fields))
             return await handler(BoundedRequest(request.scope, request.receive))
 
         return bounded

@@ -65,7 +65,8 @@ class Work:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
                 times = self.settings.load_timeout, self.settings.request_timeout
-                await self._run(Serving(self.host, story, held, *times, wish_of({}, self.asked.trace)))
+                wish = "no" if self.asked.trace is None else wish_of({}, self.asked.trace)
+                await self._run(Serving(self.host, story, held, *times, wish))
         except asyncio.CancelledError:
             story.finish = story.finish or [FinishReason.CANCELLED.value]
             raise
