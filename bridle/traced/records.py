@@ -258,30 +258,39 @@ Later = tuple[Callable[..., Record], *tuple[Any, ...]]
 class Trace:
     """What happened to one request."""
 
-    __slots__ = ("_num_made", "_told", "header")
+    __slots__ = ("_ends", "_later", "_made", "header")
 
     def __init__(self, header: Header, records: Iterable[Record | Later] = ()) -> None:
         self.header = header
-        self._told: list[Any] = list(records)
-        self._num_made = 0
+        self._made: list[Record] = []
+        # What comes later stands in one flat list: a tuple for each would be gone through by the collector of garbage
+        # again and again.
+        self._later: list[Any] = []
+        self._ends: list[int] = []
+        for record in records:
+            self.add(record)
 
     def add(self, record: Record | Later) -> None:
         """Add what happened next."""
-        self._told.append(record)
+        if isinstance(record, tuple):
+            self._later += record
+        else:
+            self._later.append(record)
+        self._ends.append(len(self._later))
 
     @property
     def records(self) -> list[Record]:
         """What happened, in order."""
-        told = self._told
-        for number in range(self._num_made, len(told)):
-            told[number] = made(told[number])
-        self._num_made = len(told)
-        return told
+        later, ends, self._later, self._ends = self._later, self._ends, [], []
+        for start, end in zip([0, *ends], ends, strict=False):
+            told = later[start:end]
+            self._made.append(told[0] if len(told) == 1 else made(tuple(told)))
+        return self._made
 
     @property
     def num_records(self) -> int:
         """How many records there are."""
-        return len(self._told)
+        return len(self._made) + len(self._ends)
 
     @property
     def num_cut(self) -> int:

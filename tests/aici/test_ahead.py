@@ -266,6 +266,13 @@ def sandbox() -> Iterator[Sandbox]:
     ticker.stop()
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clone is given up because its first answer was slow."""
+    monkeypatch.setattr(ahead, "_ENOUGH", 60.0)
+    monkeypatch.setattr(ahead, "_BUDGET_MS", 500.0)
+
+
 def host(sandbox: Sandbox, steps: list[Step], folder: Path) -> Hosted:
     """A guest that has answered once."""
     hosted = Hosted(1, load_instance(sandbox, guest2([sample([1], VOCABULARY.size), *steps]), folder))
@@ -318,10 +325,7 @@ def test_variables_that_others_may_change_end_a_draft(sandbox: Sandbox, tmp_path
     lookahead.close()
 
 
-def test_clones_take_no_more_memory_than_a_guest_may(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ahead, "_ENOUGH", 60.0)
+def test_clones_take_no_more_memory_than_a_guest_may(sandbox: Sandbox, tmp_path: Path) -> None:
     hosted = host(sandbox, drawing("x"), tmp_path)
     most = 3 * hosted.instance.memory.size
     limits = replace(DEFAULT_LIMITS, max_memory=most)
@@ -337,7 +341,6 @@ def test_clones_serve_again_and_are_closed_at_the_end(
     opened: list[Instance] = []
     was_open = Instance._open
     monkeypatch.setattr(Instance, "_open", lambda self: (opened.append(self), was_open(self))[1])
-    monkeypatch.setattr(ahead, "_ENOUGH", 60.0)
     hosted = host(sandbox, drawing("x"), tmp_path)
     opened.clear()
     lookahead = Lookahead()
