@@ -61,7 +61,7 @@ class Progress:
         self._decoder = decoder
         self._on_finish = on_finish
         self.events: list[Event] = []
-        self.tracer = Tracer(lambda event: self.events.append(event), decoder)
+        self.tracer = Tracer(self.events.append, decoder)
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -484,5 +484,6 @@ class Progress:
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""
-        events, self.events = self.events, []
+        events = self.events.copy()
+        self.events.clear()
         return events

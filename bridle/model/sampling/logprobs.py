@@ -33,10 +33,10 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    found, _ = survey(Seen.of(work, min(max(num_top), vocab)), given)
+    places = survey(Seen.of(work, min(max(num_top), vocab)), given).places
     return [
         Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
-        for token, is_known, values, size in zip(tokens, known, found.tolist(), num_top, strict=True)
+        for token, is_known, values, size in zip(tokens, known, places.tolist(), num_top, strict=True)
     ]
 
 
@@ -46,21 +46,41 @@ Place = tuple[float, tuple[tuple[int, float], ...], int]
 Places = npt.NDArray[np.float64]
 
 
-def survey(seen: Seen, tokens: Sequence[int]) -> tuple[Places, torch.Tensor]:
-    """Where the `tokens` stand in their rows, with the best ones, and the totals of the rows [R, 1]. Rows that are not
-    counted are used up. `place_of` reads a row of what is found."""
-    work, maxima, largest = seen.work, seen.maxima, seen.largest
+class Survey:
+    """Where tokens stand in their rows, and the `totals` of these, float64 [R, 1]. It is made of columns [R, n]: the
+    chosen logits, their ranks, the best logits, their places, the largest ones and the totals."""
+
+    __slots__ = ("_columns", "_places", "totals")
+
+    def __init__(self, *columns: torch.Tensor) -> None:
+        self.totals = columns[-1]
+        self._columns, self._places = columns, np.empty((0, 0))
+        if self.totals.device.type != "cpu":
+            self._places = _places_of(columns)  # now, so that nothing stays on the device
+
+    @property
+    def places(self) -> Places:
+        """The places, computed when they are first read. `place_of` reads a row."""
+        if not self._places.size:
+            self._places = _places_of(self._columns)
+        return self._places
+
+
+def survey(seen: Seen, tokens: Sequence[int]) -> Survey:
+    """Where the `tokens` stand in their rows, with the best ones. Rows that are not counted are used up."""
+    work, largest = seen.work, seen.largest
     chosen = work.gather(1, upload_list(tokens, torch.int64, work.device).unsqueeze(1))  # [R, 1]
-    best, ids = seen.best, seen.places  # [R, n]
-    ranks = num_above(work, maxima, chosen, best) + 1
-    totals = seen.take_totals()
-    found = _numbers((chosen, ranks, best, ids, largest, totals))
+    ranks = num_above(work, seen.maxima, chosen, seen.best) + 1
+    return Survey(chosen, ranks, seen.best, seen.places, largest, seen.take_totals())
+
+
+def _places_of(columns: Sequence[torch.Tensor]) -> Places:
+    found, num_best = _numbers(columns), columns[2].shape[1]
     with np.errstate(divide="ignore"):  # a row from which nothing can be drawn
         norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
-    num_best = best.shape[1]
     found[:, :1] -= norms
     found[:, 2 : 2 + num_best] -= norms
-    return found[:, :-2], totals
+    return found[:, :-2]
 
 
 def _numbers(columns: Sequence[torch.Tensor]) -> Places:

@@ -17,7 +17,7 @@ import torch
 
 from bridle.engine.plan import SampleRow
 from bridle.model.sampling.extremes import count_above
-from bridle.model.sampling.logprobs import Places, place_of, survey
+from bridle.model.sampling.logprobs import Survey, place_of, survey
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import totals, weights_of
@@ -29,10 +29,10 @@ class Found:
     """What some rows drew from: `after` mask and bias, where these changed them, and then how many tokens were allowed
     and how much was taken away, `shares` [R, 2]. Row i is told with the `sizes[i]` best tokens."""
 
-    before: Places
+    before: Survey
     sizes: list[int]
     vocab: int
-    after: Places | None = None
+    after: Survey | None = None
     shares: npt.NDArray[np.float64] | None = None
 
     def draw(self, i: int) -> Draw:
@@ -42,8 +42,8 @@ class Found:
         num_allowed, taken = self.shares[i].tolist()
         return Draw(before, self._odds(self.after, i), None if num_allowed >= self.vocab else int(num_allowed), taken)
 
-    def _odds(self, places: Places, i: int) -> Odds:
-        logprob, top, rank = place_of(places[i].tolist(), self.sizes[i])
+    def _odds(self, survey: Survey, i: int) -> Odds:
+        logprob, top, rank = place_of(survey.places[i].tolist(), self.sizes[i])
         return Odds(logprob, rank, top)
 
 
@@ -105,8 +105,7 @@ def traced_draws(
     if plain:
         sizes = [rows[i].num_traced for i in plain]
         own = Seen.of(_own(logits, rows, plain), min(max(sizes), vocab)) if seen is None else seen.rows(plain)
-        found, _ = survey(own, [tokens[i] for i in plain])
-        draws.add(plain, Found(found, sizes, vocab))
+        draws.add(plain, Found(survey(own, [tokens[i] for i in plain]), sizes, vocab))
     changed = [i for i in traced if i in steered]
     if changed:
         num_best = min(max(rows[i].num_traced for i in changed), vocab)
@@ -128,10 +127,10 @@ def _changes(own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence
     gone = _gone(own, after) if is_biased else None
     best, least = own.largest, after.largest
     sizes = [row.num_traced for row in rows]
-    before, total = survey(own, tokens)
-    left, rest = survey(after, tokens)
+    before, left = survey(own, tokens), survey(after, tokens)
+    total = before.totals
     if gone is None:  # what a mask has left has kept its weights, which are counted from another largest one
-        gone = total - rest * (least - best).double().exp()
+        gone = total - left.totals * (least - best).double().exp()
     taken = (gone / total).clamp(0.0, 1.0)  # [C, 1]
     shares = torch.cat((num_allowed.double(), taken), 1)
     return Found(before, sizes, vocab, left, shares.cpu().numpy())
