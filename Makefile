@@ -116,7 +116,7 @@ $(STAMP)-test: | $(PY)
 $(STAMP)-all: | $(PY)
 	@echo "Installing bridle and what all of its tests need into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
-	@$(INSTALL) -e '.[test,fused,browser,docs,notebook]'
+	@$(INSTALL) -e '.[test,bench,fused,browser,docs,notebook]'
 	@touch $@ $(STAMP)-test $(STAMP)-core
 
 $(STAMP)-dev: | $(PY)

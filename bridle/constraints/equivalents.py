@@ -154,8 +154,9 @@ def _one_of(made: _Made, dialect: Dialect) -> list[Schema]:
     if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
         return []
     found = []
-    for one in branches:
-        others = [other for other in branches if other is not one and not dialect.exclude(one, other)]
+    for place, one in enumerate(branches):
+        rest = branches[:place] + branches[place + 1 :]
+        others = [other for other in rest if not dialect.exclude(one, other)]
         found.append(all_of([one, *map(dialect.complement, others)]))
     del made["oneOf"]
     return [any_of(found)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lab.bench.cpu_limits import Limits
 from lab.bench.cpu_parts import Part
 from lab.bench.cpu_race import Figure
+from lab.bench.plots import pyplot
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,15 +46,11 @@ def print_limits(console: Console, limits: Limits) -> None:
 
 
 def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Decoding speed by batch, a panel for each model and context."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Decoding speed by batch, a panel for each model and context. Raises `UnsupportedFeature` without matplotlib."""
+    plots = pyplot()
     decoding = [row for record in records for row in record.get("figures", ()) if row["kind"] == "decode"]
     panels = sorted({(row["model"], row["context"]) for row in decoding})
-    drawing, axes = pyplot.subplots(1, max(len(panels), 1), figsize=(5 * max(len(panels), 1), 4), squeeze=False)
+    drawing, axes = plots.subplots(1, max(len(panels), 1), figsize=(5 * max(len(panels), 1), 4), squeeze=False)
     for (model, context), axis in zip(panels, axes[0], strict=False):
         within = [row for row in decoding if (row["model"], row["context"]) == (model, context)]
         for peer in dict.fromkeys(row["peer"] for row in within):
@@ -63,5 +60,5 @@ def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="sequences", ylabel="tokens/s", title=f"{model}, context {context}")
         axis.legend(fontsize=7)
     drawing.tight_layout()
-    drawing.savefig(path)
-    pyplot.close(drawing)
+    drawing.savefig(path, metadata={"Date": None})
+    plots.close(drawing)

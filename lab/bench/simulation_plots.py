@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.errors import UnsupportedFeature
+from lab.bench.plots import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,28 +19,22 @@ _QUANTILES = ("p50", "p90", "p99", "p99.9")
 
 def draw_all(figures: dict[str, Any], folder: Path) -> None:
     """Draw a plot for each part that has run. Raises `UnsupportedFeature` without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnsupportedFeature("plots need matplotlib: pip install 'bridle[bench]'", "report") from error
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bridle", "font.size": 9})
+    pyplot()
     for name, draw in _PLOTS.items():
         if name in figures:
             draw(figures[name], folder / f"{name}.svg")
 
 
 def _save(path: Path, draw: Callable[[Sequence[Axes]], None], num_panels: int) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, num_panels, figsize=(3.4 * num_panels, 2.9), squeeze=False)
+    plots = pyplot()
+    figure, axes = plots.subplots(1, num_panels, figsize=(3.4 * num_panels, 2.9), squeeze=False)
     draw(axes[0])
     for panel in axes[0]:
         panel.grid(visible=True, alpha=0.3, linewidth=0.5)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def _by_policy(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
@@ -120,6 +120,7 @@ def test_an_equivalent_allows_the_same(schema: Any, instances: list[Any]) -> Non
     ),
     st.lists(values, min_size=1, max_size=20),
 )
+@example({"oneOf": [True, True]}, [None])
 def test_in_older_drafts_too(schema: Any, instances: list[Any]) -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
     made = equivalent(schema)

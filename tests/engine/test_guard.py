@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridle.engine import guard as guard_module
@@ -329,9 +329,10 @@ def wide(text: str) -> str:
 
 def through(guard: Guard, text: str) -> tuple[str, list[str]]:
     """What is left of a text that is forced character by character, and what a client has after each event."""
-    letters = [*dict.fromkeys(text + "".join(REPLACEMENTS.values())), ""]
+    prompt = ["(", ")", "(", ")"]  # of which no secret can be a part
+    letters = [*prompt, *dict.fromkeys(text + "".join(REPLACEMENTS.values())), ""]
     lab = Lab(vocab_size=len(letters), decoder=PieceDecoder(letters), eos_token_ids=(len(letters) - 1,))
-    script = tuple(letters.index(char) for char in text)
+    script = tuple(letters.index(char, len(prompt)) for char in text)
     program = FakeController(lambda view: forced(view, script))
     lab.run(make_request(guard=guard, controller=program, max_tokens=4 * len(text) + 20))
     again, had = Replay(lab.events[0].request_id), []
@@ -381,6 +382,7 @@ def test_what_is_held_back_is_bounded(name: str) -> None:
 
 
 @given(st.text(st.sampled_from("ab@.x4 \u200b\u00adａ＠\n1"), max_size=40), st.sampled_from(list(SECRETS)))
+@example("1.aa@", "email")
 def test_a_text_without_one_passes_as_it_is(text: str, name: str) -> None:
     """Byte for byte, whatever nobody sees in it; and what is left of any text has none."""
     guard = rules_of(name)

@@ -1,0 +1,20 @@
+"""The library of plots, set so that the same figures give the same files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridle.errors import UnsupportedFeature
+
+
+def pyplot() -> Any:
+    """matplotlib's `pyplot`, which draws into files. Raises `UnsupportedFeature` without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UnsupportedFeature("plots need matplotlib: pip install 'bridle[bench]'", "report") from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bridle", "font.size": 9})
+    from matplotlib import pyplot
+
+    return pyplot
