@@ -7,14 +7,14 @@ before sampling and may create sequences, `commit` applies the results, and `und
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from bridle.engine.decision import Branch, Splice, both_masks
+from bridle.engine.decision import Branch, Splice
+from bridle.engine.draw_rows import draw_row
 from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.progress import Progress
@@ -25,9 +25,6 @@ from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
-from bridle.traced import NUM_CANDIDATES
-
-Tokens = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -349,54 +346,12 @@ def _drafted_rows(draw: Draw) -> list[SampleRow]:
 
 def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int = 0, num_draws: int = 0) -> SampleRow:
     """The row that draws for `owner` after the first `place` drafts of `item`, and so many draws among them."""
-    own, bias = owner.sampling, branch.bias
-    sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
-    if branch.top_logprobs:
-        sampling = _with_candidates(sampling, branch.top_logprobs)
-    if own.min_tokens and owner.num_generated + place < own.min_tokens:
-        bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
-    if own.bad_words_ids:
-        tokens = owner.tokens + list(item.drafts[:place])
-        bias = (*bias, *completing(own.bad_words_ids, tokens, owner.num_generated + place))
-    if banned := owner.output.bans.get(len(owner.tokens) + place):
-        bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
-    mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
-    mu = owner.draws.mus[-1][1] if owner.draws.mus else None
-    number, num_ahead = owner.draws.num_draws + num_draws, len(item.drafts) - place
-    index = item.last_logit + place
-    num_traced = 0 if owner.trace is None else NUM_CANDIDATES
-    return SampleRow(item.seq.id, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
+    return draw_row(owner, branch, item.seq.id, item.last_logit + place, item.drafts, place, num_draws)
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
     """Whether Mirostat had a part in the draw of a branch."""
     return (branch.sampling or seq.sampling).has_mirostat
-
-
-def completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
-    """Biases that forbid the last token of each of `words` whose other tokens the output ends in."""
-    last = len(tokens)
-    return [
-        (word[-1], -math.inf)
-        for word in words
-        if len(word) - 1 <= num_generated and tuple(tokens[last - len(word) + 1 :]) == word[:-1]
-    ]
-
-
-def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """The controller's override of the sampling, with the client's wishes for log-probabilities: an override changes
-    how a token is drawn, not what the client is told."""
-    if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
-        return override
-    return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
-
-
-def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
-    """The sampling with candidates for the controller: computed after mask and bias, unless the client
-    asked otherwise."""
-    if sampling.logprobs is None:
-        return sampling.with_(logprobs=count, logprobs_mode="processed")
-    return sampling.with_(logprobs=max(count, sampling.logprobs))
 
 
 def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:

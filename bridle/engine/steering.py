@@ -12,18 +12,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
-from bridle.engine.decision import DRAW, MAX_PROPOSED, Branch, Decision, mask_words
+from bridle.engine.decision import DRAW, Branch, Decision
 from bridle.engine.guard import Guard
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue, foresees, is_foretold
-from bridle.engine.media import splits
 from bridle.engine.progress import Progress
+from bridle.engine.rules import Rules
 from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason, Log, Stored
-from bridle.sampling import MAX_LOGPROBS
 
 #: How a sequence without a controller goes on.
 PLAIN = (Branch(),)
@@ -61,9 +60,7 @@ class Steering:
         self._statistics = statistics
         self._clock = clock
         self._emit = emit
-        self._vocab_size = vocab_size
-        self._unnamed = unnamed
-        self._mask_bytes = 4 * mask_words(vocab_size)
+        self._rules = Rules(vocab_size, unnamed)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
         self._speculation = speculation or Speculation()
@@ -398,7 +395,7 @@ class Steering:
         known: list[Branch] = []
         began = self._speculation.timer()
         for decision in pool.foresee(seq.id, drafts):
-            if len(decision.branches) != 1 or self._problem(seq, decision, len(known) + 1) is not None:
+            if len(decision.branches) != 1 or self._rules.problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
         self._speculation.note_foreseen(seq, len(known), self._speculation.timer() - began)
@@ -414,65 +411,10 @@ class Steering:
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
-        problem = self._problem(seq, decision)
+        problem = self._rules.problem(seq, decision)
         if problem is not None:
             self._progress.fail(seq, problem)
         return not seq.is_finished
-
-    def _problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
-        """Why the rules do not allow `decision`, after so many others that are not applied yet; None if they do."""
-        num_moves = seq.control.num_moves + num_ahead
-        try:
-            if num_moves >= seq.control.max_moves:
-                raise ControllerError(f"the output took {num_moves} turns without coming to its end")
-            for branch in decision.branches:
-                self._check_branch(seq, branch)
-        except ControllerError as error:
-            return error
-        except (TypeError, ValueError, AttributeError) as error:
-            return ControllerError(f"the decision is malformed: {error}")
-        return None
-
-    def _check_branch(self, seq: Sequence, branch: Branch) -> None:
-        if branch.mask is not None:
-            if len(branch.mask) != self._mask_bytes:
-                raise ControllerError(
-                    f"the mask has {len(branch.mask)} bytes; "
-                    f"a vocabulary of {self._vocab_size} tokens takes {self._mask_bytes}"
-                )
-            if self._unnamed.bar(branch.mask, self._vocab_size):
-                raise ControllerError("the mask allows no token at all")
-        if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
-            raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
-        if len(branch.draft) > MAX_PROPOSED:
-            raise ControllerError(f"draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
-        for token in branch.draft:
-            self._check_token(token, "draft")
-        for token, addend in branch.bias:
-            self._check_token(token, "bias")
-            if not addend < float("inf"):
-                raise ControllerError(f"the bias of token {token} is {addend}; must be a number below infinity")
-        if not branch.sample and (len(branch.splices) != 1 or branch.splices[0].when_sampled):
-            raise ControllerError("a branch that does not sample needs exactly one splice without when_sampled")
-        for splice in branch.splices:
-            if splice.backtrack < 0:
-                raise ControllerError(f"backtrack is {splice.backtrack}; must not be negative")
-            self._check_splice(seq, splice.backtrack - branch.sample, splice.ff_tokens)
-
-    def _check_splice(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...]) -> None:
-        if backtrack > 0 and backtrack > len(seq.tokens) - (not tokens):
-            raise ControllerError(
-                f"backtrack takes {backtrack} tokens back and appends {len(tokens)}; the sequence has "
-                f"{len(seq.tokens)} and keeps at least one"
-            )
-        if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
-            raise ControllerError(f"backtrack takes {backtrack} tokens back, and a part of a picture with them")
-        for token in tokens:
-            self._check_token(token, "ff_tokens")
-
-    def _check_token(self, token: int, where: str) -> None:
-        if not 0 <= token < self._vocab_size:
-            raise ControllerError(f"{where} has token {token}; the vocabulary has {self._vocab_size}")
 
 
 def _held_to(guard: Guard | None, stored: StoredValue) -> StoredValue:
