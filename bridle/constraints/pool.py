@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from bridle.constraints.compiler import Compiler
 from bridle.constraints.limits import ConstraintLimits
@@ -38,12 +39,20 @@ _MAX_PART = 16
 @dataclass(slots=True, eq=False)
 class _Instance:
     """One output under its constraint. `ahead` is a copy that may run ahead of it, made as long as it `is_led`:
-    threads use the matcher itself between a question and its answer."""
+    threads use the matcher itself between a question and its answer. `masks` are what it said after tokens that may
+    come, for which it took so many `seconds_ahead`."""
 
     matcher: Matcher
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
+    masks: dict[tuple[int, ...], Answer] = field(default_factory=dict)
+    seconds_ahead: float = 0.0
+
+    def forget_ahead(self) -> None:
+        """Drop what was known of tokens that might have come."""
+        self.ahead, self.seconds_ahead = None, 0.0
+        self.masks.clear()
 
 
 _Due = tuple[Ask, _Instance]
@@ -127,7 +136,8 @@ class ConstraintPool:
                 self._under_way[ask.seq_id] = instance
                 work.append(self._work([(ask, instance)], is_whole=True))
                 continue
-            answer, instance.ahead = self._advance(instance, ask), None
+            instance.forget_ahead()
+            answer = self._advance(instance, ask)
             if answer is not None:
                 known.append((ask.seq_id, instance, answer))
             else:
@@ -235,6 +245,36 @@ class ConstraintPool:
             place += len(part)
         return parts, False
 
+    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+        """What is forced after `tokens`, or else the mask there. The copy that says so then goes back to where it was,
+        since `lead` goes on from there."""
+        instance = self._live.get(seq_id)
+        if instance is None or instance.is_slow or instance.seconds_ahead > _SLOW:
+            return None
+        instance.is_led = True
+        if instance.ahead is None and seq_id not in self._under_way:
+            instance.ahead = instance.matcher.copy()
+        if instance.ahead is None:
+            return None
+        began = time.thread_time()
+        decision = self._look_ahead(instance, instance.ahead, tuple(tokens))
+        spent = time.thread_time() - began
+        instance.seconds_ahead += spent
+        instance.is_slow = spent > _SLOW_MASK
+        return decision
+
+    def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
+        """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
+        copied, instance.ahead = _Instance(ahead), None
+        answer = self._advance(copied, Ask(-1, tokens))
+        if answer is None:
+            answer = instance.masks[tokens] = self._masked(copied)
+        if answer.decision is not None:
+            with suppress(ControllerError):
+                ahead.rollback(len(tokens))
+                instance.ahead = ahead
+        return answer.decision
+
     def take_words(self, seq_id: int, num_tokens: int) -> None:
         """Constraints say nothing."""
 
@@ -249,8 +289,9 @@ class ConstraintPool:
         place, size = 0, 1  # the tokens that are told next
         while place + size <= len(tokens):
             told = tuple(tokens[place : place + size])
-            decision = (self._advance(ahead, Ask(seq_id, told)) or self._masked(ahead)).decision
             place += size
+            answer = self._advance(ahead, Ask(seq_id, told)) or instance.masks.get(tuple(tokens[:place]))
+            decision = (answer or self._masked(ahead)).decision
             if decision is None or not (decision.is_draw or decision.is_forced):
                 break
             forced = () if decision.is_draw else decision.branches[0].splices[0].ff_tokens

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from bridle.controllers.at_once import AtOncePool, opened
+from bridle.controllers.composed_part import num_same
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Awaited, Decision
 from bridle.engine.interfaces import Answer, Ask
@@ -24,12 +26,13 @@ _SLOW, _ENOUGH = 0.01, 0.002
 
 @dataclass(slots=True)
 class _Instance:
-    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, and what they said;
-    `awaited` is what it said it waits for."""
+    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, which took so many
+    `seconds_ahead`; `awaited` is what it said it waits for."""
 
     controller: Controller
     view: SequenceView
-    ahead: list[tuple[_Instance, Answer]] = field(default_factory=list)
+    ahead: list[_Told] = field(default_factory=list)
+    seconds_ahead: float = 0.0
     is_slow: bool = False
     awaited: tuple[Awaited, ...] = ()
 
@@ -40,6 +43,14 @@ class _Instance:
 
     def copy(self) -> _Instance:
         return _Instance(copy.deepcopy(self.controller), self.view.copy())
+
+
+class _Told(NamedTuple):
+    """A copy that was told of a token, and what it said."""
+
+    token: int
+    copy: _Instance
+    answer: Answer
 
 
 class PythonControllerPool(AtOncePool[_Instance]):
@@ -103,48 +114,48 @@ class PythonControllerPool(AtOncePool[_Instance]):
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
         """Call the controller, or the copy of it that was told of the first tokens before they were drawn."""
-        ahead, instance.ahead = instance.ahead, []
+        ahead, instance.ahead, instance.seconds_ahead = instance.ahead, [], 0.0
         if not ask.num_foreseen:
             return _call(instance, ask)
         told = ahead[: ask.num_foreseen]
-        last = self._live[ask.seq_id] = told[-1][0]
+        last = self._live[ask.seq_id] = told[-1].copy
         last.is_slow = instance.is_slow
         answer = _call(last, replace(ask, tokens=ask.tokens[ask.num_foreseen :], num_foreseen=0))
-        answer.log = "".join([*(before.log for _, before in told), answer.log])
-        answer.stored = (*(value for _, before in told for value in before.stored), *answer.stored)
+        answer.log = "".join([*(before.answer.log for before in told), answer.log])
+        answer.stored = (*(value for before in told for value in before.answer.stored), *answer.stored)
         return answer
 
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """Tell copies of a pure controller of the tokens, one after the other, up to one after which it does not draw,
-        or until that has taken too long."""
+        or until that has taken too long. Copies that were told of the first of them already are not told again."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or not instance.controller.is_pure:
             return []
-        known: list[Decision] = []
-        instance.ahead, last = [], instance
-        began = time.thread_time()
-        for token in tokens:
-            try:
-                last = last.copy()
-            except Exception:  # it cannot be copied now; it will be told when the token is drawn
+        ahead = instance.ahead
+        del ahead[num_same([told.token for told in ahead], tokens) :]
+        began, before = time.thread_time(), instance.seconds_ahead
+        for token in tokens[len(ahead) :]:
+            if instance.seconds_ahead > _ENOUGH:
                 break
-            answer = _call(last, Ask(seq_id, (token,), sampled=token))
-            if answer.decision is None or not answer.decision.is_draw:
+            told = _tell_copy(ahead[-1].copy if ahead else instance, seq_id, token)
+            instance.seconds_ahead = before + time.thread_time() - began
+            instance.is_slow = instance.seconds_ahead > _SLOW
+            if told is None:
                 break
-            known.append(answer.decision)
-            instance.ahead.append((last, answer))
-            spent = time.thread_time() - began
-            instance.is_slow = spent > _SLOW
-            if spent > _ENOUGH:
-                break
-        return known
+            ahead.append(told)
+        return [told.answer.decision for told in ahead if told.answer.decision is not None]
+
+    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+        """What a copy answers that was told of all tokens. Before the first the controller itself has answered."""
+        known = self.foresee(seq_id, tokens)
+        return known[-1] if known and len(known) == len(tokens) else None
 
     def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
         """What a copy logged and stored when it was told of the last of these tokens."""
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):
             return None
-        answer = instance.ahead[num_tokens - 1][1]
+        answer = instance.ahead[num_tokens - 1].answer
         words = Answer(log=answer.log, stored=answer.stored)
         answer.log, answer.stored = "", ()
         return words
@@ -180,6 +191,17 @@ class PythonControllerPool(AtOncePool[_Instance]):
         """Drop everything."""
         self.close(list(self._live))
         super().shutdown()
+
+
+def _tell_copy(instance: _Instance, seq_id: int, token: int) -> _Told | None:
+    """Tell a copy of a token; None unless it then draws."""
+    try:
+        copied = instance.copy()
+    except Exception:  # it cannot be copied now; it will be told when the token is drawn
+        return None
+    answer = _call(copied, Ask(seq_id, (token,), sampled=token))
+    is_draw = answer.decision is not None and answer.decision.is_draw
+    return _Told(token, copied, answer) if is_draw else None
 
 
 def _call(instance: _Instance, ask: Ask) -> Answer:

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, ForetoldPool, LeadingPool, ModulePool
+from bridle.engine.interfaces import (
+    Answer,
+    Ask,
+    ControllerPool,
+    ForesightedPool,
+    ForetoldPool,
+    GuidingPool,
+    LeadingPool,
+    ModulePool,
+)
 from bridle.engine.request import Request
 
 #: The sequences of composed controllers have numbers from here on, above all of the engine's.
@@ -97,7 +106,16 @@ class ForesightedSharedPool(SharedPool):
         return self._pool.take_words(seq_id, num_tokens)
 
 
-class LeadingSharedPool(ForesightedSharedPool):
+class GuidingSharedPool(ForesightedSharedPool):
+    """One that says how drafts are to be drawn."""
+
+    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+        """As the pool does."""
+        assert isinstance(self._pool, GuidingPool)
+        return self._pool.guide(seq_id, tokens)
+
+
+class LeadingSharedPool(GuidingSharedPool):
     """One that says which tokens may be drafted."""
 
     def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
@@ -121,4 +139,6 @@ def shared(pool: ControllerPool) -> SharedPool:
         return ForetoldSharedPool(pool)
     if isinstance(pool, LeadingPool):
         return LeadingSharedPool(pool)
+    if isinstance(pool, GuidingPool):
+        return GuidingSharedPool(pool)
     return ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool)

@@ -4,7 +4,8 @@ The drafter keeps a shadow of each sequence, which is a sequence of its own: the
 counter of what the draft model has computed. Whatever happened to the sequence since it was last asked about (tokens
 drawn, forced or taken back, a fork, a preemption), the shadow takes over its tokens, keeps the KV of those that both
 share, and computes what is missing; blocks of prompts are found again by their hashes as those of the engine are. One
-forward pass then gives one token of every sequence. A draft model that fails drafts nothing, and no request notices.
+forward pass then gives one token of every sequence; `Turn` says how that is drawn. A draft model that fails drafts
+nothing, and no request notices.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bridle.engine.block_manager import BlockManager
+from bridle.engine.draft_turns import Turn, first_way
 from bridle.engine.drafters import Drafts, Wish
 from bridle.engine.interfaces import Executor
-from bridle.engine.plan import BlockCopy, SampleBatch, SampleRow, StepPlan
+from bridle.engine.plan import BlockCopy, SampleBatch, StepPlan
 from bridle.engine.request import Request
+from bridle.engine.rules import Rules
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import QueueState
 from bridle.engine.step_cost import StepCost
@@ -39,16 +42,6 @@ class _Shadow:
     num_known: int
 
 
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """A sequence that gets `left` further tokens."""
-
-    seq: Sequence
-    own: Sequence
-    left: int
-    num_tokens: int = 0  # of the forward pass under way
-
-
 class ModelDrafter:
     """Implements `Drafter` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
     which never draws `unnamed` ids."""
@@ -63,8 +56,8 @@ class ModelDrafter:
         info = self._info = executor.info
         self._executor = executor
         self._clock = clock
-        self._vocab_size = min(vocab_size, info.vocab_size)
-        self._unnamed = unnamed.resized(info.vocab_size, self._vocab_size)
+        self._rules = Rules(vocab_size, unnamed)
+        self._unnamed = unnamed.resized(info.vocab_size, min(vocab_size, info.vocab_size))
         caching, self._by_sequence = info.kv == "paged", info.kv == "sequences"
         self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
         self._shadows: dict[int, _Shadow] = {}
@@ -115,9 +108,9 @@ class ModelDrafter:
 
     # -- following -----------------------------------------------------------------------------------------
 
-    def _begin(self, wishes: Iterable[Wish]) -> list[_Turn]:
+    def _begin(self, wishes: Iterable[Wish]) -> list[Turn]:
         """The turns of this call. Of several outputs of a request one begins, and the others find its blocks later."""
-        turns: list[_Turn] = []
+        turns: list[Turn] = []
         begun: set[str] = set()
         for seq, limit in wishes:
             is_new = seq.id not in self._shadows
@@ -130,19 +123,23 @@ class ModelDrafter:
                     begun.add(seq.request.id)
         return turns
 
-    def _turn(self, seq: Sequence, limit: int) -> _Turn | None:
-        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot go on from there."""
+    def _turn(self, seq: Sequence, limit: int) -> Turn | None:
+        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot go on from there, or if it is not
+        known how the sequence does."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self._shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
         if limit <= 0 or max(seq.tokens[num_known:], default=0) >= self._info.vocab_size:
+            return None
+        way = first_way(seq, self._rules)
+        if way is None:
             return None
         if shadow is None:
             shadow = self._shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
             self.blocks.admit(shadow.own)  # what the cache has of it; without room for the rest, nothing
         else:
             self._follow(shadow, seq)
-        return _Turn(seq, shadow.own, limit)
+        return Turn(seq, shadow.own, limit, way, self._info.vocab_size)
 
     def _new_shadow(self, seq: Sequence) -> Sequence:
         sampling = seq.sampling
@@ -177,7 +174,7 @@ class ModelDrafter:
 
     # -- computing -----------------------------------------------------------------------------------------
 
-    def _advance(self, turns: list[_Turn]) -> list[_Turn]:
+    def _advance(self, turns: list[Turn]) -> list[Turn]:
         """One forward pass: a token for each sequence that is caught up. Returns those that go on."""
         began = self._clock()
         self._step += 1
@@ -194,17 +191,18 @@ class ModelDrafter:
             self.blocks.publish(turn.own)
         if not drawing:
             return []
-        rows = [_row(turn, index) for index, turn in enumerate(drawing)]
+        rows = [turn.row(index) for index, turn in enumerate(drawing)]
         batch = SampleBatch(self._step, rows, unnamed=self._unnamed)
         tokens = self._executor.sample(batch).tokens
+        going = [turn for turn, token in zip(drawing, tokens, strict=True) if self._append(turn, token)]
         if plan.num_tokens == len(drawing):
             self._cost.note(len(drawing), self._clock() - began)
-        return [turn for turn, token in zip(drawing, tokens, strict=True) if self._append(turn, token)]
+        return going
 
-    def _pick(self, turns: list[_Turn], copies: list[BlockCopy]) -> list[_Turn]:
+    def _pick(self, turns: list[Turn], copies: list[BlockCopy]) -> list[Turn]:
         """What one pass computes: the sequences that lack least come first."""
         budget = self._info.max_num_batched_tokens
-        picked: list[_Turn] = []
+        picked: list[Turn] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
             own = turn.own
             turn.num_tokens = min(len(own.tokens) - own.kv.num_computed, budget)
@@ -219,7 +217,7 @@ class ModelDrafter:
         picked.sort(key=lambda turn: turn.num_tokens > 1)
         return picked
 
-    def _make_room(self, own: Sequence, end: int, turns: list[_Turn]) -> bool:
+    def _make_room(self, own: Sequence, end: int, turns: list[Turn]) -> bool:
         """Whether `own` can be computed up to `end`, if need be after the shadows of idle sequences are dropped."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self._shadows.items()) if seq_id not in busy)
@@ -230,13 +228,9 @@ class ModelDrafter:
             self.forget(victim)
         return True
 
-    def _append(self, turn: _Turn, token: int) -> bool:
+    def _append(self, turn: Turn, token: int) -> bool:
         """Take a drafted token in; returns whether another one is wanted after it."""
-        if not 0 <= token < self._vocab_size:
-            return False
-        turn.own.tokens.append(token)
-        turn.left -= 1
-        return turn.left > 0 and token not in turn.seq.stop_ids
+        return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:
         """Drop all shadows, because nothing is known of the executor's state."""
@@ -248,15 +242,3 @@ class ModelDrafter:
         self.blocks.forget_content()
         self._freed.clear()
         self._executor.reset()
-
-
-def _row(turn: _Turn, index: int) -> SampleRow:
-    """How a token is drafted: drawn with the parameters, the key and the number of the draw that it stands for.
-
-    A draw is a point between 0 and 1, the same for both models, that is looked up in the probabilities added up in the
-    order of the vocabulary. Where the two models agree about these, they give the same token even at a high
-    temperature; draws of the draft model's own would agree only as often as two samples of one distribution do.
-    """
-    seq, sampling = turn.seq, turn.own.sampling
-    number = seq.draws.num_draws + len(turn.own.tokens) - len(seq.tokens)
-    return SampleRow(turn.own.id, index, sampling, seq.key, number)

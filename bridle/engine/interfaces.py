@@ -243,7 +243,17 @@ class ForesightedPool(Protocol):
 
 
 @runtime_checkable
-class LeadingPool(ForesightedPool, Protocol):
+class GuidingPool(ForesightedPool, Protocol):
+    """One that says before a step how drafts are to be drawn."""
+
+    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+        """What the controller would answer after all of `tokens`, if they came next; None if that is not quickly known.
+        Nothing changes for the controller. While a draft is made it is asked after each of its tokens."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class LeadingPool(GuidingPool, Protocol):
     """One that says before a step which tokens may be drafted."""
 
     def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
@@ -266,6 +276,11 @@ class ForetoldPool(ForesightedPool, Protocol):
 def foresees(pool: object) -> TypeGuard[ForesightedPool]:
     """Whether a pool is one, at a glance: what `isinstance` finds out about protocols takes long beside a step."""
     return hasattr(pool, "foresee")
+
+
+def guides(pool: object) -> TypeGuard[GuidingPool]:
+    """Whether a pool is one, at a glance."""
+    return hasattr(pool, "guide")
 
 
 def leads(pool: object) -> TypeGuard[LeadingPool]:

@@ -103,7 +103,7 @@ class Output:
 
 
 class Lab:
-    """A scripted model with constraints."""
+    """A scripted model with constraints. `draft` guesses its tokens ahead."""
 
     def __init__(
         self,
@@ -111,6 +111,7 @@ class Lab:
         *,
         pools: Sequence[ControllerPool] = (),
         limits: ConstraintLimits | None = None,
+        draft: ScriptedExecutor | None = None,
         **scripted: object,
     ) -> None:
         self.vocab = vocab
@@ -122,7 +123,9 @@ class Lab:
             eos_token_ids=(EOS,),
             **scripted,  # type: ignore[arg-type]
         )
-        self.engine = Engine(self.executor, EngineConfig(step_timeout=30.0), pools=[self.pool, *pools])
+        self.draft = draft
+        config = EngineConfig(step_timeout=30.0)
+        self.engine = Engine(self.executor, config, pools=[self.pool, *pools], draft=draft)
 
     def __enter__(self) -> Lab:
         return self
@@ -131,6 +134,7 @@ class Lab:
         self.engine.close()
         assert not self.pool._live
         assert not self.executor.violations
+        assert self.draft is None or not self.draft.violations
 
     def request(self, controller: object, prompt: Sequence[int] = (1, 2), **sampling: object) -> Request:
         sampling = {"temperature": 0.0, "max_tokens": 60, "seed": 1, **sampling}

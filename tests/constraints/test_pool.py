@@ -32,6 +32,8 @@ from bridle.engine.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, TokenEvent
+from bridle.testing.logits import ScriptedModel
+from bridle.testing.scripted import ScriptedExecutor
 from tests.constraints.kit import EOS, Lab, Output, matcher, spell, text_vocabulary, vocabulary
 from tests.waiting import PATIENCE
 
@@ -418,6 +420,88 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
         instance.ahead = kept
         assert lab.pool.lead(seq_id, [wrong, allowed[0]]) == ([], False)
         assert lab.pool.lead(seq_id, [allowed[0]]) == ([], False)  # nothing is known behind what is wrong
+        lab.engine.cancel(*lab.engine.request_ids)
+        list(lab.events())
+
+
+def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
+    """The scripted model of a `Lab` again, which is another one after all but a `share` of texts."""
+    size = text_vocabulary().size
+    right, wrong = ScriptedModel(size), ScriptedModel(size, seed=1)
+
+    def guess(prefix: tuple[int, ...]) -> list[float]:
+        model = right if Random(repr(prefix)).random() < share else wrong
+        return [float(value) for value in model.row_after(prefix)]
+
+    return ScriptedExecutor(size, num_blocks, 4, next_token=guess)
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    share=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    drafts=st.sampled_from([-1, 1, 3, 8]),
+    num_blocks=st.sampled_from([3, 20, 1024]),
+)
+@settings(deadline=None, max_examples=30)
+def test_a_draft_model_under_a_constraint_changes_nothing(
+    seed: int, share: float, drafts: int, num_blocks: int
+) -> None:
+    random = Random(seed)
+    constraint = random.choice([PERSON, ANSWERS, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"])])
+    fields: dict[str, object] = {"temperature": random.choice([0.0, 1.0]), "seed": seed, "max_tokens": 24}
+    fields["repetition_penalty"] = random.choice([1.0, 1.3])
+    fields["min_tokens"] = random.choice([0, 6])
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(constraint, **fields)
+    with Lab(text_vocabulary(), draft=draft_model(share, num_blocks)) as lab:
+        drafted = lab.run(*(lab.request(constraint, speculate=drafts, **fields) for _ in range(3)))
+    for output in (each[0] for each in drafted):
+        assert (output.tokens, output.forced, output.logs) == (plain.tokens, plain.forced, plain.logs)
+        assert reason(output) == reason(plain)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("constraint", [ANSWERS, Regex("[a-f0-9]{24}")])
+def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temperature: float) -> None:
+    """A model that is always right is so under a mask, too, and across what is forced: without the mask it would hit
+    one of a few tokens by chance, and hardly any draft would count."""
+    fields: dict[str, object] = {"temperature": temperature, "max_tokens": 400}
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(constraint, **fields)
+        num_plain = lab.executor.num_forwards
+    with Lab(text_vocabulary(), draft=draft_model(1.0)) as lab:
+        drafted = lab.run_one(constraint, **fields, speculate=4)
+        assert (drafted.tokens, drafted.forced, drafted.logs) == (plain.tokens, plain.forced, plain.logs)
+        assert drafted.finished is not None
+        usage = drafted.finished.usage
+        assert usage.accepted_tokens == usage.drafted_tokens > 0
+        assert lab.executor.num_forwards <= num_plain / 2
+
+
+def test_what_is_guided_leaves_no_trace() -> None:
+    with Lab(text_vocabulary()) as lab:
+        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
+        while not lab.pool._live:  # it is being compiled
+            lab.engine.step()
+        (seq_id,) = lab.pool._live
+        lab.pool.collect([seq_id], time.monotonic() + 300)
+        instance = lab.pool._live[seq_id]
+        instance.matcher = matcher(lab.vocab, Regex("[a-f]{3}xy[0-9]"))
+        instance.forget_ahead()
+        abc, digit = [ord(char) for char in "abc"], ord("7")
+        first = lab.pool.guide(seq_id, ())
+        assert first == Decision.sample(instance.matcher.mask())
+        forced = lab.pool.guide(seq_id, abc)
+        assert forced == Decision.splice(0, [ord("x"), ord("y")])
+        last = lab.pool.guide(seq_id, [*abc, ord("x"), ord("y")])
+        assert last is not None
+        assert last.is_draw
+        assert lab.pool.guide(seq_id, [*abc, ord("x"), ord("y"), digit]) == Decision.stop()
+        assert lab.pool.guide(seq_id, ()) == first
+        parts, is_other = lab.pool.lead(seq_id, abc)
+        assert parts == [(abc[0],), (abc[1],), (abc[2], ord("x"), ord("y"))]
+        assert is_other  # than the guess, which said nothing of them
+        assert lab.pool.guide(99, ()) is None
         lab.engine.cancel(*lab.engine.request_ids)
         list(lab.events())
 

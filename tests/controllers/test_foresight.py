@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
+from typing import ClassVar
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +16,8 @@ from bridle.engine.interfaces import StoredValue
 from bridle.sampling import AUTO_DRAFTS
 from lab.doubles.controllers import Reply, View
 from tests.engine.programs import VOCAB, RandomProgram
-from tests.engine.support import Lab, Output, check_against_reference, make_request
+from tests.engine.support import Lab, Output, check_against_reference, check_output, make_request
+from tests.engine.test_draft_model import DraftedLab, random_draft
 from tests.engine.test_laws import SEED, random_lab, random_request, run_staggered
 from tests.engine.test_speculation import guess
 
@@ -74,6 +77,26 @@ def test_random_programs_are_drafted_for_and_nothing_changes(seed: int) -> None:
     assert not pool._live
 
 
+@given(seed=SEED)
+def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
+    """Its draws follow masks, biases and parameters of the programs as far as copies of these say them ahead."""
+    random = Random(seed)
+    pool = PythonControllerPool(VOCAB)
+    share, draft = random.choice([1.0, 0.8, 0.0]), random_draft(random)
+    make = partial(DraftedLab, share=share, draft=draft)
+    lab = random_lab(random, random.choice(["paged", "sequences"]), make=make, pools=[pool])
+    requests = []
+    for number in range(random.randint(1, 5)):
+        program = RandomProgram(random.randrange(1 << 30), verbs=random.choice(["s", "ssmb", "sssmbfnkrxwt"]))
+        speculate = random.choice([AUTO_DRAFTS, None, 2, 8])
+        controller = Programmed(program)
+        requests.append(random_request(random, controller=controller, seed=number, max_tokens=14, speculate=speculate))
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+    assert not pool._live
+
+
 class Counting(Controller):
     """Logs and stores what it is told, call by call."""
 
@@ -114,6 +137,48 @@ def test_copies_whose_tokens_are_drawn_take_their_controllers_place(num_wrong: i
     assert [value for _, value in stored] == [b"%d" % number for number in range(1, 10)]
     steps = drafted[3].executor.num_forwards
     assert steps == 3 if num_wrong == 0 else steps <= plain.executor.num_forwards
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_draws_under_the_masks_of_copies(temperature: float) -> None:
+    """One that is always right is so under masks, too: a step gives five tokens."""
+    fields = {"seed": 3, "max_tokens": 16, "ignore_eos": True, "temperature": temperature}
+    plain = Lab(pools=[PythonControllerPool(32)]).run_one((1, 2), controller=Counting(), **fields).first
+    lab = DraftedLab(pools=[PythonControllerPool(32)])
+    output = lab.run_one((1, 2), controller=Pure(), speculate=4, **fields).first
+    assert (output.tokens, output.said, output.stored) == (plain.tokens, plain.said, plain.stored)
+    assert (output.usage.drafted_tokens, output.usage.accepted_tokens) == (12, 12)
+    assert lab.executor.num_forwards == 4
+
+
+def test_copies_are_told_once_while_a_draft_is_made_and_verified() -> None:
+    class Told(Pure):
+        calls: ClassVar[list[int]] = []  # of all copies
+
+        def next(self, view: SequenceView) -> Decision:
+            self.calls.append(len(view.tokens))
+            return super().next(view)
+
+    lab = DraftedLab(pools=[PythonControllerPool(32)])
+    lab.run_one((1, 2), controller=Told(), speculate=4, seed=3, max_tokens=16, ignore_eos=True)
+    assert Told.calls == list(range(2, 2 + 16))
+
+
+def test_an_answer_against_the_rules_ends_its_output_and_no_draft_model() -> None:
+    class Wrong(Pure):
+        def next(self, view: SequenceView) -> Decision:
+            decision = super().next(view)
+            return decision if self.num_calls < 3 else Decision.sample(mask=b"short")
+
+    lab = DraftedLab(pools=[PythonControllerPool(32)])
+    request = make_request((1, 2), controller=Wrong(), seed=3, max_tokens=9, ignore_eos=True, speculate=4)
+    other = make_request((5, 6), seed=3, max_tokens=9, ignore_eos=True, speculate=4)
+    output, free = (replay.first for replay in lab.run(request, other))
+    assert output.finished is not None
+    assert "the mask has 5 bytes" in str(output.finished.error)
+    assert len(output.tokens) == 2
+    check_output(free, lab.reference(other)[()], other)
+    assert lab.drafter._num_failures == 0
 
 
 def test_controllers_that_do_not_say_they_are_pure_are_not_drafted_for() -> None:

@@ -97,6 +97,23 @@ def test_a_right_draft_model_takes_one_step_for_many_tokens(kv: str, temperature
     assert (output.usage.drafted_tokens, output.usage.accepted_tokens) == (9, 9)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": (1, 4, 9, 16, 25)},
+        {"bad_words_ids": tuple((token,) for token in range(0, 32, 2))},
+        {"min_tokens": 13, "stop_token_ids": tuple(range(0, 32, 2)), "ignore_eos": False},
+    ],
+)
+def test_what_a_request_forbids_is_not_drafted(fields: dict[str, object]) -> None:
+    lab = DraftedLab()
+    chosen: dict[str, object] = {"max_tokens": 13, "temperature": 1.0, "seed": 5, "ignore_eos": True, **fields}
+    request = make_request([1, 2, 3], speculate=4, **chosen)
+    output = lab.run(request)[0].first
+    assert output.tokens == lab.reference(request)[()].tokens
+    assert (output.usage.drafted_tokens, output.usage.accepted_tokens) == (9, 9)
+
+
 def test_sequences_are_drafted_for_together() -> None:
     """One forward pass of the draft model for a token of every sequence."""
     lab = DraftedLab(num_blocks=200)
