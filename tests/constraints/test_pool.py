@@ -424,6 +424,13 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
         list(lab.events())
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left out because the machine was slow."""
+    monkeypatch.setattr("bridle.constraints.pool._SLOW", 60.0)
+    monkeypatch.setattr("bridle.constraints.pool._SLOW_MASK", 60.0)
+
+
 def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
     """The scripted model of a `Lab` again, which is another one after all but a `share` of texts."""
     size = text_vocabulary().size
@@ -460,6 +467,7 @@ def test_a_draft_model_under_a_constraint_changes_nothing(
         assert reason(output) == reason(plain)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("constraint", [ANSWERS, Regex("[a-f0-9]{24}")])
 def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temperature: float) -> None:
@@ -478,6 +486,7 @@ def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temper
         assert lab.executor.num_forwards <= num_plain / 2
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_is_guided_leaves_no_trace() -> None:
     with Lab(text_vocabulary()) as lab:
         lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))

@@ -22,6 +22,13 @@ from tests.engine.test_laws import SEED, random_lab, random_request, run_stagger
 from tests.engine.test_speculation import guess
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy is left out because the machine was slow."""
+    monkeypatch.setattr("bridle.controllers.pool._SLOW", 60.0)
+    monkeypatch.setattr("bridle.controllers.pool._ENOUGH", 60.0)
+
+
 class Programmed(Controller):
     """A random program as a pure Python controller. Called, it answers as the program does: for the oracle."""
 
