@@ -12,7 +12,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from bridle.elsewhere.calls import ROUTES, WORDS, Route
 from bridle.elsewhere.fields import BY_NAME, FIELDS
@@ -41,8 +41,9 @@ BODIES: dict[System, tuple[type[Fields], ...]] = {
 _FLAGS_HEAD = """\
 ## Flags
 
-Each flag of the servers' current versions. One that has another name here is read as that one by `bridle serve`; one
-that is absent is refused, with what the table says. `--name-*` stands for all flags that begin so."""
+Each flag of the servers' current versions, and of vLLM's earlier ones. One that has another name here is read as that
+one by `bridle serve`; one that is absent is refused, with what the table says. `--name-*` stands for all flags that
+begin so."""
 _FIELDS_HEAD = """\
 ## Fields of requests
 
@@ -115,6 +116,7 @@ def _flags() -> Iterator[str]:
             continue
         yield f"### Flags of {system}"
         yield ""
+        yield from versions(system)
         alike = sorted(row.name for row in rows if flag_meaning(row) == "the same")
         if alike:
             yield from _listed(alike)
@@ -158,6 +160,7 @@ def _fields() -> Iterator[str]:
         alike = sorted({row.name for row in rows if meaning(row, system) == "the same"})
         yield f"### Fields of {system}"
         yield ""
+        yield from versions(system)
         if alike:
             yield from _listed(alike)
         told: dict[str, list[str]] = {}
@@ -167,17 +170,36 @@ def _fields() -> Iterator[str]:
         yield from _table((", ".join(names), text) for text, names in told.items())
 
 
-def listed(system: System) -> dict[str, str]:
+def listed(system: System) -> dict[str, Any]:
     """The names of a system, as they are kept: texts of words by what they name."""
     found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
-    return next(each for each in found if each["system"] == system)
+    return next((each for each in found if each["system"] == system), {})
+
+
+def names(kept: dict[str, Any], kind: str) -> list[str]:
+    """A system's names of one kind: those of its version, then those that only earlier ones had."""
+    return [name for each in (kept, *kept.get("earlier", {}).values()) for name in each.get(kind, "").split()]
+
+
+def versions(system: System) -> Iterator[str]:
+    """Whose names the tables of a system have."""
+    kept = listed(system)
+    version = kept.get("version", "")
+    if version:
+        earlier = f", and of earlier ones back to {min(kept['earlier'], key=_numbers)}" if "earlier" in kept else ""
+        yield f"Names of version {version}{earlier}." if version[0].isdigit() else f"Names {version}."
+        yield ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def sent(system: System) -> dict[str, list[str]]:
     """What a library's clients of servers send: the fields, by what becomes of them here."""
     fields: dict[str, list[str]] = {}
     bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
-    for name in listed(system).get("sends", "").split():
+    for name in names(listed(system), "sends"):
         row = BY_NAME.get(name)
         is_taken = any(name in body.model_fields for body in bodies)
         if is_taken or (row is not None and row.here):
@@ -195,9 +217,7 @@ def _words() -> Iterator[str]:
     for system in _CALLED:
         yield f"### Words of {system}"
         yield ""
-        version = listed(system)["version"]
-        yield f"Names of version {version}." if version[0].isdigit() else f"Names {version}."
-        yield ""
+        yield from versions(system)
         yield from _table((f"`{word.name}`", said(word)) for word in WORDS if word.system == system)
         if fields := sent(system):
             yield "What its clients of servers send:"

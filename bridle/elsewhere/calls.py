@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bridle.elsewhere.libraries import LIBRARIES
 from bridle.elsewhere.programs import INFERLETS, STEERING, TEXT
 from bridle.elsewhere.rows import System, Word, systems_of
+from bridle.elsewhere.vendor_fields import JUDGED
 
 _STORE = "the server keeps responses alone: send the whole conversation"
 
@@ -203,10 +204,16 @@ ROUTES: tuple[Route, ...] = (
     ),
     *_routes("AICI", "/v1/run /v1/controllers /v1/controllers/tags /v1/models /v1/completions"),
     *_routes("AICI", "/ws-http-tunnel/info", "requests are plain HTTP"),
-    Route(("OpenAI",), "/v1/batches", "`bridle run-batch` answers such files"),
-    Route(("OpenAI",), "/v1/files", _STORE),
-    Route(("OpenAI",), "/v1/conversations", _STORE),
-    Route(("Anthropic",), "/v1/messages/count_tokens"),
+    *_routes("OpenAI", "/v1/chat/completions /v1/completions /v1/embeddings /v1/models"),
+    *_routes("OpenAI", "/v1/responses /v1/responses/{response_id}"),
+    *_routes("OpenAI", "/v1/batches", "`bridle run-batch` answers such files"),
+    *_routes("OpenAI", "/v1/files /v1/conversations", _STORE),
+    *_routes("OpenAI", "/v1/audio/speech /v1/audio/transcriptions /v1/audio/translations", TEXT),
+    *_routes("OpenAI", "/v1/images/generations", TEXT),
+    *_routes("OpenAI", "/v1/moderations", JUDGED),
+    *_routes("Anthropic", "/v1/messages /v1/messages/count_tokens /v1/models"),
+    *_routes("Anthropic", "/v1/messages/batches", "`bridle run-batch` answers files of requests"),
+    *_routes("Anthropic", "/v1/complete", "/v1/messages and /v1/completions"),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bridle.elsewhere.newer_fields import NEWER, SHARED
 from bridle.elsewhere.programs import TEXT
 from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same, systems_of
+from bridle.elsewhere.vendor_fields import VENDORS
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
@@ -43,7 +44,7 @@ _FIELDS: tuple[Field, ...] = (
     # What all of them have.
     *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens temperature top_p presence_penalty", n=2),
     *same("OpenAI vLLM SGLang", "frequency_penalty seed stop logit_bias response_format", seed=7, stop=["x"]),
-    *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs suffix max_completion_tokens"),
+    *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs max_completion_tokens"),
     *same("OpenAI vLLM SGLang", "messages prompt input tools tool_choice parallel_tool_calls reasoning_effort"),
     *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
     *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
@@ -187,29 +188,6 @@ _FIELDS: tuple[Field, ...] = (
     absent("SGLang", "token_ids_logprob", "`logprobs` counts the likeliest tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
-    # What OpenAI and Anthropic keep or do beside.
-    absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
-    absent(
-        "Anthropic", "mcp_servers", "none that a request names is called; offer its tools in `tools`", [{"url": "x"}]
-    ),
-    absent("Anthropic", "container", "this server runs no code for models", "x"),
-    *(
-        neutral("OpenAI", name, why, value)
-        for name, why, value in (
-            ("user", "users are told by their keys", "me"),
-            ("safety_identifier", "users are told by their keys", "me"),
-            ("metadata", "nothing is kept", {"a": "b"}),
-            ("store", "of chats nothing is kept; `/v1/responses` are", True),
-            ("service_tier", "`priority` is here", "auto"),
-            ("prompt_cache_key", "prefixes are always cached", "x"),
-            ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
-            ("include", "everything is included", ["x"]),
-            ("models", "the one that `model` names answers", ["x"]),
-            ("max_tool_calls", "it counts tools of OpenAI's own", 3),
-        )
-    ),
-    neutral("Anthropic", "context_management", "clients keep their conversations themselves", {"edits": []}),
-    neutral("Anthropic", "betas", "nothing has to be turned on", ["x"]),
     # What changes no text.
     neutral("vLLM", "cache_salt", "cached prompts are shared within one user only", "x"),
     neutral("vLLM", "request_id", "the header `x-request-id` is here", "x"),
@@ -253,11 +231,11 @@ _FIELDS: tuple[Field, ...] = (
 
 def _shared() -> list[Field]:
     """Rows for systems that have a name of another system's, with the same meaning."""
-    first = {row.name: row for row in (*NEWER[::-1], *_FIELDS[::-1])}
+    first = {row.name: row for row in (*VENDORS[::-1], *NEWER[::-1], *_FIELDS[::-1])}
     return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
 
 
-FIELDS: tuple[Field, ...] = (*_FIELDS, *NEWER, *_shared())
+FIELDS: tuple[Field, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
 
 
 def _by_name() -> dict[str, Field]:

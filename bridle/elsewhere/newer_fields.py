@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridle.elsewhere.rows import Field, absent, named, neutral, same
+from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same
 
 _TEXT_ONLY = "models here read text and pictures, and write text"
 _SPEED = "how a server computes changes no text"
@@ -11,9 +11,11 @@ _TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a
 _PICTURES = "pictures are prepared as the checkpoint says"
 
 NEWER: tuple[Field, ...] = (
-    *same("vLLM SGLang", "instructions background previous_response_id reasoning truncation"),
-    *same("SGLang", "modalities"),
-    named("SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
+    *same("vLLM SGLang", "instructions previous_response_id reasoning"),
+    optional("OpenAI vLLM SGLang", "background", False, (False,), "an answer is computed while its client waits"),
+    optional("OpenAI vLLM SGLang", "truncation", "disabled", ("disabled",), "no item is left out by itself"),
+    optional("OpenAI SGLang", "modalities", ["text"], (["text"],), "of answers there is `text` alone"),
+    named("vLLM SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
     named("SGLang", "sampling_seed", "seed", 7),
     named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
     # What would change a text.
@@ -53,6 +55,7 @@ NEWER: tuple[Field, ...] = (
     neutral("vLLM", "media_io_kwargs", _PICTURES, {"a": 1}),
     neutral("vLLM", "return_mm_kwargs", _PICTURES),
     neutral("vLLM", "prompt_cache_options", "prefixes are always cached", {"a": 1}),
+    neutral("vLLM", "return_assistant_tokens_mask", "/chat_tokenize gives the tokens of a conversation"),
     neutral("vLLM", "return_prompt_text", "`echo` gives it on /v1/completions"),
     neutral("vLLM", "return_token_offsets", "`logprobs` have them on /v1/completions"),
     neutral("vLLM", "return_weight_versions", "a model is one version here, under a name of its own"),
@@ -99,6 +102,8 @@ NEWER: tuple[Field, ...] = (
 )
 #: Names that a system shares with one whose row is above, or in `fields`.
 SHARED = (
+    ("OpenAI", "instructions previous_response_id prompt_cache_options reasoning text"),
+    ("Anthropic", "metadata model service_tier stream tools"),
     ("vLLM SGLang", "user include metadata service_tier store max_tool_calls max_output_tokens"),
     ("vLLM", "prompt_cache_key prompt_cache_retention safety_identifier session_id text"),
     ("SGLang", "cache_salt image_data min_tokens mm_processor_kwargs priority request_id return_token_ids watermark"),
@@ -106,5 +111,5 @@ SHARED = (
     ("llama.cpp", "add_generation_prompt continue_final_message echo logprobs max_completion_tokens max_tokens n"),
     ("llama.cpp", "parallel_tool_calls reasoning_effort stream_options"),
     ("TGI", "logit_bias logprobs max_tokens messages model n presence_penalty prompt response_format stream"),
-    ("TGI", "stream_options suffix tool_choice tools top_logprobs"),
+    ("TGI", "stream_options tool_choice tools top_logprobs"),
 )

@@ -46,8 +46,8 @@ class Field:
     convert: Callable[[Any], Any] | None = None
 
     def is_off(self, value: Any) -> bool:
-        """Whether a value asks for nothing. What is on unless it is said is not off when it is false."""
-        return value in self.off or (value in _OFF and True not in self.off)
+        """Whether a value asks for nothing. That of the example asks for something, even if it is false or empty."""
+        return value in self.off or (value in _OFF and (value is None or value != self.example))
 
     def value_here(self, value: Any) -> Any:
         """The value that it has here."""

@@ -55,6 +55,8 @@ class Fields(BaseModel):
     api: ClassVar[Api] = "openai"
     #: Whether fields that change a text mean anything here.
     has_text: ClassVar[bool] = True
+    #: The field whose value this is, where the table has fields of it.
+    within: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -99,13 +101,15 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
             raise InvalidRequest(f"{here} and {name} were given; they are the same", name)
         found[here] = value
         return
-    row = BY_NAME.get(name)
-    if kind.has_text:
-        if row is not None and not row.here and not row.is_neutral and not row.is_off(value):
-            raise UnsupportedFeature(f"{name} is not supported here: {row.why}", name)
-        if (row is not None and row.here and value not in row.off) or name in SHORT or name in meanings():
-            where = f"; {row.why}" if row is not None and row.why else ""
-            raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it{where}", name)
+    whole = f"{kind.within}.{name}" if kind.within else name
+    row = BY_NAME.get(whole)
+    may_matter = row is not None and not row.here and not row.is_neutral and not row.is_off(value)
+    if row is not None and may_matter and (kind.has_text or kind.within):
+        raise UnsupportedFeature(f"{whole} is not supported here: {row.why}", name)
+    is_elsewhere = row is not None and bool(row.here) and value not in row.off
+    if kind.has_text and (is_elsewhere or name in SHORT or name in meanings()):
+        where = f"; {row.why}" if row is not None and row.why else ""
+        raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it{where}", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
         raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)

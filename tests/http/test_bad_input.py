@@ -67,7 +67,7 @@ BAD_COMPLETIONS = [
     ('{"prompt": ["a","a","a","a","a","a","a","a","a"]}', "prompt", "prompt has 9 prompts; at most 8"),
     ('{"prompt": "a", "best_of": 1, "n": 2}', "best_of", "best_of is 1, less than n (2)"),
     ('{"prompt": "a", "best_of": 2, "stream": true}', "best_of", "not known while streaming"),
-    ('{"prompt": "a", "suffix": "b"}', "suffix", "cannot fill in"),
+    ('{"prompt": "a", "suffix": "b"}', "suffix", "there is no filling in between prompt and suffix"),
     ('{"prompt": "a", "stop": ' + json.dumps(["x"] * 10_000) + "}", "stop", "stop has 10000 strings; at most 64"),
     ('{"prompt": "a", "stop": [1]}', "stop", "stop must be a string or a list of strings"),
     ('{"prompt": "a", "stop": [""]}', "stop", "every entry must be a non-empty string"),
@@ -154,10 +154,10 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs may not set 'tokenize'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs may not set 'self'"),
     ({"messages": HI, "chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs may not set 'a b'"),
-    ({"messages": HI, "functions": [{"name": "f"}]}, "functions is given; send them as tools"),
-    ({"messages": HI, "function_call": "auto"}, "function_call is given; send it as tool_choice"),
+    ({"messages": HI, "functions": [{"name": "f"}]}, "functions is not supported here: send them as `tools`"),
+    ({"messages": HI, "function_call": "auto"}, "function_call is not supported here: send it as `tool_choice`"),
     ({"messages": HI, "modalities": ["text", "audio"]}, "'scripted' writes only text"),
-    ({"messages": HI, "audio": {"voice": "ash"}}, "audio is given; 'scripted' writes only text"),
+    ({"messages": HI, "audio": {"voice": "ash"}}, "audio is not supported here: models here read text"),
     ({"messages": HI, "web_search_options": {}}, "this server looks nothing up"),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.rows import System
 from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.sampling import SamplingParams, meanings
-from lab.coming_from import NAMES, paths, sampler_meaning, sent
+from lab.coming_from import NAMES, names, paths, sampler_meaning, sent
 from tests.http.harness import scripted_model, served
 
 BODY = {"prompt": "Say", "max_tokens": 24, "seed": 4, "temperature": 1.0, "ignore_eos": True}
@@ -111,7 +111,7 @@ def test_no_field_and_no_route_is_missing(file: Path) -> None:
     listed = tomllib.loads(file.read_text(encoding="utf-8"))
     system = listed["system"]
     rows = {row.name for row in FIELDS if system in row.systems}
-    assert not [name for name in listed.get("fields", "").split() if name not in rows]
+    assert not [name for name in names(listed, "fields") if name not in rows]
     told = {route.path for route in ROUTES if system in route.systems}
     assert set(listed.get("routes", "").split()) <= told
     words = [name for word in WORDS if word.system == system for name in word.name.split(", ")]

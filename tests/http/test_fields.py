@@ -122,7 +122,7 @@ def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> N
     assert "users are told by their keys" in refusal.json()["error"]["message"]
     loose = strict_server.post("/v1/completions", json=body | {"user": "me"}, headers={"x-strict-fields": "false"})
     assert loose.status_code == 200
-    inner = strict_server.post("/v1/completions", json=body | {"stream_options": {"include_obfuscation": False}})
+    inner = strict_server.post("/v1/completions", json=body | {"stream_options": {"include_obfuscation": True}})
     assert inner.json()["error"]["param"] == "stream_options.include_obfuscation"
     assert strict_server.post("/v1/embeddings", json={"input": "a", "temperature": 1}).status_code == 400
 

@@ -12,9 +12,10 @@ from bridle.elsewhere.flags.sglang import SGLANG
 from bridle.elsewhere.flags.shared import SHARED
 from bridle.elsewhere.flags.tgi import LMQL, TGI
 from bridle.elsewhere.flags.vllm import VLLM
+from bridle.elsewhere.flags.vllm_earlier import VLLM_EARLIER
 from bridle.elsewhere.rows import System
 
-FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *SGLANG, *LLAMA_CPP, *TGI)
+FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *VLLM_EARLIER, *SGLANG, *LLAMA_CPP, *TGI)
 #: Those of `bridle serve-model`.
 SERVE_MODEL = LMQL
 

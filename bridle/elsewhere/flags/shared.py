@@ -35,7 +35,7 @@ SHARED: tuple[Flag, ...] = (
     *taken("vLLM", "-q", "--quantization"),
     *refused("vLLM SGLang", "--load-format --model-loader-extra-config", reasons.LOADING),
     *refused("vLLM SGLang", "--model-impl", "`bridle check MODEL` says what computes a model"),
-    *refused("TGI llama.cpp", "--rope-scaling", reasons.ROPE),
+    *refused("vLLM TGI llama.cpp", "--rope-scaling", reasons.ROPE),
     # Lengths and memory.
     *taken("SGLang", "--context-length", "--max-model-len"),
     *taken("llama.cpp", "--ctx-size -c", "--max-model-len", "of each request; slots do not divide it"),
@@ -96,7 +96,6 @@ SHARED: tuple[Flag, ...] = (
     *refused(
         "vLLM SGLang", "--tool-server", "--tools FILE names servers of the Model Context Protocol (docs/tools.md)"
     ),
-    *refused("vLLM", "--guided-decoding-backend", "there is one, llguidance"),
     *refused("SGLang", "--grammar-backend", "there is one, llguidance"),
     # Who may ask, and what is seen of it.
     *taken("TGI", "--hostname", "--host"),

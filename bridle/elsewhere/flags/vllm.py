@@ -1,4 +1,4 @@
-"""Flags of vLLM alone: those of 0.33, and some of earlier versions that people still type."""
+"""Flags of vLLM 0.33 alone; `vllm_earlier` has those that only earlier versions had."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from bridle.elsewhere.flags.rows import Flag, refused, same, taken
 
 VLLM: tuple[Flag, ...] = (
     *same("vLLM", "--max-model-len --block-size --max-num-batched-tokens --max-num-seqs"),
-    *same("vLLM SGLang", "--device", "`cpu`, `cuda`, `cuda:1`"),
     *same("vLLM", "--generation-config", "`auto` or `none`"),
     *same("vLLM", "--speculative-config", "with `method` (ngram, draft_model), `model`, `num_speculative_tokens`"),
     *taken("vLLM", "-sc", "--speculative-config"),
@@ -25,16 +24,12 @@ VLLM: tuple[Flag, ...] = (
     *taken("vLLM", "--uvicorn-log-level", "--log-level"),
     *taken("vLLM", "--h11-max-incomplete-event-size", "--max-header-bytes"),
     # The model.
-    *refused(
-        "vLLM",
-        "--runner --convert --task --pooler-config --override-pooler-config --io-processor-plugin",
-        reasons.POOLED,
-    ),
+    *refused("vLLM", "--runner --convert --pooler-config --io-processor-plugin", reasons.POOLED),
     *refused("vLLM", "--tokenizer-revision", "--revision is that of the tokenizer, too"),
     *refused("vLLM", "--code-revision --model-class-overrides", reasons.NO_CODE),
     *refused(
         "vLLM",
-        "--hf-config-path --hf-overrides --config-format --rope-theta",
+        "--hf-config-path --hf-overrides --config-format",
         "the folder's config.json is read: change it there",
     ),
     *refused("vLLM", "--quantization-config --allow-deprecated-quantization", reasons.QUANTIZED),
@@ -56,11 +51,7 @@ VLLM: tuple[Flag, ...] = (
         "--scheduler-cls",
         reasons.PLUGINS,
     ),
-    *refused(
-        "vLLM",
-        "--logits-processors --logits-processor-pattern",
-        "--controller-class: a class that decides about each token",
-    ),
+    *refused("vLLM", "--logits-processors", "--controller-class: a class that decides about each token"),
     # Lengths and memory.
     *refused("vLLM", "--num-gpu-blocks-override", reasons.SHARE),
     *refused(
@@ -68,11 +59,6 @@ VLLM: tuple[Flag, ...] = (
         "--kv-cache-* --kv-offloading-* --kv-sharing-fast-prefill --prefix-* --swa-bounded-replay --replayssm-* "
         "--use-replayssm --enable-mamba-shared-prefix-checkpoint --disable-hybrid-kv-cache-manager",
         "the KV cache is --kv-memory and --kv-cache-dtype; the rest is settled by the model",
-    ),
-    *refused(
-        "vLLM",
-        "--swap-space --preemption-mode",
-        "what is preempted is computed again, from the prefix cache where it can be",
     ),
     *refused("vLLM", "--disable-sliding-window --disable-cascade-attn", reasons.KERNELS),
     *refused("vLLM", "--max-logprobs", "a request may ask for 20 alternatives, or the route's own limit"),
@@ -90,7 +76,7 @@ VLLM: tuple[Flag, ...] = (
     *refused(
         "vLLM",
         "--disable-chunked-mm-input --scheduler-reserve-full-isl --prefill-schedule-interval --watermark "
-        "--async-scheduling --num-scheduler-steps --scheduler-delay-factor",
+        "--async-scheduling",
         "how steps are filled is settled: docs/batching.md",
     ),
     # Devices, processes, other machines.
@@ -126,9 +112,7 @@ VLLM: tuple[Flag, ...] = (
     ),
     *refused("vLLM", "--kv-transfer-config --ec-* --engram-config --enable-nccl-comm-suspend", reasons.TRANSFER),
     *refused("vLLM", "--weight-transfer-config", reasons.TRAINING),
-    *refused(
-        "vLLM", "--enforce-eager --cudagraph-* --max-cudagraph-capture-size --max-seq-len-to-capture", reasons.GRAPHS
-    ),
+    *refused("vLLM", "--enforce-eager --cudagraph-* --max-cudagraph-capture-size", reasons.GRAPHS),
     *refused(
         "vLLM",
         "--compilation-config -cc --optimization-level --performance-mode --attention-config -ac --kernel-config "
@@ -160,16 +144,11 @@ VLLM: tuple[Flag, ...] = (
         "adapters are computed as docs/lora.md says; nothing has to be set",
     ),
     # Drafted tokens.
-    *refused(
-        "vLLM",
-        "--spec-method --ngram-prompt-lookup-max --ngram-prompt-lookup-min --speculative-disable-by-batch-size "
-        "--per-request-spec-decode-metrics",
-        reasons.DRAFTS,
-    ),
+    *refused("vLLM", "--spec-method --per-request-spec-decode-metrics", reasons.DRAFTS),
     # What requests ask for.
     *refused(
         "vLLM",
-        "--structured-outputs-config --reasoning-config --enable-reasoning",
+        "--structured-outputs-config --reasoning-config",
         "constraints and thoughts are always there; each request says what it wants",
     ),
     *refused("vLLM", "--chat-template-content-format --response-role --reasoning-effort-map", reasons.TEMPLATE),
@@ -206,7 +185,7 @@ VLLM: tuple[Flag, ...] = (
     ),
     *refused(
         "vLLM",
-        "--enable-log-requests --disable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len",
+        "--enable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len",
         reasons.PRIVATE,
     ),
     *refused(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -29,12 +29,16 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 class ThinkingFields(InnerFields):
     """Whether the model thinks, and for how many tokens at most."""
 
+    within: ClassVar[str] = "thinking"
+
     type: str
     budget_tokens: int | None = None
 
 
 class OutputFields(InnerFields):
     """The form of the answer, and how hard the model should try."""
+
+    within: ClassVar[str] = "output_config"
 
     format: dict[str, Any] | None = None
     effort: str | None = None

@@ -35,13 +35,6 @@ from bridle.service.serving import Serving
 from bridle.service.steering import Steering
 from bridle.shown import shown
 
-_UNKEPT = {
-    "functions": "send them as tools",
-    "function_call": "send it as tool_choice",
-    "audio": "{model} writes only text",
-    "web_search_options": "this server looks nothing up; offer a tool that does",
-}
-
 router = APIRouter(route_class=BoundedRoute)
 
 
@@ -89,10 +82,7 @@ async def turn_of(
 
 
 def _check_promises(body: ChatBody, model: str) -> None:
-    """Refuse options that this server could not honour."""
-    for name, advice in _UNKEPT.items():
-        if getattr(body, name) is not None:
-            raise UnsupportedFeature(f"{name} is given; {advice.format(model=repr(model))}", name)
+    """Refuse what this server could not honour."""
     if body.modalities not in (None, ["text"]):
         raise UnsupportedFeature(f"modalities is {shown(body.modalities)}; {model!r} writes only text", "modalities")
 

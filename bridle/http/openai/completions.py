@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.controllers.beams import BeamSearch
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
 from bridle.http.openai.beams import searching
 from bridle.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
@@ -51,8 +51,6 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         priority=body.priority,
         deadline=body.deadline,
     )
-    if body.suffix:
-        raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
     steering = serving.steering(body, body.form(), body.rewind)
     _check_steering(body, plan, steering)
     search = None

@@ -7,7 +7,7 @@ instead of a million.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
@@ -106,6 +106,8 @@ JsonObjects = list[dict[str, Any]]
 class ReasoningFields(InnerFields):
     """How much a model may think, in the words of some open servers."""
 
+    within: ClassVar[str] = "reasoning"
+
     enabled: bool | None = None
     max_tokens: int | None = None
     effort: str | None = None
@@ -113,6 +115,8 @@ class ReasoningFields(InnerFields):
 
 class StreamOptions(InnerFields):
     """What a stream carries beside its chunks: counts at the end, and a notice when the device was lost."""
+
+    within: ClassVar[str] = "stream_options"
 
     include_usage: bool | None = None
     include_resuming: bool | None = None
@@ -260,7 +264,6 @@ class CompletionBody(BeamFields):
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
 
@@ -279,11 +282,7 @@ class ChatBody(BeamFields):
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    functions: Any = None
-    function_call: Any = None
     modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 

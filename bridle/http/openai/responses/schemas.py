@@ -6,7 +6,7 @@ A reference to an earlier response stands for the items that it answered, and it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
@@ -41,6 +41,8 @@ def _metadata(value: Any) -> Any:
 class TextFields(InnerFields):
     """The form of the answer."""
 
+    within: ClassVar[str] = "text"
+
     format: dict[str, Any] | None = None
 
 
@@ -61,7 +63,6 @@ class ResponsesBody(SamplingFields):
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     previous_response_id: str | None = None
     store: bool | None = None
-    conversation: Any = None
     prompt: Any = None
     background: bool | None = None
     truncation: str | None = None
@@ -105,9 +106,8 @@ class ResponsesBody(SamplingFields):
         """Refuse options that this server could not honour."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
-        for name in ("conversation", "prompt"):
-            if getattr(self, name) is not None:
-                raise UnsupportedFeature(f"{name} is given, but none are kept here; send all items", name)
+        if self.prompt is not None:
+            raise UnsupportedFeature("prompt is given, but none are kept here; send all items", "prompt")
         if self.background:
             raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
         if self.truncation not in (None, "disabled"):
