@@ -95,7 +95,7 @@ class Dialect:
         """The schema with what it refers to in the place of references."""
         if not isinstance(schema, Mapping):
             return schema
-        if not self.work.take():
+        if not self.work.spend():
             raise NoEquivalent("the schema has too many parts")
         reference = schema.get("$ref")
         if reference is None:

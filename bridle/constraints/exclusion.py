@@ -61,7 +61,7 @@ class _Question:
     def exclude(self, one: Schema, other: Schema, depth: int) -> bool:
         if one is False or other is False:
             return True
-        if depth > _MAX_DEPTH or not self._work.take():
+        if depth > _MAX_DEPTH or not self._work.spend():
             return False
         ours, theirs = self._facts(one), self._facts(other)
         return (
@@ -109,7 +109,7 @@ class _Question:
         if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
             return True
         ours, theirs = listed(one), listed(other)
-        if not self._work.take(1 + len(ours or ()) + len(theirs or ())):
+        if not self._work.spend(1 + len(ours or ()) + len(theirs or ())):
             return False
         if ours is not None and theirs is not None and not _keys(ours) & _keys(theirs):
             return True

@@ -24,14 +24,14 @@ class Work:
     def __init__(self, most: int = MAX_WORK) -> None:
         self._left = most
 
-    def take(self, amount: int = 1) -> bool:
+    def spend(self, amount: int = 1) -> bool:
         """Count some work; returns whether it may be done."""
         self._left -= amount
         return self._left >= 0
 
     def matches(self, pattern: object, text: str) -> bool | None:
         """Whether the pattern occurs in the text; None if that is not found out."""
-        if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.take(_PATTERN_WORK + len(pattern)):
+        if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.spend(_PATTERN_WORK + len(pattern)):
             return None
         if not is_quick(pattern):
             return None

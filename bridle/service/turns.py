@@ -43,7 +43,7 @@ class Allowance:
         self._left = float(most)
         self._filled_at = clock()
 
-    def take(self, what: str, number: int = 1) -> None:
+    def charge(self, what: str, number: int = 1) -> None:
         """Count `number` more. Raises `ProtocolError`, for which the connection is to be closed, if that is too many;
         `what` names them."""
         now = self._clock()

@@ -64,7 +64,7 @@ def test_a_flood_sends_as_long_as_the_server_reads(frame: bytes, monkeypatch: py
     # A flood does not answer pings. How many of their intervals pass here is up to the machine, as is how much of it is
     # handled: it may well be more than a connection is allowed.
     monkeypatch.setattr(frames._BoundedFrames, "start_keepalive", lambda protocol: None)
-    monkeypatch.setattr(Allowance, "take", lambda *_: None)
+    monkeypatch.setattr(Allowance, "charge", lambda *_: None)
 
     async def main(target: Target) -> None:
         async with crowd_of(target, lambda tally: Flooder(target, tally, frame)) as tally:

@@ -189,8 +189,8 @@ def test_the_work_for_a_document_is_bounded() -> None:
     work = Work(150)
     assert work.matches("^a", "ab") is True
     assert work.matches("^a", "ab") is None  # too little is left
-    assert not work.take()
-    assert Work(MAX_WORK).take(MAX_WORK)
+    assert not work.spend()
+    assert Work(MAX_WORK).spend(MAX_WORK)
 
 
 @pytest.mark.parametrize("pattern", [EVIL, "(a|a)+", "(a+)+", "a*a*a*", "(?=a)", "(a?b)?", "((x{9}){9}){9}", "(", "["])

@@ -169,6 +169,6 @@ def test_an_allowance_lets_through_what_fits_at_once_and_what_came_in_since(
             return  # rounding decides
         if excess > most:
             with pytest.raises(ProtocolError, match=f"too many pings: at most {most} at once"):
-                allowance.take("pings", number)
+                allowance.charge("pings", number)
             return
-        allowance.take("pings", number)
+        allowance.charge("pings", number)

@@ -81,7 +81,7 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         useless = sum(self.close_sent or is_useless(frame) for frame in frames)
         if useless:
             try:
-                self._allowance.take("frames without content", useless)
+                self._allowance.charge("frames without content", useless)
             except ProtocolError as error:
                 self._leave(str(error))
 

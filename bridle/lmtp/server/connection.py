@@ -123,7 +123,7 @@ class Connection:
         self._do_all(self._session.receive(message))
         self._num_replies += len(self._outbox) - num_before
         if isinstance(message, Rejected):
-            self._rejected.take("messages that are no requests")
+            self._rejected.charge("messages that are no requests")
 
     async def _blame(self, error: ProtocolError) -> None:
         """End the connection, because of what its client sends, once its client was told. Does not return."""

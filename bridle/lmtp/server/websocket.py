@@ -99,7 +99,7 @@ class WebSocketLink:
             text = event.get("text")
             if text is not None:
                 return str(text)
-            self._ignored.take("binary messages")
+            self._ignored.charge("binary messages")
 
     async def close(self, reason: str = "") -> None:
         if self._is_closed:
