@@ -139,7 +139,7 @@ class Ticket:
         self.num_tokens += num_tokens
         if self.limits is not NO_LIMITS:
             total._spend(self, num_tokens)
-        place = total._queue.take(self.user, num_tokens, self.limits.weight, most)
+        place = total._queue.enqueue(self.user, num_tokens, self.limits.weight, most)
         self.places.append(place)
         return place.start
 

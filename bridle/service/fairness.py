@@ -35,7 +35,7 @@ class FairQueue:
         self._guess = _FIRST_GUESS
         self._num_done = 0
 
-    def take(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Place:
+    def enqueue(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Place:
         """The place of a request with `num_prompt` prompt tokens, which asks for `max_output` tokens at most. A tenant
         of weight 2 gets twice the service.
 

@@ -112,7 +112,7 @@ class ModelKeeper:
         assert slot.is_idle
         assert slot.model is not None
         model, slot.model = slot.model, None
-        num_bytes = self.memory.give_back(slot)
+        num_bytes = self.memory.release(slot)
         self.memory.closing += num_bytes
         _log.info("unloading %s", slot.name)
 
@@ -181,7 +181,7 @@ class ModelKeeper:
         finally:
             slot.is_filling = False
             if slot.model is None:
-                self.memory.give_back(slot)
+                self.memory.release(slot)
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
         """Close idle models, least recently used first, until enough memory is free; wait while all are in use."""
@@ -199,10 +199,10 @@ class ModelKeeper:
         """Count the memory that the slot will take; returns the configuration to load, with its share for a
         KV cache."""
         if self.memory.max_bytes is None:
-            self.memory.take(slot, needs.total)
+            self.memory.reserve(slot, needs.total)
             return _config(slot)
         config = with_kv(_config(slot), needs.weights, share)
-        self.memory.take(slot, needs.total + (config.kv_memory or config.max_kv_memory or 0))
+        self.memory.reserve(slot, needs.total + (config.kv_memory or config.max_kv_memory or 0))
         return config
 
     def _measure(self, slot: Slot, report: Report = silent) -> Needs:
@@ -232,7 +232,7 @@ class ModelKeeper:
 
     def _keep(self, slot: Slot, model: LoadedModel) -> None:
         slot.model, slot.stage, slot.last_used = model, "", self._clock()
-        self.memory.take(slot, model.num_bytes or slot.num_bytes)
+        self.memory.reserve(slot, model.num_bytes or slot.num_bytes)
 
     def _fail(self, slot: Slot, error: Exception) -> None:
         if isinstance(error, BridleError):

@@ -61,13 +61,13 @@ class ModelMemory:
                 f"{_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"
             )
 
-    def take(self, slot: Slot, num_bytes: int) -> None:
+    def reserve(self, slot: Slot, num_bytes: int) -> None:
         """Count `num_bytes` for a slot from now on."""
         slot.num_bytes = num_bytes
         if slot not in self.slots:
             self.slots.append(slot)
 
-    def give_back(self, slot: Slot) -> int:
+    def release(self, slot: Slot) -> int:
         """Stop counting a slot; returns the bytes that it had."""
         num_bytes, slot.num_bytes = slot.num_bytes, 0
         if slot in self.slots:

@@ -34,7 +34,7 @@ def _serve(costs: dict[str, list[int]], weights: dict[str, float], num_served: i
     for number in range(longest):
         for tenant, sizes in costs.items():
             if number < len(sizes):
-                turn = queue.take(tenant, sizes[number], weights[tenant])
+                turn = queue.enqueue(tenant, sizes[number], weights[tenant])
                 heapq.heappush(waiting, (turn.start, len(waiting), turn, sizes[number]))
     got: Counter[str] = Counter()
     for _ in range(min(num_served, len(waiting))):
@@ -58,31 +58,31 @@ def test_a_tenant_of_twice_the_weight_gets_twice_as_much() -> None:
 
 def test_a_newcomer_does_not_wait_behind_what_others_have_piled_up() -> None:
     queue = FairQueue()
-    piled = [queue.take("greedy", 100) for _ in range(100)]
+    piled = [queue.enqueue("greedy", 100) for _ in range(100)]
     queue.done(piled[0], 50)
-    newcomer = queue.take("modest", 100)
+    newcomer = queue.enqueue("modest", 100)
     assert sum(turn.start < newcomer.start for turn in piled) <= 2
 
 
 def test_idling_saves_up_nothing() -> None:
     queue = FairQueue()
-    first = queue.take("idle", 10)
+    first = queue.enqueue("idle", 10)
     queue.done(first, 10)
     for _ in range(50):
-        queue.done(queue.take("busy", 1000), 1000)
-    late = queue.take("idle", 10)
-    busy = queue.take("busy", 1000)
+        queue.done(queue.enqueue("busy", 1000), 1000)
+    late = queue.enqueue("idle", 10)
+    busy = queue.enqueue("busy", 1000)
     assert late.start >= busy.start - 2 * 2000
 
 
 def test_what_an_output_really_took_is_put_right() -> None:
     queue = FairQueue()
-    turn = queue.take("a", 10)
+    turn = queue.enqueue("a", 10)
     queue.done(turn, 4000)
-    assert queue.take("a", 10).start == 4010
-    other = queue.take("b", 10)
+    assert queue.enqueue("a", 10).start == 4010
+    other = queue.enqueue("b", 10)
     queue.done(other, None)  # never ran: what was guessed stays
-    assert queue.take("b", 10).start == 10 + other.guess
+    assert queue.enqueue("b", 10).start == 10 + other.guess
 
 
 def test_the_house_is_never_filled_by_one_user() -> None:

@@ -1,4 +1,4 @@
-"""The settings of one policy, each checked when it is taken. An error names the file, the policy, the key and the
+"""The settings of one policy, each checked when it is popped. An error names the file, the policy, the key and the
 value."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_ENTRIES, MAX_ENTRY_CHARS = 10_000, 1_000
 
 
 class Fields:
-    """The settings of a policy that are still to be taken."""
+    """The settings of a policy that nobody has popped yet."""
 
     def __init__(self, where: str, name: str, values: Mapping[str, Any]) -> None:
         self._where, self._values = where, dict(values)
@@ -30,8 +30,8 @@ class Fields:
         """The error about the value of one setting."""
         return self.error(key, f"is {shown(value)}; must be {wanted}")
 
-    def take(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """A setting of one type."""
+    def pop(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """A setting of one type, which then is no longer among the others."""
         value = self._values.pop(key, None)
         if value is None:
             return default
@@ -41,32 +41,32 @@ class Fields:
 
     def need(self, key: str, kind: type[T]) -> T:
         """A setting that has to be there."""
-        value = self.take(key, kind)
+        value = self.pop(key, kind)
         if value is None:
             raise self.error(key, f"is missing; must be {_KIND_NAMES.get(kind, kind.__name__)}")
         return value
 
     def text(self, key: str, default: str = "", most: int = MAX_ENTRY_CHARS) -> str:
         """A text that is not too long."""
-        value = self.take(key, str, default) or ""
+        value = self.pop(key, str, default) or ""
         if len(value) > most:
             raise self.wrong(key, value, f"at most {most} characters")
         return value
 
     def flag(self, key: str) -> bool:
         """A setting that is true or false; false if nothing is said."""
-        return bool(self.take(key, bool, False))
+        return bool(self.pop(key, bool, False))
 
     def count(self, key: str, default: int | None, least: int = 1, most: int = 1 << 31) -> int | None:
         """A number within bounds."""
-        value = self.take(key, int, default)
+        value = self.pop(key, int, default)
         if value is not None and not least <= value <= most:
             raise self.wrong(key, value, f"between {least} and {most}")
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
         """One of several words."""
-        value = self.take(key, str, default) or default
+        value = self.pop(key, str, default) or default
         if value not in known:
             raise self.wrong(key, value, f"one of {', '.join(known)}")
         return value

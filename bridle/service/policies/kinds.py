@@ -150,7 +150,7 @@ _READINGS: tuple[Reading, ...] = ("seen", "written")
 
 
 def _redact(fields: Fields, own: Settings) -> Made:
-    what, replacement = fields.texts("what", tuple(_SECRETS)), fields.take("replacement", str)
+    what, replacement = fields.texts("what", tuple(_SECRETS)), fields.pop("replacement", str)
     rules = []
     for name in what:
         if name not in _SECRETS:
