@@ -23,19 +23,19 @@ _CHANCE, _MOST = 0.4, 0.4
 
 def pytest_configure(config: pytest.Config) -> None:
     chances = random.Random(os.getpid())
-    take, run = EventStream.take, threading.Thread.run
+    read, run = EventStream.read_nowait, threading.Thread.run
 
     def be_late() -> None:
         if chances.random() < _CHANCE:
             time.sleep(_MOST * chances.random())
 
-    def take_late(self: EventStream) -> list[Event] | None:
+    def read_late(self: EventStream) -> list[Event] | None:
         be_late()
-        return take(self)
+        return read(self)
 
     def run_late(self: threading.Thread) -> None:
         be_late()
         run(self)
 
-    EventStream.take = take_late  # type: ignore[method-assign]
+    EventStream.read_nowait = read_late  # type: ignore[method-assign]
     threading.Thread.run = run_late  # type: ignore[method-assign]

@@ -89,7 +89,7 @@ class EventStream:
             try:
                 self._backlog.add(events)
             except ControllerError as error:
-                self._backlog.take()
+                self._backlog.drain()
                 self._error = error
             else:
                 last = events[-1]
@@ -119,10 +119,10 @@ class EventStream:
         if not self._complete:
             self._cancel(self.request_id)
 
-    def take(self) -> list[Event] | None:
+    def read_nowait(self) -> list[Event] | None:
         """The events since the last read, without waiting; None after the end."""
         with self._lock:
-            events = self._backlog.take()
+            events = self._backlog.drain()
             self._ready.clear()
             self.news.clear()
             if events:
@@ -136,7 +136,7 @@ class EventStream:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            while (events := self.take()) is not None:
+            while (events := self.read_nowait()) is not None:
                 if events:
                     yield events
                 else:
@@ -148,7 +148,7 @@ class EventStream:
         with self._lock:
             self.loop = asyncio.get_running_loop()
         try:
-            while (events := self.take()) is not None:
+            while (events := self.read_nowait()) is not None:
                 if events:
                     yield events
                 else:
@@ -190,7 +190,7 @@ class Backlog:
         if self._num_bytes > self.max_bytes:
             self._merge()
 
-    def take(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         """All events that wait; the backlog is then empty."""
         events, self._events, self._num_bytes = self._events, [], 0
         return events

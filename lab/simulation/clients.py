@@ -122,7 +122,7 @@ class Clients:
             self._read(asked)
 
     def _read(self, asked: _Asked) -> None:
-        events = asked.stream.take() if asked.stream is not None else None
+        events = asked.stream.read_nowait() if asked.stream is not None else None
         if not events:
             return
         for event in events:

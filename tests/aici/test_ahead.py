@@ -292,7 +292,7 @@ def test_what_a_clone_says_is_held_until_its_token_is_drawn(sandbox: Sandbox, tm
     lookahead = Lookahead()
     known = lookahead.tell(hosted, [5, 6, 7], is_alone=True)
     assert [each.token for each in known] == [5, 6, 7][: len(known)]
-    assert not hosted.instance.log.take()
+    assert not hosted.instance.log.drain()
     assert variables.version("a") == 0
     assert [each.logs[:1] for each in known[:1]] == ["x"]
     assert [write.value for each in known[:2] for write in each.storage] == ["01", "02"]
@@ -301,7 +301,7 @@ def test_what_a_clone_says_is_held_until_its_token_is_drawn(sandbox: Sandbox, tm
     assert went_on.instance.variables is variables
     assert went_on.length == 3
     went_on.step(0, [7], 7, [0], None, 5000)
-    assert went_on.instance.log.take().endswith("y")
+    assert went_on.instance.log.drain().endswith("y")
     lookahead.close()
 
 

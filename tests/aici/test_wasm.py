@@ -82,7 +82,7 @@ def test_calls_and_masks(sandbox: Sandbox, tmp_path: Path) -> None:
     instance = load(sandbox, guest2([[say("hi"), *sample([3, 256], 257)]]), tmp_path)
     assert instance.handle == 7
     answer = mid(instance)
-    assert instance.log.take() == "hi"
+    assert instance.log.drain() == "hi"
     bits = instance.masks[answer["branches"][0]["sample_mask"] - 1]
     assert [i for i in range(8 * len(bits)) if bits[i >> 3] >> (i & 7) & 1] == [3, 256]
 
@@ -372,13 +372,13 @@ def test_forced_tokens_status_rollback_and_free(tmp_path: Path) -> None:
     ]
     instance = load(Sandbox(DEFAULT_LIMITS), constrained("regex", "hi", *steps), tmp_path)
     mid(instance)
-    assert instance.log.take() == "0 " + "h\0\0\0i\0\0\0"
+    assert instance.log.drain() == "0 " + "h\0\0\0i\0\0\0"
     mid(instance)
-    assert instance.log.take() in ("3 ", "1 ")
+    assert instance.log.drain() in ("3 ", "1 ")
     mid(instance)
-    assert instance.log.take() == "10 "
+    assert instance.log.drain() == "10 "
     mid(instance)
-    assert instance.log.take() == "10"
+    assert instance.log.drain() == "10"
     with pytest.raises(GuestFault, match="unknown constraint 1"):
         mid(instance)
 
@@ -392,11 +392,11 @@ def test_bad_constraints(tmp_path: Path) -> None:
     ]
     instance = load(Sandbox(DEFAULT_LIMITS), constrained("regex", "(", show), tmp_path)
     mid(instance)
-    text = instance.log.take()
+    text = instance.log.drain()
     assert text.startswith("6") and len(text) > 10
     refused = load(Sandbox(DEFAULT_LIMITS), constrained("constraint", '{"regexp": "a"}', show), tmp_path)
     mid(refused)
-    assert refused.log.take().startswith("6the constraint names none of regex")
+    assert refused.log.drain().startswith("6the constraint names none of regex")
     with pytest.raises(GuestFault, match="unknown kind"):
         load(Sandbox(DEFAULT_LIMITS), constrained("yaml", "(", show), tmp_path)
     limits = replace(DEFAULT_LIMITS, max_constraint_spec=3)
@@ -425,11 +425,11 @@ def test_what_spares_guests_the_trie(tmp_path: Path) -> None:
     ]
     instance = load(Sandbox(DEFAULT_LIMITS), guest2(steps, raw=data, imports=ADDITIONS), tmp_path)
     mid(instance)
-    assert instance.log.take() == str(instance.surroundings.vocabulary.size)
+    assert instance.log.drain() == str(instance.surroundings.vocabulary.size)
     mid(instance)
-    assert instance.log.take() == "hi"
+    assert instance.log.drain() == "hi"
     mid(instance)
-    assert instance.log.take()[12] == chr(0b110)  # bits 97 and 98
+    assert instance.log.drain()[12] == chr(0b110)  # bits 97 and 98
     with pytest.raises(ControllerTrap, match=r"^no such luck\nmemory:"):
         mid(instance)
 
@@ -452,9 +452,9 @@ def test_logs_keep_the_newest(pieces: list[bytes]) -> None:
     for piece in pieces:
         log.write(piece)
     written = b"".join(pieces)
-    kept = log.take()
+    kept = log.drain()
     assert len(kept) <= 64 and written.decode(errors="replace").endswith(kept[-16:])
-    assert log.take() == ""
+    assert log.drain() == ""
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3), st.booleans(), st.integers(0, 4)), max_size=12))

@@ -134,7 +134,7 @@ class ReplicaLab:
         self._news.clear()
         events: list[Event] = []
         for request_id, stream in list(self._streams.items()):
-            while taken := stream.take():
+            while taken := stream.read_nowait():
                 events += taken
             if taken is None:
                 del self._streams[request_id]

@@ -113,7 +113,7 @@ def test_a_slow_reader_gets_more_at_once() -> None:
         lists = list(stream)
         assert len(lists) == 1
         setup.check(request, lists[0])
-        assert stream.take() is None
+        assert stream.read_nowait() is None
 
 
 def test_a_fast_reader_gets_each_token_as_it_comes() -> None:

@@ -48,7 +48,7 @@ def test_merging_changes_nothing_that_counts(batches: list[list[Event]]) -> None
             backlog.add(batch)
         except ControllerError:
             return
-    assert told(backlog.take()) == told([event for batch in batches for event in batch])
+    assert told(backlog.drain()) == told([event for batch in batches for event in batch])
 
 
 def test_rewritten_variables_and_long_logs_are_merged() -> None:
@@ -56,7 +56,7 @@ def test_rewritten_variables_and_long_logs_are_merged() -> None:
     for number in range(200):
         backlog.add([Stored("r", 0, "x", bytes([number]) * (1 << 20)), Log("r", 0, "a" * (1 << 17))])
         assert backlog._num_bytes <= MAX_NOTE_BYTES
-    variables, logs, _ = told(backlog.take())
+    variables, logs, _ = told(backlog.drain())
     assert variables["x"] == bytes([199]) * (1 << 20)
     assert MAX_LOG_CHARS <= len(logs[0]) <= MAX_NOTE_BYTES and logs[0].startswith("[...]")
 
@@ -73,7 +73,7 @@ def test_small_pieces_count_too() -> None:
     for _ in range(100_000):
         backlog.add([Stored("r", 0, "x", b"1", is_append=True)])
         assert len(backlog._events) < 10_000
-    assert told(backlog.take())[0]["x"] == b"before" + b"1" * 100_000
+    assert told(backlog.drain())[0]["x"] == b"before" + b"1" * 100_000
 
 
 @pytest.mark.parametrize("names", [1, 1000])

@@ -96,7 +96,7 @@ class Lookahead:
             if clone is not None:
                 clone.instance.close()
             return None
-        logs, writes = clone.instance.log.take(), clone.instance.writes
+        logs, writes = clone.instance.log.drain(), clone.instance.writes
         clone.instance.writes = []
         if not _is_plain_draw(choice):
             self._spare.append(clone.instance)

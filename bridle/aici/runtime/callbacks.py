@@ -73,7 +73,7 @@ def run_op(seat: Seat, op: Op, budget_ms: float, patience_ms: float) -> m.Answer
     except Exception as error:  # a bug of bridle: it must not end the neighbours
         answer.error = f"internal error of the runtime: {error!r}"
     instance = seat.hosted.instance
-    answer.logs += instance.log.take()
+    answer.logs += instance.log.drain()
     answer.storage += instance.writes
     instance.writes = []
     return answer
@@ -103,7 +103,7 @@ def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answe
         phases.stop = hosted.post(op.tokens, op.backtrack, budget_ms)
         answer.failed_in_post = False
         phases.post_micros = (time.perf_counter_ns() - begin) // 10_000 * 10
-        phases.post_logs = hosted.instance.log.take()
+        phases.post_logs = hosted.instance.log.drain()
         phases.post_storage, hosted.instance.writes = hosted.instance.writes, []
     phases.pre = hosted.pre(budget_ms)
     answer.result = phases

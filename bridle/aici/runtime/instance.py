@@ -228,7 +228,7 @@ class Instance:
     def become(self, branch: int) -> None:
         """Turn this object into branch `branch` of a fork, whose process was copied: it has printed and written nothing
         yet."""
-        self.log.take()
+        self.log.drain()
         self.writes = []
 
     def _copy_state(self, source: Instance) -> None:

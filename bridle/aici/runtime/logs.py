@@ -20,7 +20,7 @@ class LogBuffer:
             del self._data[: max(self._limit // 4, len(self._data) + len(data) - self._limit)]
         self._data += data
 
-    def take(self) -> str:
+    def drain(self) -> str:
         """The text since the last call. Bytes that are not UTF-8 are replaced."""
         if not self._data:
             return ""

@@ -177,5 +177,5 @@ def _run_main(options: argparse.Namespace, compilers: Compilers, module: str, su
         prompt = list(surroundings.vocabulary.encode("Hello world!"))
         instance.main(prompt, surroundings.limits.max_call_time)
     finally:
-        sys.stdout.write(instance.log.take())
+        sys.stdout.write(instance.log.drain())
         sys.stdout.flush()

@@ -207,7 +207,7 @@ class Worker:
                 self._first_callbacks(instance, message, created)
             finally:
                 if created.error or not message.keep_logs:
-                    created.logs = instance.log.take()
+                    created.logs = instance.log.drain()
                     created.storage, instance.writes = instance.writes, []
         except ControllerError as error:
             created.error = str(error)
