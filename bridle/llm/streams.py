@@ -128,7 +128,7 @@ class TextStream(Reader[str]):
 
     def deltas(self) -> Reader[Delta]:
         """Read changes in place of text: those of every output, including tokens taken back and forks."""
-        return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).take)
+        return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
         """Read `output` in place of text, each time that it has changed."""
@@ -202,7 +202,7 @@ class TextStream(Reader[str]):
 
     def _take_pieces(self) -> list[Piece]:
         found: list[Piece] = []
-        for delta in self._deltas.take():
+        for delta in self._deltas.read():
             if delta.index == 0 and self._turn is not None:
                 found += self._turn.push(delta.text, delta.is_last)
             elif delta.index == 0 and delta.text:

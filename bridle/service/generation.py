@@ -78,7 +78,7 @@ class Part:
 
     def note(self, index: int) -> Note | None:
         """What was not told yet of an output, beside its text."""
-        return None if self._notes is None else self._notes.take(index)
+        return None if self._notes is None else self._notes.read(index)
 
     def note_fields(self, index: int) -> dict[str, Any]:
         """The same as fields of an answer: only those that say something."""
@@ -87,17 +87,17 @@ class Part:
 
     def trace_fields(self, index: int) -> dict[str, Any]:
         """What was not told yet of the trace of an output, as a field; none if there is nothing."""
-        told = [] if self._notes is None else self._notes.take_records(index)
+        told = [] if self._notes is None else self._notes.read_records(index)
         return {"trace": told} if told else {}
 
-    def take_notes(self) -> list[tuple[int, Note]]:
+    def read_notes(self) -> list[tuple[int, Note]]:
         """What was not told yet of any output, beside its text."""
         notes = self._notes
-        return [] if notes is None else [(index, notes.take(index)) for index in sorted(notes.indexes)]
+        return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
 
-    def take(self) -> list[tuple[Delta, Note | None]]:
+    def read(self) -> list[tuple[Delta, Note | None]]:
         """What is new of each output since the last call, text and notes."""
-        deltas = {delta.index: delta for delta in self.reader.take()}
+        deltas = {delta.index: delta for delta in self.reader.read()}
         for index in () if self._notes is None else self._notes.indexes:
             deltas.setdefault(index, Delta(index))
         return [(deltas[index], self.note(index)) for index in sorted(deltas)]

@@ -84,11 +84,11 @@ class NoteReader:
                 case Resuming():
                     self._of(event).is_resuming = True
 
-    def take(self, index: int) -> Note:
+    def read(self, index: int) -> Note:
         """The news of one output since the last call; empty if there is none."""
         return self._pending.pop(index, None) or Note()
 
-    def take_records(self, index: int) -> list[dict[str, Any]]:
+    def read_records(self, index: int) -> list[dict[str, Any]]:
         """The records of a trace among the news of one output; the rest stays."""
         note = self._pending.get(index)
         if note is None:

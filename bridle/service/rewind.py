@@ -74,15 +74,15 @@ class DeltaReader:
         self._max_rewind = max_rewind_of(collector.request)
         self._shown: dict[int, _Shown] = {}
 
-    def take(self) -> list[Delta]:
+    def read(self) -> list[Delta]:
         """What may be shown since the last call: at most one delta per output, in order of their index.
 
         Raises `ControllerError` if, under `hold`, a controller took back more than it had announced.
         """
-        deltas = (self._take(index, growing) for index, growing in sorted(self._collector.growing.items()))
+        deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]
 
-    def _take(self, index: int, growing: GrowingOutput) -> Delta | None:
+    def _read(self, index: int, growing: GrowingOutput) -> Delta | None:
         is_first = index not in self._shown
         shown = self._shown.setdefault(index, _Shown())
         if shown.is_over:

@@ -507,7 +507,7 @@ def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pyte
     work = Work.run
 
     async def counted(self: Work) -> None:
-        begun.append(str(self.asked.stream_id))
+        begun.append(str(self.request.stream_id))
         await work(self)
 
     monkeypatch.setattr(Work, "run", counted)

@@ -133,26 +133,26 @@ def test_without_a_controller_nothing_is_held() -> None:
     collector = OutputCollector(request())
     reader = DeltaReader(collector)
     collector.add([token(1, "a")])
-    (first,) = reader.take()
+    (first,) = reader.read()
     assert (first.text, first.tokens, first.is_first, first.is_last) == ("a", (1,), True, False)
-    assert reader.take() == []
+    assert reader.read() == []
     collector.add([token(2, ""), token(3, "bc")])
-    (second,) = reader.take()
+    (second,) = reader.read()
     assert (second.text, second.tokens, second.start, second.is_first) == ("bc", (2, 3), 1, False)
     collector.add([Finished("r", 0, FinishReason.LENGTH, text="!")])
-    (last,) = reader.take()
+    (last,) = reader.read()
     assert (last.text, last.tokens, last.is_last) == ("!", (), True)
-    assert reader.take() == []
+    assert reader.read() == []
 
 
 def test_hold_shows_nothing_that_may_be_taken_back() -> None:
     collector = OutputCollector(request(Controlled()))
     reader = DeltaReader(collector)
     collector.add([token(1, "a"), token(2, "b")])
-    (first,) = reader.take()
+    (first,) = reader.read()
     assert (first.text, first.tokens) == ("", ())
     collector.add([Rewind("r", 0, 2, 2), token(3, "c"), Finished("r", 0)])
-    (last,) = reader.take()
+    (last,) = reader.read()
     assert (last.text, last.tokens, last.taken_tokens) == ("c", (3,), 0)
 
 
@@ -160,21 +160,21 @@ def test_hold_lets_through_what_an_announced_rewind_cannot_reach() -> None:
     collector = OutputCollector(request(Controlled(1)))
     reader = DeltaReader(collector)
     collector.add([token(1, "a"), token(2, "b")])
-    assert [delta.text for delta in reader.take()] == ["a"]
+    assert [delta.text for delta in reader.read()] == ["a"]
     collector.add([Rewind("r", 0, 1, 1), token(3, "c"), token(4, "d")])
-    assert [delta.text for delta in reader.take()] == ["c"]
+    assert [delta.text for delta in reader.read()] == ["c"]
     collector.add([Rewind("r", 0, 2, 2)])
     with pytest.raises(ControllerError, match="announced to take back at most 1"):
-        reader.take()
+        reader.read()
 
 
 def test_mark_puts_a_sign_where_text_was_taken_back() -> None:
     collector = OutputCollector(request(Controlled()))
     reader = DeltaReader(collector, RewindPolicy.MARK)
     collector.add([token(1, "a"), token(2, "b")])
-    assert [delta.text for delta in reader.take()] == ["ab"]
+    assert [delta.text for delta in reader.read()] == ["ab"]
     collector.add([Rewind("r", 0, 1, 1), token(3, "c")])
-    (delta,) = reader.take()
+    (delta,) = reader.read()
     assert (delta.text, delta.taken_tokens, delta.taken_chars) == (REWIND_MARK + "c", 1, 1)
 
 
@@ -227,7 +227,7 @@ def test_deltas_add_up_to_the_output(
     for batch in play(steps):
         collector.add(batch)
         try:
-            deltas = reader.take()
+            deltas = reader.read()
         except ControllerError:
             assert (announced, policy) == (4, RewindPolicy.HOLD)
             return

@@ -174,7 +174,7 @@ async def run(body: RunBody, request: Request) -> Response:
 
     async def produce(writer: SseWriter) -> None:
         async def sink(part: Part, events: list[Event]) -> None:
-            await writer.send(shaper.take(events))
+            await writer.send(shaper.run_item(events))
 
         await writer.send(initial_run(str(uuid.uuid4()), generation.served_name))
         await generation.run(sink, tells_failures=True)

@@ -85,12 +85,12 @@ class RunShaper:
         self._usage = RunUsage()
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
-    def take(self, events: list[Event]) -> dict[str, Any]:
+    def run_item(self, events: list[Event]) -> dict[str, Any]:
         """One `run` item that tells of these events."""
         for event in events:
             self._usage.note(event)
             self._note(event)
-        for delta in self._part.reader.take():
+        for delta in self._part.reader.read():
             fork = self._forks.setdefault(delta.index, _Fork())
             fork.text += delta.text
             fork.was_rewound |= delta.taken_tokens > 0

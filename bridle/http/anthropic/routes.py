@@ -102,7 +102,7 @@ class _Answer:
             if not has_begun and part.collector.has_prompt:
                 has_begun = True
                 events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
-            for delta in part.reader.take():  # other output of a controller comes at the end
+            for delta in part.reader.read():  # other output of a controller comes at the end
                 if delta.index == 0:
                     events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
             await send_events(writer, events)

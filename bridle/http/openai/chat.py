@@ -147,7 +147,7 @@ class _Answer:
         convert = native_chunks() if is_native else None
 
         async def sink(part: Part, events: object) -> None:
-            chunks = [chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)]
+            chunks = [chunk for delta, note in part.read() for chunk in self._chunks(part, delta, note)]
             await writer.send(*(map(convert, chunks) if convert else chunks))
 
         await self.generation.run(sink)

@@ -149,7 +149,7 @@ class _Answer:
         """The chunks of a call that streams."""
 
         async def sink(part: Part, events: object) -> None:
-            chunks = [self._chunk(part, delta, note) for delta, note in part.take()]
+            chunks = [self._chunk(part, delta, note) for delta, note in part.read()]
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
         await self.generation.run(sink)

@@ -69,7 +69,7 @@ class Answer:
         """The events of a call that streams."""
 
         async def sink(part: Part, events: object) -> None:
-            await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.take()))
+            await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.read()))
 
         await self.generation.run(sink)
         writer.end()

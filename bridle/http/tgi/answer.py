@@ -73,7 +73,7 @@ class Answer:
         """An event for each token of the first output."""
 
         async def sink(part: Part, events: object) -> None:
-            for delta in part.reader.take():  # what a controller says beside is told in the end
+            for delta in part.reader.read():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
 

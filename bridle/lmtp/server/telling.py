@@ -77,7 +77,7 @@ class GenerateTeller:
     def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
         if self._is_steered and self._how.is_extended:
             yield from self._calls(events)
-        for event in events if self._finals is None else self._finals.take(events):
+        for event in events if self._finals is None else self._finals.settled(events):
             yield from self._tell_one(event)
             if self.is_over:
                 return
@@ -206,12 +206,12 @@ class FinalEvents:
         self._collector = OutputCollector(request)
         self._reader = DeltaReader(self._collector)
 
-    def take(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
+    def settled(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
         """The events that are final now. Raises `ControllerError` if a controller took back more than it
         had announced."""
         self._collector.add(events)
         growing = self._collector.growing[0]
-        for delta in self._reader.take():
+        for delta in self._reader.read():
             if delta.index != 0:
                 continue
             entries = delta.logprobs or (None,) * len(delta.tokens)

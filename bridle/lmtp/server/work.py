@@ -45,7 +45,7 @@ class Work:
     settings: LmtpSettings
     identity: Identity
     relay: Relay
-    asked: Generate | Score
+    request: Generate | Score
     is_extended: bool
     prefix: Buffer | None = None
     save: Buffer | None = None
@@ -53,7 +53,7 @@ class Work:
     story: Story = field(init=False)
 
     def __post_init__(self) -> None:
-        kind = type(self.asked).__name__.upper()
+        kind = type(self.request).__name__.upper()
         self.story = Story(id=new_request_id(), route=f"LMTP {kind}", identity=self.identity)
 
     async def run(self) -> None:
@@ -65,18 +65,18 @@ class Work:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
                 times = self.settings.load_timeout, self.settings.request_timeout
-                wish = "no" if self.asked.trace is None else wish_of({}, self.asked.trace)
+                wish = "no" if self.request.trace is None else wish_of({}, self.request.trace)
                 await self._run(Serving(self.host, story, held, *times, wish))
         except asyncio.CancelledError:
             story.finish = story.finish or [FinishReason.CANCELLED.value]
             raise
         except BridleError as error:
             story.error = error
-            self.relay.put(failure_of(self.asked.stream_id, error))
+            self.relay.put(failure_of(self.request.stream_id, error))
         except Exception:
             story.error = InternalError("see the log")
-            _log.exception("bug", stream=self.asked.stream_id)
-            self.relay.put(failure_of(self.asked.stream_id, story.error))
+            _log.exception("bug", stream=self.request.stream_id)
+            self.relay.put(failure_of(self.request.stream_id, story.error))
         finally:
             if self.save is not None:
                 self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
@@ -85,35 +85,35 @@ class Work:
 
     def _tell(self, story: Story) -> None:
         """Write the log line of the request, and end its span."""
-        _log.info("request", id=story.id, route=story.route, stream=self.asked.stream_id, **story.fields())
+        _log.info("request", id=story.id, route=story.route, stream=self.request.stream_id, **story.fields())
         if story.span is not None:
             story.span.end(story, "text_completion", {"network.protocol.name": "lmtp"})
 
     async def _run(self, serving: Serving) -> None:
-        asked = self.asked
+        request = self.request
         model = await serving.hold(
-            served_name(self.host.registry, asked.model),
-            asked.adapter,
-            priority=asked.priority,
-            deadline=asked.deadline,
+            served_name(self.host.registry, request.model),
+            request.adapter,
+            priority=request.priority,
+            deadline=request.deadline,
             notice=self._tell_load,
         )
         prefix = await self.prefix.tokens() if self.prefix is not None else ()
         teller: Teller
-        if isinstance(asked, Score):
-            generation, num_scored = await scoring_of(serving, asked, prefix)
-            teller = ScoreTeller(asked.stream_id, num_scored)
+        if isinstance(request, Score):
+            generation, num_scored = await scoring_of(serving, request, prefix)
+            teller = ScoreTeller(request.stream_id, num_scored)
         else:
-            generation = await generation_of(serving, asked, prefix)
-            teller = GenerateTeller(self._telling(model, asked), generation.parts[0].request)
+            generation = await generation_of(serving, request, prefix)
+            teller = GenerateTeller(self._telling(model, request), generation.parts[0].request)
         if self.story.traced is not None:
             self._tell_event("trace", id=self.story.id, trace=self.story.traced)
         await self._read(generation, teller)
 
-    def _telling(self, model: LoadedModel, asked: Generate) -> Telling:
+    def _telling(self, model: LoadedModel, request: Generate) -> Telling:
         eos = model.info.eos_token_ids
         return Telling(
-            asked.stream_id, eos[0] if eos else 0, wants_text(asked), self.is_extended, asked.rewind == "event"
+            request.stream_id, eos[0] if eos else 0, wants_text(request), self.is_extended, request.rewind == "event"
         )
 
     async def _read(self, generation: Generation, teller: Teller) -> None:
@@ -122,7 +122,7 @@ class Work:
 
         async def sink(part: Part, events: list[EngineEvent]) -> bool:
             notice.cancel()
-            for index, note in part.take_notes():
+            for index, note in part.read_notes():
                 if note.records:
                     self._tell_event("trace", branch=index, records=note.trace)
             for answer in teller.tell(events):
@@ -147,7 +147,7 @@ class Work:
         self._say("queued", num_waiting=model.client.statistics().num_waiting)
 
     def _tell_load(self, what: str, adapter: str | None) -> None:
-        self._say(what, **({"model": self.asked.model} if adapter is None else {"adapter": adapter}))
+        self._say(what, **({"model": self.request.model} if adapter is None else {"adapter": adapter}))
 
     def _say(self, event: str, **data: Any) -> None:
         """Send a notice to a client that knows the extensions."""
@@ -156,4 +156,4 @@ class Work:
 
     def _tell_event(self, event: str, **data: Any) -> None:
         """Send an event that the client is known to understand."""
-        self.relay.put(Event(event=event, stream_id=self.asked.stream_id, data=data))
+        self.relay.put(Event(event=event, stream_id=self.request.stream_id, data=data))

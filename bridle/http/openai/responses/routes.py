@@ -91,7 +91,7 @@ class _Answer:
         )
 
         async def sink(part: Part, events: object) -> None:
-            for delta in part.reader.take():  # what a controller says beside is told in the end
+            for delta in part.reader.read():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
 
