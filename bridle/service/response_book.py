@@ -29,7 +29,7 @@ class _Kept:
     """Both as JSON."""
 
     response: bytes
-    said: bytes
+    input_items: bytes
 
 
 class ResponseBook:
@@ -51,20 +51,20 @@ class ResponseBook:
     def __len__(self) -> int:
         return len(self._book)
 
-    def keep(self, user: str, response: dict[str, Any], said: Sequence[Any]) -> bool:
+    def keep(self, user: str, response: dict[str, Any], input_items: Sequence[Any]) -> bool:
         """Keep a response and what was said before it. Returns False, and keeps nothing, if it is larger than all that
         one user may have."""
-        kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(said)))
-        return self._book.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.said))
+        kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
+        return self._book.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
 
     def response(self, user: str, name: str) -> dict[str, Any]:
         """A response as it was given. Raises `UnknownResponse`."""
         found: dict[str, Any] = msgspec.json.decode(self._find(user, name).response)
         return found
 
-    def said(self, user: str, name: str) -> list[Any]:
+    def input_items(self, user: str, name: str) -> list[Any]:
         """The items that a response answers. Raises `UnknownResponse`."""
-        found: list[Any] = msgspec.json.decode(self._find(user, name).said)
+        found: list[Any] = msgspec.json.decode(self._find(user, name).input_items)
         return found
 
     def delete(self, user: str, name: str) -> None:

@@ -14,7 +14,7 @@ def test_nobody_finds_those_of_others_and_nothing_lasts() -> None:
     book = ResponseBook(clock=clock, max_age=10.0)
     assert book.keep("alice", {"id": "r", "output": [1]}, ["said"])
     assert book.keep("bob", {"id": "r", "output": [2]}, [])  # even under the same id
-    assert (book.response("alice", "r"), book.said("alice", "r")) == ({"id": "r", "output": [1]}, ["said"])
+    assert (book.response("alice", "r"), book.input_items("alice", "r")) == ({"id": "r", "output": [1]}, ["said"])
     with pytest.raises(UnknownResponse, match="'s'"):
         book.response("alice", "s")
     book.delete("bob", "r")
@@ -22,7 +22,7 @@ def test_nobody_finds_those_of_others_and_nothing_lasts() -> None:
         book.delete("bob", "r")
     clock.advance(10.0)
     with pytest.raises(UnknownResponse):
-        book.said("alice", "r")
+        book.input_items("alice", "r")
     assert len(book) == 0
 
 
@@ -37,4 +37,4 @@ def test_what_is_kept_does_not_change_with_what_was_given() -> None:
 def test_one_that_is_larger_than_a_users_share_is_not_kept() -> None:
     book = ResponseBook(max_bytes_of_user=5_000)
     assert book.keep("u", {"id": "r"}, []) and not book.keep("u", {"id": "large"}, ["a" * 5_000])
-    assert book.said("u", "r") == []
+    assert book.input_items("u", "r") == []

@@ -75,7 +75,7 @@ class ResponsesBody(SamplingFields):
         name = self.previous_response_id
         if name is None:
             return given
-        said = [*book.said(user, name), *book.response(user, name)["output"], *given]
+        said = [*book.input_items(user, name), *book.response(user, name)["output"], *given]
         if len(said) > MAX_MESSAGES:
             raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
         return said

@@ -36,8 +36,8 @@ async def delete(response_id: str, request: Request) -> Response:
 @router.get("/v1/responses/{response_id}/input_items", summary="What a stored response answers")
 async def input_items(response_id: str, request: Request) -> Response:
     """A page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an item."""
-    said = http_state(request).responses.said(identity_of(request).user, response_id)
-    items = [_listed(item, response_id, number) for number, item in enumerate(said)]
+    stored = http_state(request).responses.input_items(identity_of(request).user, response_id)
+    items = [_listed(item, response_id, number) for number, item in enumerate(stored)]
     query = request.query_params
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
