@@ -140,7 +140,7 @@ class BlockManager:
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
         if self.parking.num_blocks:
-            self.parking.take(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
+            self.parking.claim(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
@@ -178,7 +178,7 @@ class BlockManager:
         while self.parking.num_blocks and self._free.has_only_parked:
             self.parking.give_way()
         expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
-        block, evicted = self._free.take(seq.id, after, min(expected, _MAX_RESERVED))
+        block, evicted = self._free.allocate(seq.id, after, min(expected, _MAX_RESERVED))
         for old in evicted:
             del self._block_of[self._hash_of.pop(old)]
         self.num_evicted += len(evicted)
@@ -190,11 +190,11 @@ class BlockManager:
         if self._num_refs[block]:
             return
         if block not in self._hash_of:
-            self._free.give_plain(block)
+            self._free.free_plain(block)
         elif self._hash_of[block] in self._pinned:
-            self._free.give_parked(block)
+            self._free.free_parked(block)
         else:
-            self._free.give_cached(block)
+            self._free.free_cached(block)
 
     def free(self, seq: Sequence) -> None:
         """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are

@@ -46,9 +46,9 @@ class FreeBlocks:
         """Whether a parked block has to be given up before another one can be taken."""
         return not self._num_plain and not self._cached
 
-    def take(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
-        """Take one block for `owner`, next to block `after` if possible. Returns it with the cached blocks that were
-        evicted for it.
+    def allocate(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
+        """Allocate one block for `owner`, next to block `after` if possible. Returns it with the cached blocks
+        that were evicted for it.
 
         `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
         """
@@ -57,7 +57,7 @@ class FreeBlocks:
             if self._state[beside] == _OPEN or self._reserved.get(beside) == owner:
                 self._claim(beside)
                 return beside, []
-        block = self._take_run(owner, max(num_expected, 1))
+        block = self._allocate_run(owner, max(num_expected, 1))
         if block is not None:
             return block, []
         if self._reserved:
@@ -68,16 +68,16 @@ class FreeBlocks:
             return self._evict_run(owner, max(num_expected, 1))
         raise InternalError("a block was taken although none is free; its need was not counted first")
 
-    def give_plain(self, block: int) -> None:
+    def free_plain(self, block: int) -> None:
         """Take back block `block`, whose content is not worth keeping."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
-    def give_cached(self, block: int) -> None:
+    def free_cached(self, block: int) -> None:
         """Take back block `block`, whose content may be reused; it is the last to be evicted."""
         self._cached[block] = None
 
-    def give_parked(self, block: int) -> None:
+    def free_parked(self, block: int) -> None:
         """Take back block `block`, which is not to be evicted."""
         self._parked.add(block)
 
@@ -101,7 +101,7 @@ class FreeBlocks:
     def forget(self, block: int) -> None:
         """Turn a cached block into a plain one: its content cannot be reused any more."""
         self.revive(block)
-        self.give_plain(block)
+        self.free_plain(block)
 
     def release_reservation(self, owner: int) -> None:
         """Drop the reservation of `owner`, which takes no more blocks."""
@@ -124,7 +124,7 @@ class FreeBlocks:
         self._state[block] = _CLOSED
         self._num_plain -= 1
 
-    def _take_run(self, owner: int, length: int) -> int | None:
+    def _allocate_run(self, owner: int, length: int) -> int | None:
         """The first block of the first open run of `length`, or of a shorter one; the rest gets reserved."""
         length = min(length, self._num_plain)
         while length:

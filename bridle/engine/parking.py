@@ -120,7 +120,7 @@ class Parking:
 
     # -- going -------------------------------------------------------------------------------------------
 
-    def take(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
+    def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
         """A request goes on from these blocks, which it uses by now, or from what another one has parked: it ends what
         is parked of them. Returns whether anything was."""
         continued = self._continued_by(user, digests, request_id)

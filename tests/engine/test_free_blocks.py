@@ -13,56 +13,56 @@ from bridle.errors import InternalError
 
 def test_fresh_owner_gets_a_run() -> None:
     free = FreeBlocks(8)
-    taken = [free.take(1, None, 3)[0]]
-    other = free.take(2, None, 3)[0]
-    taken += [free.take(1, taken[-1], 2)[0], free.take(1, taken[-1] + 1, 1)[0]]
+    taken = [free.allocate(1, None, 3)[0]]
+    other = free.allocate(2, None, 3)[0]
+    taken += [free.allocate(1, taken[-1], 2)[0], free.allocate(1, taken[-1] + 1, 1)[0]]
     assert taken == [taken[0], taken[0] + 1, taken[0] + 2]
     assert other not in taken
 
 
 def test_reserved_blocks_are_given_to_others_when_nothing_else_is_free() -> None:
     free = FreeBlocks(4)
-    first, _ = free.take(1, None, 4)
-    others = {free.take(2, None, 1)[0] for _ in range(3)}
+    first, _ = free.allocate(1, None, 4)
+    others = {free.allocate(2, None, 1)[0] for _ in range(3)}
     assert others | {first} == {0, 1, 2, 3}
     assert len(free) == 0
 
 
 def test_released_reservation_is_open_again() -> None:
     free = FreeBlocks(4)
-    first, _ = free.take(1, None, 4)
+    first, _ = free.allocate(1, None, 4)
     free.release_reservation(1)
-    run = [free.take(2, None, 3)[0]]
-    run += [free.take(2, run[-1], 1)[0] for _ in range(1)]
+    run = [free.allocate(2, None, 3)[0]]
+    run += [free.allocate(2, run[-1], 1)[0] for _ in range(1)]
     assert run == [first + 1, first + 2]
 
 
 def test_cached_blocks_go_last_and_oldest_first() -> None:
     free = FreeBlocks(4)
-    blocks = [free.take(1, None, 1)[0] for _ in range(3)]
+    blocks = [free.allocate(1, None, 1)[0] for _ in range(3)]
     for block in (blocks[2], blocks[0], blocks[1]):
-        free.give_cached(block)
-    plain, evicted = free.take(2, None, 1)
+        free.free_cached(block)
+    plain, evicted = free.allocate(2, None, 1)
     assert (plain, evicted) == (3, [])
-    order = [free.take(2, None, 1) for _ in range(3)]
+    order = [free.allocate(2, None, 1) for _ in range(3)]
     assert order == [(blocks[2], [blocks[2]]), (blocks[0], [blocks[0]]), (blocks[1], [blocks[1]])]
 
 
 def test_revived_block_is_not_evicted() -> None:
     free = FreeBlocks(2)
-    a, b = (free.take(1, None, 1)[0] for _ in range(2))
-    free.give_cached(a)
-    free.give_cached(b)
+    a, b = (free.allocate(1, None, 1)[0] for _ in range(2))
+    free.free_cached(a)
+    free.free_cached(b)
     free.revive(a)
-    assert free.take(2, None, 1) == (b, [b])
+    assert free.allocate(2, None, 1) == (b, [b])
     assert len(free) == 0
 
 
 def test_taking_from_nothing_is_our_bug() -> None:
     free = FreeBlocks(1)
-    free.take(1, None, 1)
+    free.allocate(1, None, 1)
     with pytest.raises(InternalError, match="none is free"):
-        free.take(1, None, 1)
+        free.allocate(1, None, 1)
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("tpcrfx"), st.integers(0, 30)), max_size=60))
@@ -73,7 +73,7 @@ def test_blocks_are_neither_lost_nor_given_twice(num_blocks: int, script: list[t
     for verb, number in script:
         if verb == "t" and len(free):
             after = taken[number % len(taken)] if taken and number % 2 else None
-            block, evicted = free.take(number % 3, after, 1 + number % 5)
+            block, evicted = free.allocate(number % 3, after, 1 + number % 5)
             assert block not in taken
             assert sorted(evicted) == sorted(block for block in cached if block in evicted)
             assert not evicted or evicted[-1] == cached[0] or cached[0] in evicted
@@ -81,7 +81,7 @@ def test_blocks_are_neither_lost_nor_given_twice(num_blocks: int, script: list[t
             taken.append(block)
         elif verb in "pc" and taken:
             block = taken.pop(number % len(taken))
-            free.give_plain(block) if verb == "p" else free.give_cached(block)
+            free.free_plain(block) if verb == "p" else free.free_cached(block)
             cached += [block] if verb == "c" else []
         elif verb in "rf" and cached:
             block = cached.pop(number % len(cached))
