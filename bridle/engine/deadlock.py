@@ -85,7 +85,7 @@ class DeadlockWatch:
         due = min(int(seconds * _PACE), self._max_turns + 1) - num_turns
         return min(max(due, 1), _MAX_AT_ONCE)
 
-    def hear(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
+    def note_decision(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
         """Take in an answer that took `turns` turns. Returns why its request can never go on, or None if it may."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)

@@ -276,7 +276,7 @@ class Engine:
         if self._scheduler.blocks.parking.num_blocks:
             self.tidy()
         if self._openings.waiting:
-            self._openings.take()
+            self._openings.begin_ready()
         if self._is_steering:
             self._steering.apply_early()
         planned = self.clock()

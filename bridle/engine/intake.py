@@ -169,7 +169,7 @@ class Openings:
 
     @property
     def is_any_ready(self) -> bool:
-        """Whether `take` would begin something."""
+        """Whether `begin_ready` would begin something."""
         return any(future.done() for _, future in self.waiting.values())
 
     def open(self, seq: Sequence) -> None:
@@ -180,7 +180,7 @@ class Openings:
         seq.control.opened_at = self._clock()
         self.waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 
-    def take(self) -> None:
+    def begin_ready(self) -> None:
         """Begin the sequences whose controllers are ready, with the prompts that these want."""
         for seq, future in list(self.waiting.values()):
             if seq.is_finished:

@@ -81,7 +81,7 @@ class ControlState:
     pool: ControllerPool | None = None  # where the controller lives
     max_moves: int = 1 << 62
     num_moves: int = 0  # draws and splices
-    asked: bool = False  # an answer is due
+    awaits_answer: bool = False
     answer: Decision | None = None  # arrived, not applied yet
     news: Ask | None = None  # what to tell it next
     is_late: bool = False  # missed a step: not computed until it answers

@@ -127,14 +127,14 @@ class Steering:
         self._watch.next_round()
         for seq in self.sequences.values():
             control = seq.control
-            if control.is_suspended and not (control.news or control.asked or control.answer):
+            if control.is_suspended and not (control.news or control.awaits_answer or control.answer):
                 control.news = Ask(seq.id, turns=self._watch.turns_due(seq))
             if control.news is None or control.pool is None:
                 continue
             if seq.output.ending is not None:
                 control.news, control.is_dismissed = replace(control.news, final=True), True
             asks.setdefault(control.pool, []).append(control.news)
-            control.news, control.asked = None, True
+            control.news, control.awaits_answer = None, True
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
             self._watch.note_ask(seq)
@@ -164,7 +164,7 @@ class Steering:
         if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
             seq.control.pool.close([seq.id])
             return False
-        if seq.control.is_dismissed and not seq.control.asked:
+        if seq.control.is_dismissed and not seq.control.awaits_answer:
             seq.control.pool.close([seq.id])
             return False
         if not seq.control.is_dismissed:
@@ -185,7 +185,7 @@ class Steering:
 
     def gather_any(self, deadline: float) -> None:
         """Wait for any answer that is due, because nothing can be computed without one."""
-        self.gather([seq for seq in self.sequences.values() if seq.control.asked], deadline)
+        self.gather([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
     def _hear(self, seq_id: int, answer: Answer) -> None:
         """Take in one answer. This often runs between the end of a forward pass and the draw, so the usual answer, to
@@ -198,7 +198,7 @@ class Steering:
             self._progress.tracer.heard(seq, answer, self._clock())
         if answer.log or answer.stored:
             self._tell(seq, answer)
-        seq.control.asked = False
+        seq.control.awaits_answer = False
         if seq.control.is_dismissed:
             return
         if answer.error is not None:
@@ -220,7 +220,7 @@ class Steering:
             self._let_go(held[0], held[1])
 
     def _watch_wait(self, seq: Sequence, decision: Decision, turns: int) -> None:
-        why = self._watch.hear(seq, decision, turns)
+        why = self._watch.note_decision(seq, decision, turns)
         if why is not None:
             for stuck in self._watch.members(seq):
                 self._progress.fail_by_controller(stuck, ControllerDeadlock(why))

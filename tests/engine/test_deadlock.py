@@ -68,14 +68,14 @@ def test_an_answer_from_before_another_output_ended_is_no_deadlock() -> None:
     waits = Decision.wait((("y", 0),))
     watch.next_round()
     watch.note_ask(waiter)
-    assert watch.hear(waiter, waits) is None
+    assert watch.note_decision(waiter, waits) is None
     watch.next_round()
     watch.note_ask(waiter)  # answered before the other sets the variable, and heard after it has ended
     watch.drop(setter)
-    assert watch.hear(waiter, waits) is None
+    assert watch.note_decision(waiter, waits) is None
     watch.next_round()
     watch.note_ask(waiter)
-    assert watch.hear(waiter, waits) is not None
+    assert watch.note_decision(waiter, waits) is not None
 
 
 @given(st.lists(_actions, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=60), st.randoms())
@@ -106,7 +106,7 @@ def test_found_if_and_only_if_nobody_can_go_on(programs: list[list[Action]], del
             if decision.is_stop:
                 actor.is_over = True
                 watch.drop(actor.seq)
-            elif watch.hear(actor.seq, decision) is not None:
+            elif watch.note_decision(actor.seq, decision) is not None:
                 live = [actor for actor in actors if not actor.is_over]
                 assert live and all(actor.is_blocked for actor in live)
                 return
@@ -186,7 +186,7 @@ def test_doing_nothing_is_given_up_after_a_second_however_slow_steps_are(millis:
             turns = watch.turns_due(seq)
             watch.note_ask(seq)
             had[number] += turns
-            verdicts.append(watch.hear(seq, Decision.splice(), turns))
+            verdicts.append(watch.note_decision(seq, Decision.splice(), turns))
         if any(verdicts):
             break
         assert max(had) <= 1_000 and now[0] < 1.2
@@ -201,6 +201,6 @@ def test_an_output_that_goes_on_is_asked_once_in_a_step_and_so_are_the_others() 
         seq.request = request
         watch.add(seq)
     for _ in range(5):
-        assert watch.hear(rests, Decision.splice()) is None
-        assert watch.hear(draws, Decision.sample()) is None
+        assert watch.note_decision(rests, Decision.splice()) is None
+        assert watch.note_decision(draws, Decision.sample()) is None
         assert watch.turns_due(rests) == watch.turns_due(draws) == 1
