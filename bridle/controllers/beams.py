@@ -184,7 +184,7 @@ class _Group:
     def sample(self) -> Decision:
         return Decision.fork([self.search.draw])
 
-    def tell(self) -> tuple[StoredValue, ...]:
+    def read_texts(self) -> tuple[StoredValue, ...]:
         """The finished texts, once they are known, to whoever asks first."""
         if self.is_told or not self.is_over:
             return ()
@@ -242,8 +242,8 @@ class BeamPool(AtOncePool[_Group]):
     @staticmethod
     def _answer(ask: Ask, group: _Group) -> Answer:
         if ask.final:
-            return Answer(stored=group.tell())
+            return Answer(stored=group.read_texts())
         if group.is_over:
-            return Answer(Decision.stop(), stored=group.tell())
+            return Answer(Decision.stop(), stored=group.read_texts())
         decision, group.beams[ask.seq_id].decision = group.beams[ask.seq_id].decision, None
         return Answer(decision or Decision.wait())

@@ -54,7 +54,7 @@ class Output:
     expected: Piece = (0, ())
     num_demands: int = 0
     num_asked: int = 0
-    has_said: bool = False
+    has_answers: bool = False
     is_owed: bool = False
     is_final: bool = False
     turns_due: int = 1
@@ -169,16 +169,16 @@ class Output:
 
     # -- what the controllers say ------------------------------------------------------------------------
 
-    def tells(self) -> Iterator[tuple[ControllerPool, Ask]]:
+    def next_asks(self) -> Iterator[tuple[ControllerPool, Ask]]:
         """What is to be asked now, and where."""
         for part in self.parts:
             if self.is_final or part.is_due:
                 self.num_asked += not part.is_asked
-                yield part.pool, part.tell(self.turns_due, self.is_final)
+                yield part.pool, part.next_ask(self.turns_due, self.is_final)
 
-    def take_draw(self, number: int, answer: Answer) -> bool:
+    def note_draw(self, number: int, answer: Answer) -> bool:
         """Take in an answer that just wants to draw, one of them at most otherwise than usual; returns whether it is
-        that. Most answers are, so this is made short; `hear` and `advance` come to the same."""
+        that. Most answers are, so this is made short; `note_answer` and `advance` come to the same."""
         decision = answer.decision
         if not self.is_usual or decision is None or answer.log or answer.stored or answer.turns > 1:
             return False
@@ -196,7 +196,7 @@ class Output:
         return True
 
     def draw_together(self, last: Answer) -> Answer:
-        """The answer for the engine, when all have answered, `last` the last of them, and `take_draw` took all in."""
+        """The answer for the engine, when all have answered, `last` the last of them, and `note_draw` took all in."""
         self.ways, self.counts, self.is_plain = [], (1,) * len(self.parts), True
         self.is_usual = self.is_owed = False
         wish = self.wish
@@ -208,14 +208,14 @@ class Output:
             return self.ways
         return [tuple(part.decision.branches[0] for part in self.parts if part.decision is not None)]
 
-    def hear(self, number: int, answer: Answer) -> None:
+    def note_answer(self, number: int, answer: Answer) -> None:
         """Take in the answer of one controller. Raises its error."""
         self.is_usual = False
         part = self.parts[number]
         self.num_asked -= part.is_asked
         part.is_asked = False
         if part.script is not None and not self.is_final:
-            part.said, self.has_said = answer, True
+            part.answer, self.has_answers = answer, True
         elif answer.log or answer.stored:
             self._print(answer)
         if self.is_final:
@@ -332,10 +332,10 @@ class Output:
 
     def answer(self, decision: Decision | None) -> Answer:
         """The answer for the engine, with what the controllers have printed and stored."""
-        for part in self.parts if self.has_said else ():
-            if part.said is not None and part.script is None and not (self.shown or self.is_final):
-                self._print(part.said)
-                part.said = None
+        for part in self.parts if self.has_answers else ():
+            if part.answer is not None and part.script is None and not (self.shown or self.is_final):
+                self._print(part.answer)
+                part.answer = None
         answer = Answer(decision, log=self.log, stored=self.stored, turns=self.turns)
         self.log, self.stored, self.is_owed = "", (), False
         return answer

@@ -14,7 +14,7 @@ Candidates = tuple[tuple[int, float], ...] | None
 @dataclass(slots=True, eq=False)
 class Part:
     """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
-    before the others were shown it. While it has a `script`, its decision is not asked for, and what it `said` is not
+    before the others were shown it. While it has a `script`, its decision is not asked for, and its `answer` is not
     told: alone it would not have been asked yet. One that `is_lenient` may have to relent where it forces tokens that
     others do not allow, and is then asked for what else it allows there. One that `may_go` is left out if it fails."""
 
@@ -28,7 +28,7 @@ class Part:
     is_asked: bool = False
     untold: Ask | None = None
     ahead: tuple[int, ...] = ()
-    said: Answer | None = None
+    answer: Answer | None = None
 
     def move(self, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None, top: Candidates = None) -> None:
         """Note that tokens went and came."""
@@ -70,7 +70,7 @@ class Part:
         self.script, self.has_relented = None, True
         return True
 
-    def tell(self, turns: int, final: bool) -> Ask:
+    def next_ask(self, turns: int, final: bool) -> Ask:
         """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
         if self.script is not None and not final and not self.ahead:
             self.move(0, self.script.ff_tokens)

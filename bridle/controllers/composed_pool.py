@@ -123,7 +123,7 @@ class ComposedPool:
     def _leave_out(self, part: Part) -> None:
         """Go on without a controller that failed."""
         part.pool.close([part.id])
-        part.pool, part.may_go, part.script, part.said, part.ahead = self._neutral, False, None, None, ()
+        part.pool, part.may_go, part.script, part.answer, part.ahead = self._neutral, False, None, None, ()
 
     def _add(self, seq_id: int, output: Output) -> None:
         self._live[seq_id] = output
@@ -131,7 +131,7 @@ class ComposedPool:
             pool.num_composed += 1
 
     def _spread(self, output: Output) -> None:
-        for pool, ask in output.tells():
+        for pool, ask in output.next_asks():
             self._asks[pool].append(ask)
 
     def _send(self) -> bool:
@@ -184,7 +184,7 @@ class ComposedPool:
                 output, has_heard = live.get(seq_id), True
                 if output is None:
                     continue
-                if not output.take_draw(number - 1, answer):
+                if not output.note_draw(number - 1, answer):
                     self._hear(number, seq_id, output, answer, heard)
                 elif not output.num_asked:
                     self._answers[seq_id] = output.draw_together(answer)
@@ -199,7 +199,7 @@ class ComposedPool:
             self._leave_out(part)
             answer = Answer(Decision.sample())
         try:
-            output.hear(number - 1, answer)
+            output.note_answer(number - 1, answer)
         except ControllerError as error:
             self._answers[seq_id] = output.failure(_named(error, number - 1, output))
         else:

@@ -169,7 +169,7 @@ def test_the_short_way_of_most_steps_comes_to_the_same(seed: int) -> None:
         request = random_request(random, controller=random_crew(random))
         with pytest.MonkeyPatch.context() as patch:
             if not is_short:
-                patch.setattr(ComposedOutput, "take_draw", lambda *_: False)
+                patch.setattr(ComposedOutput, "note_draw", lambda *_: False)
             replays += ample(decoder=PieceDecoder(PIECES)).run(request)
     one, other = replays
     assert [seen(each) for each in one.outputs.values()] == [seen(each) for each in other.outputs.values()]
