@@ -29,7 +29,7 @@ def places(*names: str) -> Places[str]:
 
 def report(made: Places[str], number: int, **loads: float) -> None:
     for name, load in loads.items():
-        made.hear(name, {"number": number, "load": load, "is_ready": True})
+        made.note_report(name, {"number": number, "load": load, "is_ready": True})
 
 
 def test_a_prompt_goes_where_its_beginning_is() -> None:
@@ -72,9 +72,9 @@ def test_what_was_sent_counts_until_it_is_reported() -> None:
 
 def test_one_that_is_not_ready_is_left_out_unless_all_are() -> None:
     made = places("a", "b")
-    made.hear("a", {"number": 1, "load": 0, "is_ready": False})
+    made.note_report("a", {"number": 1, "load": 0, "is_ready": False})
     assert {made.rank((i,) * 20, "", None, "ab")[0] for i in range(6)} == {"b"}
-    made.hear("b", {"number": 1, "load": 0, "is_ready": False})
+    made.note_report("b", {"number": 1, "load": 0, "is_ready": False})
     assert {made.rank((i,) * 20, "", None, "ab")[0] for i in range(20, 26)} == {"a", "b"}
 
 

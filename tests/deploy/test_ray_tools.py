@@ -76,7 +76,7 @@ class Cluster:
                     continue
                 message = read_by_router(news)
                 assert isinstance(message, (ToolAsked, ToolGivenUp)) and message.replica == address
-                self.front.hear(request, message)
+                self.front.handle(request, message)
                 if until_asked is not None:
                     return None
         self.front.forget(request.id)

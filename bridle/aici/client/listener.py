@@ -18,7 +18,7 @@ _LOOK = 0.25
 
 
 class Listener:
-    """Receives for one exchange. `is_open` from `expect` until `take` has given the answers."""
+    """Receives for one exchange. `is_open` from `expect` until `receive` has given the answers."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -34,7 +34,7 @@ class Listener:
         self.is_open = True
         self._wanted.put(None)
 
-    def take(self, timeout: float) -> dict[int, Answer] | None:
+    def receive(self, timeout: float) -> dict[int, Answer] | None:
         """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
         try:
             result = self._results.get(timeout > 0, timeout if timeout > 0 else None)

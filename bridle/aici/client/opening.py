@@ -57,7 +57,7 @@ class FirstWords:
         self._by_request: dict[str, Answer] = {}
         self._by_sequence: dict[int, Answer] = {}
 
-    def hear(self, request: Request, data: Any) -> None:
+    def note_instance(self, request: Request, data: Any) -> None:
         """Keep what the controller printed and stored when the request's instance was made. Another thread may call
         this."""
         if not isinstance(data, dict) and (data.logs or data.storage):

@@ -172,7 +172,7 @@ class RuntimePool:
         except BridleError as error:
             self._conclude(future, error)
         else:
-            self._first_words.hear(request, done.result())
+            self._first_words.note_instance(request, done.result())
             self._opened[request.id] = _Opened(life, module_of(done.result()))
             if not self._conclude(future, prompt):
                 self._discard(request, life)
@@ -377,7 +377,7 @@ class RuntimePool:
     def _receive(self, life: Life, timeout: float) -> bool:
         """Receive one reply, and begin the next exchange. Returns False if no reply came in time."""
         try:
-            answers = life.listener.take(timeout)
+            answers = life.listener.receive(timeout)
         except ProtocolError as error:
             self._lose(life, str(error))
             return True
@@ -386,7 +386,7 @@ class RuntimePool:
         self._first_words.add_to(answers)
         for seq_id, answer in answers.items():
             if answer.stored or (answer.decision is not None and not answer.decision.is_draw):
-                self.tools.hear(seq_id, answer)
+                self.tools.note_answer(seq_id, answer)
             if answer.ahead and seq_id in self._live:
                 self._foreseen[seq_id] = answer.ahead
         if answers.keys() <= self._live:

@@ -68,7 +68,7 @@ class ToolVariables:
             del group.calls[name]
         return tuple(value for name, call in done for value in _told(name, call))
 
-    def hear(self, seq_id: int, answer: Answer) -> None:
+    def note_answer(self, seq_id: int, answer: Answer) -> None:
         """Take the calls out of what a guest has written. A wait that only calls can end becomes a wait for them."""
         self._awaited.pop(seq_id, None)
         group = self._groups.get(seq_id)

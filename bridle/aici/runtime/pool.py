@@ -35,7 +35,7 @@ _SIGNAL_TIME = 0.2
 
 
 class WorkerPort:
-    """The supervisor's end of a worker. The main thread uses `port`, side threads `call` and `tell`."""
+    """The supervisor's end of a worker. The main thread uses `port`, side threads `call` and `notify`."""
 
     def __init__(self, process: Process, port: Port, side: socket.socket, tenant: str) -> None:
         self.process = process
@@ -62,7 +62,7 @@ class WorkerPort:
             future.set_exception(ShardUnavailable(f"Worker: {error}"))
         return future
 
-    def tell(self, message: m.Packed) -> None:
+    def notify(self, message: m.Packed) -> None:
         """Send a message without a reply. A dead worker is ignored."""
         with contextlib.suppress(PeerGone):
             self._send(message, None)

@@ -193,7 +193,7 @@ class SideOps:
             try:
                 created = self._ask(worker, message)
             except BaseException:
-                worker.tell(m.Drop([key], "instantiation failed"))
+                worker.notify(m.Drop([key], "instantiation failed"))
                 self._pool.release(worker, key)
                 raise
             if created.error:

@@ -97,7 +97,7 @@ class Steps:
             keys.setdefault(sequence.worker, []).append(sequence.key)
         for worker, dropped in keys.items():
             if not worker.is_dead:
-                worker.tell(m.Drop(dropped, reason))
+                worker.notify(m.Drop(dropped, reason))
             for key in dropped:
                 self._pool.release(worker, key)
 

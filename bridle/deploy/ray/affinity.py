@@ -56,7 +56,7 @@ class Places(Generic[Engine]):
             if engine not in self._places and self._free:
                 self._places[engine] = _Place(self._free.pop())
 
-    def hear(self, engine: Engine, report: Mapping[str, Any]) -> None:
+    def note_report(self, engine: Engine, report: Mapping[str, Any]) -> None:
         """Take in an engine's report: its `number`, its `load` in tokens, `is_ready`. A repeated report changes
         nothing."""
         place = self._places.get(engine)

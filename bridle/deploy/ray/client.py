@@ -195,7 +195,7 @@ class ClusterClient:
         """Pass on an engine's message; returns whether it was the last one."""
         message = read_by_router(data)
         if isinstance(message, (ToolAsked, ToolGivenUp)):
-            self._calls.hear(live.request, message)
+            self._calls.handle(live.request, message)
             return False
         if isinstance(message, Broken):
             raise _Gone(str(unpack_error(*message.error)))

@@ -43,6 +43,6 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
             return [candidate_replicas]
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         for replica_id, replica in by_id.items():
-            self._places.hear(replica_id, replica.routing_stats)
+            self._places.note_report(replica_id, replica.routing_stats)
         prompt = (*request.prompt, *request.generated)
         return [[by_id[each]] for each in self._places.rank(prompt, request.tenant, request.adapter, by_id)]

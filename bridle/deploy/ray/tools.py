@@ -111,7 +111,7 @@ class FrontCalls:
         self._calls: ReplicaCalls[str] = ReplicaCalls(desk, self._begin_sending, self._lock)
         self._sending: set[asyncio.Task[None]] = set()
 
-    def hear(self, request: Request, message: ToolAsked | ToolGivenUp) -> None:
+    def handle(self, request: Request, message: ToolAsked | ToolGivenUp) -> None:
         """A controller of this request calls a tool, or gives a call up."""
         with self._lock:
             if isinstance(message, ToolAsked):
