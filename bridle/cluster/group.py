@@ -63,7 +63,7 @@ class Members:
         self._commands = commands
         self._on_loss = on_loss
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._telling = threading.Lock()
+        self._sending = threading.Lock()
         self._are_started = threading.Event()
         self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
         # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
@@ -125,10 +125,10 @@ class Members:
         for _ in self._commands:
             self._seen.acquire()
 
-    def tell(self, request: pb.StepRequest) -> None:
+    def broadcast(self, request: pb.StepRequest) -> None:
         """Send a request to all ranks. Safe from any thread."""
         data = request.SerializeToString()
-        with self._telling:
+        with self._sending:
             for process in self._processes:
                 assert process.stdin is not None
                 process.stdin.write(_HEADER.pack(len(data)) + data)
@@ -166,7 +166,7 @@ class GroupExecutor:
         device = find_device(executor)
         self.adapters = CalledAdapters({} if device is None else device.layers, self._load, self._unload)
         media = find_media(executor)
-        self.media = None if media is None else GroupMedia(media, members.tell)
+        self.media = None if media is None else GroupMedia(media, members.broadcast)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -181,7 +181,7 @@ class GroupExecutor:
         """Run the plan on all ranks. An error in the middle of a plan leaves the ranks out of step, so it ends the
         group."""
         try:
-            self._members.tell(pb.StepRequest(plan=encode_plan(plan)))
+            self._members.broadcast(pb.StepRequest(plan=encode_plan(plan)))
             self._executor.forward(plan)
         except OSError as error:
             raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
@@ -199,17 +199,17 @@ class GroupExecutor:
         return require_embedder(self._executor).embed(step, logits_rows)
 
     def reset(self) -> None:
-        self._members.tell(pb.StepRequest(reset=pb.Reset()))
+        self._members.broadcast(pb.StepRequest(reset=pb.Reset()))
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
         """Rank 0 goes first; the others follow what it could do."""
         load(self._executor, request)
-        self._members.tell(pb.StepRequest(load_adapter=request))
+        self._members.broadcast(pb.StepRequest(load_adapter=request))
 
     def _unload(self, request: pb.UnloadAdapterRequest) -> None:
         unload(self._executor, request)
-        self._members.tell(pb.StepRequest(unload_adapter=request))
+        self._members.broadcast(pb.StepRequest(unload_adapter=request))
 
     def close(self) -> None:
         self._members.close()

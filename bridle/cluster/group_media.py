@@ -19,9 +19,9 @@ from bridle.errors import ProtocolError, ShardUnavailable
 class GroupMedia:
     """Implements `MediaDevice`: rank 0 encodes with `device` what it has told the others to encode."""
 
-    def __init__(self, device: MediaDevice, tell: Callable[[pb.StepRequest], None]) -> None:
+    def __init__(self, device: MediaDevice, broadcast: Callable[[pb.StepRequest], None]) -> None:
         self._device = device
-        self._tell_all = tell
+        self._broadcast = broadcast
         self.epoch = device.epoch
         self.max_bytes = device.max_bytes
         self.row_bytes: int = getattr(device, "row_bytes", 0)
@@ -49,7 +49,7 @@ class GroupMedia:
 
     def _tell(self, request: pb.StepRequest) -> None:
         try:
-            self._tell_all(request)
+            self._broadcast(request)
         except OSError as error:  # the group is about to end
             raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
 

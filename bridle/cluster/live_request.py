@@ -17,7 +17,7 @@ from bridle.outputs import BY_ITSELF, Event, Finished, Log, PromptEvent, Resumin
 class LiveRequest:
     """A request that is not over.
 
-    `told` are the events that the client already has, by output. `num_again` counts those of them that came a second
+    `sent` are the events that the client already has, by output. `num_again` counts those of them that came a second
     time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
     `load` is its share of the load of its `replica` (None while it waits for a replica). Output of controllers (logs,
     stored values) is only counted, since it may come in other portions the second time; records of traces are not
@@ -31,9 +31,9 @@ class LiveRequest:
     num_losses: int = 0
     is_cancelled: bool = False
     has_prompt: bool = False
-    told: dict[int, list[Event]] = field(default_factory=dict)
+    sent: dict[int, list[Event]] = field(default_factory=dict)
     num_again: dict[int, int] = field(default_factory=dict)
-    notes_told: Counter[tuple[int, str]] = field(default_factory=Counter)
+    notes_sent: Counter[tuple[int, str]] = field(default_factory=Counter)
     notes_again: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     @property
@@ -46,17 +46,17 @@ class LiveRequest:
         """The tokens that the client has; a plain output continues from them."""
         if not self.is_plain:
             return ()
-        return tuple(event.token for event in self.told.get(0, ()) if isinstance(event, TokenEvent))
+        return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, TokenEvent))
 
     @property
     def parked_tokens(self) -> tuple[int, ...]:
         """All tokens of the conversation that the first output has left parked; none if it parks nothing."""
-        told = self.told.get(0, ())
-        last = told[-1] if told else None
+        sent = self.sent.get(0, ())
+        last = sent[-1] if sent else None
         if not self.request.parks or not isinstance(last, Finished) or last.reason not in BY_ITSELF:
             return ()
         tokens = list(self.request.prompt)
-        for event in told:
+        for event in sent:
             if isinstance(event, TokenEvent):
                 tokens.append(event.token)
             elif isinstance(event, Rewind):
@@ -66,8 +66,8 @@ class LiveRequest:
     @property
     def open_outputs(self) -> Sequence[int]:
         """Indices of the outputs that are not over, as far as the client knows."""
-        told = self.told or {0: []}
-        return [index for index, events in told.items() if not (events and isinstance(events[-1], Finished))]
+        sent = self.sent or {0: []}
+        return [index for index, events in sent.items() if not (events and isinstance(events[-1], Finished))]
 
     def begin_again(self) -> None:
         """Reset the counters, because the request is sent to a replica anew."""
@@ -85,32 +85,32 @@ class LiveRequest:
         if isinstance(event, (Log, Stored)):
             return self._is_news_note(event)
         if isinstance(event, Traced):
-            return self._is_past_what_was_told(event.index)
+            return self._is_past_what_was_sent(event.index)
         if isinstance(event, PromptEvent):
             is_first, self.has_prompt = not self.has_prompt, True
             return is_first
-        told = self.told.setdefault(event.index, [])
+        sent = self.sent.setdefault(event.index, [])
         position = self.num_again.get(event.index, 0)
-        if not self.is_plain and position < len(told):
+        if not self.is_plain and position < len(sent):
             self.num_again[event.index] = position + 1
-            self._check_same(told[position], event)
+            self._check_same(sent[position], event)
             return False
-        told.append(event)
+        sent.append(event)
         self.num_again[event.index] = position + 1
         self.num_losses = 0  # it gets on
         return True
 
-    def _is_past_what_was_told(self, index: int) -> bool:
+    def _is_past_what_was_sent(self, index: int) -> bool:
         """Whether an output that was begun again has got as far as the client knows. What is recorded of it until then
         happens a second time, and may happen otherwise: tokens may be cached, controllers late."""
-        return self.is_plain or self.num_again.get(index, 0) >= len(self.told.get(index, ()))
+        return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: Log | Stored) -> bool:
         """Whether the note holds more than the client has, counted in printed characters and in stored values."""
         key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
         self.notes_again[key] += size
-        is_news = self.notes_again[key] > self.notes_told[key]
-        self.notes_told[key] = max(self.notes_again[key], self.notes_told[key])
+        is_news = self.notes_again[key] > self.notes_sent[key]
+        self.notes_sent[key] = max(self.notes_again[key], self.notes_sent[key])
         return is_news
 
     def _check_same(self, before: Event, again: Event) -> None:

@@ -128,13 +128,13 @@ class TwoRanks(OneShard):
 
 
 class CountingMembers(Members):
-    """Counts the resets that it tells."""
+    """Counts the resets that it broadcasts."""
 
     num_resets = 0
 
-    def tell(self, request: pb.StepRequest) -> None:
+    def broadcast(self, request: pb.StepRequest) -> None:
         self.num_resets += request.WhichOneof("kind") == "reset"
-        super().tell(request)
+        super().broadcast(request)
 
 
 class TwoReplicas(Way):
