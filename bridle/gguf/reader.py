@@ -93,7 +93,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def _read_counts(scan: Scan) -> tuple[int, int]:
-    magic = scan.take(4, "the magic")
+    magic = scan.read_next(4, "the magic")
     if magic != MAGIC:
         raise UnsupportedModel(f"{scan.path} is no GGUF file: it begins with {magic!r}")
     version = scan.u32("the version")
@@ -126,7 +126,7 @@ def _read_value(scan: Scan, kind: int, key: str) -> Any:
     form = _SCALARS.get(kind)
     if form is None:
         raise scan.fail(f"{shown(key)} is of the unknown type {kind}")
-    value = scan.take(form.size, shown(key))
+    value = scan.read_next(form.size, shown(key))
     if kind == BOOL and value[0] > 1:
         raise scan.fail(f"{shown(key)} is neither true nor false, but {value[0]}")
     return form.unpack(value)[0]
@@ -139,11 +139,11 @@ def _read_list(scan: Scan, key: str) -> Any:
     if kind == STRING:
         return _read_texts(scan, count, shown(key))
     if kind == BOOL:
-        return [byte != 0 for byte in scan.take(count, shown(key))]
+        return [byte != 0 for byte in scan.read_next(count, shown(key))]
     form = _ARRAY_TYPES.get(kind)
     if form is None:
         raise scan.fail(f"{shown(key)} is a list of the type {kind}, which is not read")
-    return np.frombuffer(scan.take(count * form.itemsize, shown(key)), form)
+    return np.frombuffer(scan.read_next(count * form.itemsize, shown(key)), form)
 
 
 def _read_texts(scan: Scan, count: int, what: str) -> list[str]:

@@ -89,20 +89,20 @@ class Scan:
             raise self.fail(f"{what} reaches beyond the end of the file")
         return self.read(start, min(start + max(least, _AHEAD), self.size))
 
-    def take(self, size: int, what: str) -> bytes:
+    def read_next(self, size: int, what: str) -> bytes:
         """The next `size` bytes."""
         start = self.skip(size, what)
         return self.read(start, start + size)
 
     def u32(self, what: str) -> int:
-        return int(_U32.unpack(self.take(4, what))[0])
+        return int(_U32.unpack(self.read_next(4, what))[0])
 
     def u64(self, what: str) -> int:
-        return int(U64.unpack(self.take(8, what))[0])
+        return int(U64.unpack(self.read_next(8, what))[0])
 
     def text(self, limit: int, what: str) -> str:
         """A string of at most `limit` bytes. Bytes that are no UTF-8 become U+FFFD."""
         size = self.u64(what)
         if size > limit:
             raise self.fail(f"{what} has {size} bytes; at most {limit} are read")
-        return self.take(size, what).decode("utf-8", "replace")
+        return self.read_next(size, what).decode("utf-8", "replace")

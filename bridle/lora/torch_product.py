@@ -111,7 +111,7 @@ class WeightStack:
         self._owners: list[int] = []  # serial of the adapter in each row
         self.sites: dict[int, SiteWeights] = {}
 
-    def take(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
+    def load_rows(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
         """Bring these adapters into the first rows of the stack; returns the row of each."""
         num = len(adapters)
         if num > len(self._owners):
@@ -167,7 +167,7 @@ class TorchKernel:
         if len(adapters) < len(short) or len(short) < MIN_STACKED or not is_small:
             return [SingleProduct(segments)]
         stack = self._stack_of(adapters[0])
-        products: list[Product] = [StackedProduct(short, stack.take(adapters), stack.sites)]
+        products: list[Product] = [StackedProduct(short, stack.load_rows(adapters), stack.sites)]
         if len(short) < len(segments):
             products.append(SingleProduct([segment for segment in segments if segment.length > longest]))
         return products

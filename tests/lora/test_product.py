@@ -95,9 +95,9 @@ def test_many_short_segments_are_one_product() -> None:
     check(segments, 8, kernel)
     # The next step has two others, and fewer of them: only those are copied.
     stack = TorchKernel()._stack_of(adapters[0])
-    before = stack.take(adapters)
+    before = stack.load_rows(adapters)
     fresh = [make_adapter(layouts, ("q", "v"), 4, 20 + number) for number in range(2)]
-    after = stack.take([*adapters[:3], *fresh])
+    after = stack.load_rows([*adapters[:3], *fresh])
     assert after[:3] == before[:3]
     assert sorted(after) == list(range(5))
 
