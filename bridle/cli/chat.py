@@ -202,7 +202,7 @@ class Conversation:
 
     def _stream(self, turns: list[dict[str, Any]]) -> TextStream:
         from bridle.cli.output import TextStream
-        from bridle.service.requests import build_request
+        from bridle.service.prompts import build_request
 
         turn = asyncio.run(self._turn(turns))
         request = build_request(

@@ -104,7 +104,7 @@ def _request(
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.media import NO_SIGHTS
     from bridle.media import Source
-    from bridle.service.requests import build_request
+    from bridle.service.prompts import build_request
     from bridle.service.steering import ignores_eos
 
     given: str | tuple[int, ...] = prompt

@@ -15,17 +15,9 @@ from bridle.service.control import (
 )
 from bridle.service.loading import LoadedModel, load_model, model_name
 from bridle.service.model_set import AUTO, EngineLoader, ModelSet, add_adapters, build_registry
+from bridle.service.prompts import build_request, encode_prompt, tokenize
 from bridle.service.registry import ModelRegistry
-from bridle.service.requests import (
-    build_request,
-    check_length,
-    check_text,
-    check_unicode,
-    encode_prompt,
-    new_request_id,
-    new_seed,
-    tokenize,
-)
+from bridle.service.requests import check_length, check_text, check_unicode, new_request_id, new_seed
 from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of, split_at_rewinds
 from bridle.service.slot import Lease, ModelState
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest
 from bridle.service.collect import OutputCollector
-from bridle.service.requests import build_request
+from bridle.service.prompts import build_request
 from bridle.service.tracing import controller_of, modules_of, name_engine, ran_form, sampling_of
 from bridle.traced import Trace
 

@@ -1,39 +1,33 @@
-"""Makes a checked `Request` from what a client sent.
+"""Makes a checked `Request` of tokens.
 
-Everything that depends on the model is checked here, once, for every front-end: text becomes tokens, ids must lie in
-the vocabulary, prompt and output must fit the context. `SamplingParams` has checked what does not depend on a model.
-This module knows no wire format.
+Everything that depends on the model is checked here, once, for every front-end: ids must lie in the vocabulary, prompt
+and output must fit the context. `SamplingParams` has checked what does not depend on a model, and `prompts.py` makes
+tokens of what a client sent. This module knows no wire format.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict
 
 from bridle.constraints.spec import Constraint
-from bridle.constraints.spec import parse as parse_constraint
-from bridle.controllers.composition import compose, parts_of
+from bridle.controllers.composition import parts_of
 from bridle.controllers.free_part import FreePart
 from bridle.engine.intake import check_drawn, check_task
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
-from bridle.errors import ContextOverflow, InvalidRequest, UnsupportedFeature
-from bridle.media import Source
+from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
 from bridle.service.policies.book import NO_POLICIES, Applied
 from bridle.service.terms import DEFAULT_TERMS, Terms
-from bridle.service.words import with_tokens
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from bridle.engine.request import StoppingCriteria
     from bridle.service.loading import LoadedModel
-
-
-_Part = TypeVar("_Part")
 
 
 class Wanted(TypedDict, total=False):
@@ -70,12 +64,6 @@ class RequestOptions(OwnOptions, Wanted, total=False):
     """Both."""
 
 
-#: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
-MAX_INLINE_CHARS = 4_096
-#: A thread takes texts of about this many characters together at a time, since others wait for it.
-_GROUP_CHARS = 65_536
-
-
 #: Makes an id that is unique among requests.
 new_request_id = partial(secrets.token_hex, 12)
 
@@ -83,33 +71,6 @@ new_request_id = partial(secrets.token_hex, 12)
 def new_seed() -> int:
     """A seed for a request that came without one."""
     return secrets.randbits(53)  # exact in every JSON reader, so that it can be sent back for a replay
-
-
-def build_request(
-    model: LoadedModel,
-    prompt: str | Sequence[int],
-    sampling: SamplingParams,
-    *,
-    controller: object | None = None,
-    constraint: Constraint | Mapping[str, Any] | None = None,
-    stopping: Sequence[StoppingCriteria] = (),
-    add_special_tokens: bool = True,
-    pictures: Sequence[Source] = (),
-    **options: Unpack[RequestOptions],
-) -> Request:
-    """Make a request that `model` can run. It always has a seed, so that it can be run again.
-
-    `constraint` is what the text must look like, as an object or as plain data, also beside a controller. The
-    `pictures` belong to the prompt's placeholders, in order.
-    Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
-    """
-    tokens = encode_prompt(model, prompt, add_special_tokens)
-    if pictures:
-        tokens, options["sights"] = see(model, tokens, pictures)
-    check_sampling(model, sampling)
-    sampling = with_tokens(model, sampling)
-    steering = compose(controller, None if constraint is None else parse_constraint(constraint))
-    return make_request(model, tokens, sampling, steering, stopping, **options)
 
 
 def make_request(
@@ -120,7 +81,7 @@ def make_request(
     stopping: Sequence[StoppingCriteria] = (),
     **options: Unpack[RequestOptions],
 ) -> Request:
-    """`build_request` of tokens and sampling parameters that were checked."""
+    """`prompts.build_request` of tokens and sampling parameters that were checked."""
     embeds = options.get("embeds", False)
     if not embeds:
         check_task(model.info, embeds)
@@ -131,15 +92,11 @@ def make_request(
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
-        options["detokenize"] = True  # phrases are found in text
-        if not all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller)):
-            message = "banned_phrases do not go with a controller, which can take text back by itself"
-            raise InvalidRequest(message, "banned_phrases")
+        _check_goes_with_phrases(controller)
     if policies is not NO_POLICIES:
         controller = policies.steer(controller)
-    if policies.guard is not None:
-        options["detokenize"] = True  # it holds for text
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
+    needs_text = bool(sampling.banned_phrases) or policies.guard is not None  # both look at text
     sights = options.get("sights", NO_SIGHTS)
     if sights.media:
         sights = sights.of(tenant)
@@ -154,7 +111,7 @@ def make_request(
         deadline=terms.end(options.get("timeout")),
         tenant=tenant,
         priority=terms.priority,
-        detokenize=options.get("detokenize", True),
+        detokenize=needs_text or options.get("detokenize", True),
         embeds=embeds,
         media=sights.media,
         runs=sights.runs,
@@ -168,101 +125,15 @@ def make_request(
     )
 
 
-def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) -> tuple[tuple[int, ...], Sights]:
-    """A prompt of tokens with its pictures in their places; slow. Raises what is wrong with a picture."""
-    if model.pictures is None:
-        raise UnsupportedFeature(f"{model.name!r} reads only text; no pictures can be sent to it", sources[0].where)
-    return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
-
-
-async def see_apart(
-    model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
-) -> tuple[tuple[int, ...], Sights]:
-    """Do as `see`, for an event loop."""
-    is_fetched = any(source.is_remote for source in sources)
-    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
-    return await in_thread(see, model, tokens, sources)
+def _check_goes_with_phrases(controller: object | None) -> None:
+    """Refuse banned phrases beside a controller that takes text back by itself."""
+    if not all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller)):
+        message = "banned_phrases do not go with a controller, which can take text back by itself"
+        raise InvalidRequest(message, "banned_phrases")
 
 
 #: An embedding draws nothing; the length is not looked at.
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Do as `encode_prompt`, for an event loop: a long text is tokenized in a thread."""
-    if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
-        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
-    return encode_prompt(model, prompt, add_special_tokens)
-
-
-async def tokenize_all(
-    model: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
-    truncate: int | None = None,
-    add_special_tokens: bool = True,
-) -> list[tuple[int, ...]]:
-    """Tokenize all prompts of a call; if they are long, a thread does so. A prompt that no context can hold is refused
-    before any is read, unless it is to be cut."""
-    for prompt in prompts if truncate is None else ():
-        if isinstance(prompt, str):
-            check_length(model, len(prompt), "prompt")
-    if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
-        return _encode_all(model, prompts, truncate, add_special_tokens)
-    found: list[tuple[int, ...]] = []
-    for group in grouped(prompts, len):
-        found += await model.in_text_thread(_encode_all, model, group, truncate, add_special_tokens)
-    return found
-
-
-def _encode_all(
-    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None, add_special_tokens: bool
-) -> list[tuple[int, ...]]:
-    return [encode_prompt(model, prompt, add_special_tokens, truncate) for prompt in prompts]
-
-
-def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterator[list[_Part]]:
-    """Groups of neighbours that together have at most `_GROUP_CHARS` characters, or are one."""
-    group: list[_Part] = []
-    size = 0
-    for part in parts:
-        if group and size + num_chars(part) > _GROUP_CHARS:
-            yield group
-            group, size = [], 0
-        group.append(part)
-        size += num_chars(part)
-    yield group
-
-
-def encode_prompt(
-    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
-) -> tuple[int, ...]:
-    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text stands for the
-    token that begins a document, if the model has one."""
-    if isinstance(prompt, str):
-        tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
-        if not tokens and model.tokenizer.bos_token_id is not None:
-            tokens = (model.tokenizer.bos_token_id,)
-    else:
-        if truncate is None:
-            check_num_tokens(model, len(prompt))
-        tokens = tuple(prompt)
-        _check_ids("prompt", tokens, model.info.vocab_size)
-    if not tokens:
-        raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
-    if truncate is not None:
-        tokens = tokens[-truncate:]
-    check_num_tokens(model, len(tokens))
-    return tokens
-
-
-def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
-    """The part of a text that the tokenizer must read: all of it, or the end that its last `truncate` tokens can come
-    from."""
-    if truncate is None:
-        check_text(model, text, "prompt")
-        return text
-    check_unicode(text, "prompt")
-    return text[-model.max_prompt_chars :]
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
@@ -323,15 +194,15 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
     """Refuse tokens that the model does not have, and stop strings that no text can hold."""
     vocab_size, bias = model.info.vocab_size, sampling.logit_bias
     if bias:
-        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
+        check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
         check_drawn("logit_bias", bias, model.info)
     if sampling.stop_token_ids:
-        _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+        check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     if sampling.allowed_token_ids:
-        _check_ids("allowed_token_ids", sampling.allowed_token_ids, model.info.num_drawable)
+        check_ids("allowed_token_ids", sampling.allowed_token_ids, model.info.num_drawable)
         check_drawn("allowed_token_ids", sampling.allowed_token_ids, model.info)
     for word in sampling.bad_words_ids:
-        _check_ids("bad_words_ids", word, vocab_size)
+        check_ids("bad_words_ids", word, vocab_size)
     for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
         for text in getattr(sampling, name):
             check_unicode(text, name)
@@ -341,7 +212,8 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         check_unicode(text, "logit_bias")
 
 
-def _check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
+def check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
+    """Refuse what is no id of the vocabulary."""
     if tokens and set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
         return
     for token in tokens:

@@ -29,8 +29,9 @@ from bridle.service.generation import Generation, Part
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.loading import LoadedModel
 from bridle.service.policies import NO_POLICIES, Applied, Asking, PolicyBook
+from bridle.service.prompts import tokenize_all
 from bridle.service.registry import ModelRegistry
-from bridle.service.requests import Wanted, check_sampling, make_request, tokenize_all
+from bridle.service.requests import Wanted, check_sampling, make_request
 from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Named, Steering, steering_of
 from bridle.service.story import Story, Tracing

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.service.prompts import MAX_INLINE_CHARS, encode_prompt, grouped
 from bridle.service.requests import (
     EMBEDDING,
-    MAX_INLINE_CHARS,
     OwnOptions,
     check_length,
     check_num_tokens,
     check_unicode,
-    encode_prompt,
-    grouped,
     make_request,
 )
 

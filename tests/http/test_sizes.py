@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 from bridle.http.settings import BODY_BYTES
 from bridle.http.transport import json_body
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
-from bridle.service.requests import MAX_INLINE_CHARS
+from bridle.service.prompts import MAX_INLINE_CHARS
 from bridle.text import Tokenizer
 from lab.doubles.hostile import hostile_values
 from tests.conftest import IS_FULL

@@ -10,7 +10,7 @@ from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 from bridle.sampling import SamplingParams
 from bridle.service import build_request, encode_prompt, tokenize
 from bridle.service.loading import MAX_CHARS_PER_TOKEN
-from bridle.service.requests import MAX_INLINE_CHARS, tokenize_all
+from bridle.service.prompts import MAX_INLINE_CHARS, tokenize_all
 from bridle.service.terms import Terms
 from tests.service.fakes import VOCAB_SIZE, fake_model
 

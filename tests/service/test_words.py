@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
-from bridle.service.requests import build_request
+from bridle.service.prompts import build_request
 from bridle.service.words import TokenTexts, with_tokens
 from tests.engine.support import Lab, make_request
 from tests.service.fakes import ByteTokenizer, fake_model, served_by

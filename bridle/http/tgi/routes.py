@@ -26,7 +26,7 @@ from bridle.http.transport.shaped_route import checked_body
 from bridle.http.transport.sse import SseResponse
 from bridle.media import Source
 from bridle.service import LoadedModel
-from bridle.service.requests import see_apart
+from bridle.service.prompts import see_apart
 from bridle.service.serving import Serving
 
 #: The text by which clients of models that see put an image into a prompt.

@@ -20,7 +20,7 @@ from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, new_seed
 from bridle.service.defaults import filled
 from bridle.service.generation import Generation
-from bridle.service.requests import see_apart
+from bridle.service.prompts import see_apart
 from bridle.service.serving import Serving
 from bridle.service.steering import ignores_eos
 
