@@ -20,8 +20,8 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Sampler
 from bridle.errors import BridleError
 from bridle.progress import Report
+from bridle.service.assembly import ExecutorLoader
 from bridle.service.control import ControlSettings
-from bridle.service.loading import ExecutorLoader
 
 _log = logging.getLogger(__name__)
 

@@ -33,10 +33,11 @@ from bridle.media import ImageHosts, open_reader
 from bridle.progress import Report, silent, watched
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
-from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
+from bridle.service.control import ControlSettings, ControlStart, finish_control, guess_num_logits
 from bridle.service.defaults import read_defaults
 from bridle.service.loading import LoadedModel, model_name
 from bridle.service.model_memory import Needs
+from bridle.service.model_parts import begin_control_of, constraint_pool, load_tokenizer
 from bridle.service.vocabularies import check_sizes
 from bridle.tools import ToolDesk
 
@@ -120,10 +121,8 @@ def load_replicated(
     """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
     own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
     process, which whoever made them closes. Raises `ShardUnavailable` if a replica does not start."""
-    from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
     from bridle.model.pooled.settings import read_pooling
-    from bridle.text import Tokenizer
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
@@ -133,7 +132,7 @@ def load_replicated(
     pooling = read_pooling(path)
     if pooling is not None:
         control = None  # there is nothing to steer
-    tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+    tokenizer = load_tokenizer(config, path)
     if (num_ids := guess_num_logits(path)) is not None:
         check_sizes(tokenizer, num_ids, config.model)
     own = None
@@ -143,8 +142,8 @@ def load_replicated(
     elsewhere = ToolsElsewhere(tools.names, tools.of_clients, tools.limits)
     told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"), elsewhere)
     client, store = _start(told, count, path, report, tools)
-    info, name = client.info, name or model_name(config.model)
-    constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+    name = name or model_name(config.model)
+    constraints = constraint_pool(tokenizer, client.info)
     return LoadedModel(
         name,
         client,
@@ -169,7 +168,7 @@ def _start(
     control = config.control
     with ExitStack() as undo:
         report(f"starting {count} replicas", 0.0)
-        starting = _begin_store(control, config.model, path)
+        starting = begin_control_of(config.model, path, control)  # takes uploads and tags here
         if starting is not None:
             undo.callback(starting.abandon)
         config.control = _own_control(control, starting)
@@ -199,17 +198,6 @@ def _shut_down(
         tools.close()
     if store is not None:
         store.shutdown()
-
-
-def _begin_store(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
-    """Start the runtime of this process in the background: it takes uploads and tags, and compiles bridle's
-    controllers."""
-    if control.mode == "off":
-        return None
-    from bridle.model import resolve_model
-
-    folder = path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
-    return begin_control(control, folder, guess_num_logits(path))
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:

@@ -12,33 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
+from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
-from bridle.engine.interfaces import Executor, Sampler
-from bridle.engine.unnamed import NONE_UNNAMED
-from bridle.errors import EngineClosed, InvalidRequest, Overloaded
-from bridle.lora import AdapterPool, find_device
-from bridle.media import ImageHosts, MediaReader, open_reader
-from bridle.progress import Report, watched
+from bridle.engine.interfaces import Sampler
+from bridle.errors import EngineClosed, Overloaded
+from bridle.lora import AdapterPool
+from bridle.media import MediaReader
+from bridle.progress import Report
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.answers import AnswerBook
-from bridle.service.control import (
-    ControlSettings,
-    ControlStart,
-    begin_control,
-    demanded_pool,
-    finish_control,
-    guess_num_logits,
-)
-from bridle.service.defaults import read_defaults
-from bridle.service.vocabularies import check_sizes, find_unnamed
+from bridle.service.assembly import ExecutorLoader, load_parts, make_adapters, start_engine
+from bridle.service.control import ControlSettings
 from bridle.threads import start_thread
 from bridle.tools import Desk, ToolDesk
 
@@ -47,7 +37,7 @@ if TYPE_CHECKING:
     from bridle.constraints import Constraint, ConstraintPool
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
-    from bridle.engine.interfaces import ControllerPool, ExecutorInfo, MediaDevice
+    from bridle.engine.interfaces import ControllerPool, ExecutorInfo
     from bridle.model.pooled.settings import Pooling
     from bridle.service.policies import Applied, PolicySet
     from bridle.text import Tokenizer
@@ -60,20 +50,6 @@ _NUM_TEXT_THREADS = 2
 _MOST_FETCHING = 32
 #: No tokenizer in use packs more characters than this into a token on average; longer texts are refused unread.
 MAX_CHARS_PER_TOKEN = 128
-_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class LoadedExecutor(Executor, Protocol):
-    """An executor with a loaded model, in this process or another. `num_bytes` is the memory that its weights and its
-    KV cache take."""
-
-    @property
-    def num_bytes(self) -> int:
-        raise NotImplementedError
-
-
-#: A function that makes one, from a configuration, a callback for progress, and a sampler of the caller's own.
-ExecutorLoader = Callable[[ModelConfig, Report | None, Sampler | None], LoadedExecutor]
 
 
 @dataclass(slots=True)
@@ -201,12 +177,12 @@ def load_model(
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
-    parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
-    adapters = _make_adapters(parts.executor, engine_config)
+    parts = load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
+    adapters = make_adapters(parts.executor, engine_config)
     own = None
     if tools is None:
         tools = own = ToolDesk()
-    client, constraints = _start_engine(parts, engine_config, pools, adapters, tools)
+    client, constraints = start_engine(parts, engine_config, pools, adapters, tools)
     name = name or model_name(config.model)
     return LoadedModel(
         name,
@@ -234,156 +210,6 @@ def _close_both(client: AsyncEngine, desk: ToolDesk, drain: float = 0.0) -> None
     finally:
         desk.unwatch(client.wake)
         desk.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts that an engine is made of."""
-
-    tokenizer: Tokenizer
-    executor: LoadedExecutor
-    runtime: RuntimePool | None
-    demanded: DemandedPool | None
-    defaults: Mapping[str, Any]
-    pictures: MediaReader | None
-    pooling: Pooling | None
-
-
-def _load_parts(
-    config: ModelConfig,
-    control: ControlSettings,
-    progress: Report | None,
-    sampler: Sampler | None,
-    executors: ExecutorLoader | None,
-) -> _Parts:
-    """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
-    from bridle.backends import load_executor
-    from bridle.model import resolve_model
-    from bridle.model.pooled.settings import read_pooling
-    from bridle.text import Tokenizer
-
-    hosts = ImageHosts(config.image_hosts)
-    with watched(progress) if progress else nullcontext():
-        path = resolve_model(config.model, config.revision)
-    pooling = read_pooling(path)
-    if pooling is not None:
-        control = ControlSettings("off")  # there is nothing to steer
-    with ExitStack() as undo:
-        starting = _begin_control(control, config, path)
-        if starting is not None:
-            undo.callback(starting.abandon)
-        tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
-        num_ids = guess_num_logits(path)
-        if num_ids is not None:
-            check_sizes(tokenizer, num_ids, config.model)  # before minutes are spent on weights
-        if config.draft_model is not None:
-            _check_vocabulary(config.draft_model, tokenizer)
-        executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
-        undo.callback(executor.close)
-        if num_ids is None:
-            check_sizes(tokenizer, executor.info.vocab_size, config.model)
-        runtime = finish_control(control, starting, executor.info.vocab_size)
-        vocabulary, num_logits = _vocabulary(config, path), executor.info.vocab_size
-        demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
-        undo.pop_all()
-    pictures = None if getattr(executor, "media", None) is None else open_reader(path, hosts=hosts)
-    defaults = read_defaults(path, config.generation_config)
-    return _Parts(tokenizer, executor, runtime, demanded, defaults, pictures, pooling)
-
-
-def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
-    """Refuse a draft model whose tokens are others than the model's, since every guess would be wrong."""
-    from bridle.text import Tokenizer
-
-    different = tokenizer.first_difference(Tokenizer.load(draft_model))
-    if different is not None:
-        token, own, its = different
-        raise InvalidRequest(
-            f"draft model {draft_model!r} has another vocabulary: token {token} is {its!r} there and {own!r} in the "
-            "model; a draft model needs the same tokens",
-            "draft_model",
-        )
-
-
-def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
-    """The pool that brings adapters to the executor; None if the executor applies none."""
-    device = find_device(executor)
-    if device is None:
-        return None
-    return AdapterPool(
-        device,
-        item_size=_ITEM_SIZES[executor.info.dtype],
-        device_memory=config.adapter_memory or ADAPTER_MEMORY,
-        host_memory=config.adapter_host_memory or ADAPTER_HOST_MEMORY,
-    )
-
-
-def _start_engine(
-    parts: _Parts,
-    config: EngineConfig,
-    pools: Sequence[ControllerPool],
-    adapters: AdapterPool | None,
-    tools: Desk,
-) -> tuple[AsyncEngine, ConstraintPool]:
-    """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
-    from bridle.constraints import ConstraintPool, vocabulary_of
-    from bridle.controllers import PythonControllerPool
-    from bridle.controllers.beams import BeamPool
-    from bridle.controllers.composed_pool import with_composed
-    from bridle.engine import AsyncEngine, Engine
-    from bridle.engine.media_pool import MediaPool
-    from bridle.text import Detokenizer
-
-    info, runtime = parts.executor.info, parts.runtime
-    constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
-    all_pools = (
-        PythonControllerPool(info.vocab_size, tools, partial(parts.tokenizer.encode, add_special_tokens=False)),
-        BeamPool(),
-        constraints,
-        *pools,
-        *((runtime,) if runtime else ()),
-        *((parts.demanded,) if parts.demanded else ()),
-    )
-    decoder = Detokenizer(parts.tokenizer)
-    draft: Executor | None = getattr(parts.executor, "draft", None)
-    pools = with_composed(all_pools, info.vocab_size)
-    device: MediaDevice | None = getattr(parts.executor, "media", None)
-    media = None if device is None else MediaPool(device)
-    engine = Engine(
-        parts.executor,
-        config,
-        pools=pools,
-        decoder=decoder,
-        adapters=adapters,
-        draft=draft,
-        media=media,
-        unnamed=NONE_UNNAMED if config.unnamed_ids else find_unnamed(parts.tokenizer, info),
-    )
-    client = AsyncEngine(engine)
-    for mover in (media, adapters):
-        if mover is not None:
-            mover.on_change = client.wake
-    for pool in (runtime, parts.demanded):
-        if pool is not None:
-            pool.wake = client.wake
-    tools.watch(client.wake)
-    if runtime is not None:
-        runtime.tools.desk = tools
-    return client.start(), constraints
-
-
-def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
-    """Start the runtime for this model's vocabulary in the background."""
-    if control.mode == "off":
-        return None
-    return begin_control(control, _vocabulary(config, path), guess_num_logits(path))
-
-
-def _vocabulary(config: ModelConfig, path: Path) -> Path:
-    """The folder of the model's tokenizer."""
-    from bridle.model import resolve_model
-
-    return path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
 
 
 def model_name(model: str) -> str:

@@ -16,11 +16,12 @@ from bridle.errors import BridleError, InvalidRequest
 from bridle.progress import Report
 from bridle.service.adapter_set import AdapterCatalog, AdapterSet, AdapterSpec
 from bridle.service.adapters import PLACEHOLDERS
+from bridle.service.assembly import ExecutorLoader
 from bridle.service.catalog import ModelCatalog
 from bridle.service.control import ControlSettings
 from bridle.service.folders import is_hub_name
 from bridle.service.keeper import ModelKeeper, ModelLoader
-from bridle.service.loading import ExecutorLoader, load_model, model_name
+from bridle.service.loading import load_model, model_name
 from bridle.service.model_memory import Needs
 from bridle.service.registry import ModelRegistry
 from bridle.service.slot import Slot

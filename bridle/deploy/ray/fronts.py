@@ -20,9 +20,10 @@ from bridle.http.app import create_app
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.logs import configure_logs
 from bridle.service import LoadedModel, ModelRegistry, model_name
-from bridle.service.control import ControlStart, begin_control, finish_control, guess_num_logits
+from bridle.service.control import ControlStart, finish_control
 from bridle.service.defaults import read_defaults
 from bridle.service.keys import KeyStore
+from bridle.service.model_parts import begin_control_of, constraint_pool, load_tokenizer
 from bridle.service.policies import PolicyBook
 
 
@@ -31,25 +32,22 @@ class Front:
     arguments changes: `version` does when the files that are read here do."""
 
     async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
-        from bridle.constraints import ConstraintPool, vocabulary_of
         from bridle.model import resolve_model
         from bridle.model.pooled.settings import read_pooling
-        from bridle.text import Tokenizer
 
         configure_logs("json")
         self._settings = settings = RaySettings.model_validate_json(told)
         config = settings.to_model()
         folder = resolve_model(config.model, config.revision)
-        tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
+        tokenizer = load_tokenizer(config, folder)
         store = _begin_store(settings, folder)
         tools = tools_of(settings)
         self._policies = None if settings.policies is None else PolicyBook(Path(settings.policies))
         client = await ClusterClient.connect(engines, tools)
-        info = client.info
-        control = await asyncio.to_thread(finish_control, settings.to_control(), store, info.vocab_size)
+        control = await asyncio.to_thread(finish_control, settings.to_control(), store, client.info.vocab_size)
         if control is not None:
             control.is_store = True
-        constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+        constraints = constraint_pool(tokenizer, client.info)
 
         def shut_down(drain: float) -> None:
             client.close(drain)
@@ -93,10 +91,4 @@ class Front:
 
 def _begin_store(settings: RaySettings, folder: Path) -> ControlStart | None:
     """Start a runtime that takes uploads and tags into the store of all machines, and compiles bridle's controllers."""
-    from bridle.model import resolve_model
-
-    control, config = settings.to_control(), settings.to_model()
-    if control.mode == "off":
-        return None
-    tokenizer = folder if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
-    return begin_control(replace(control, prepare=True), tokenizer, guess_num_logits(folder))
+    return begin_control_of(settings.to_model(), folder, replace(settings.to_control(), prepare=True))
