@@ -1,30 +1,28 @@
 """An assistant's turn: from a conversation to the request behind it, and from its growing text to what a
 client is told.
 
-Every API with conversations uses this path: messages become a prompt, tools and thoughts become a constraint of the
-request, and a reader separates thoughts, calls and the answer. This module knows no wire format.
+Every API with conversations uses this path: messages become a prompt, tools and thoughts become a form of the output
+(`form.py`), and a reader separates thoughts, calls and the answer. This module knows no wire format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
-from bridle.chat.reasoning import GAP, ReasoningReader, Tags, switched, tags_of, thinks_unasked
+from bridle.chat.form import TurnForm
+from bridle.chat.reasoning import ReasoningReader, Tags, switched, tags_of, thinks_unasked
 from bridle.chat.recall import keep_answers, recalled
 from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer
 from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
-from bridle.constraints import Constraint, OneOf
-from bridle.controllers.composition import compose
-from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import UnsupportedFeature
 from bridle.media import has_remote
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
@@ -148,52 +146,40 @@ async def plan_turn(
 ) -> Turn:
     """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
     prompt as they were written. Raises `InvalidRequest` that names the field."""
-    offer = conversation.offer()
+    offer, budget = conversation.offer(), conversation.thinking_budget
     is_fetched = model.pictures is not None and has_remote(conversation.messages)
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
     made = await in_thread(_make_prompt, model, conversation, offer, user)
-    text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
+    token = None if kind is None else _call_token(model, kind)
+    is_calling = token is not None and offer.is_required
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
-    is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
-    has_thought = tags is not None and text.rstrip().endswith(tags.closing)
-    may_open = tags is not None and not has_thought and _may_think(model.tokenizer, conversation)
-    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget, may_open=may_open)
-    is_calling = kind is not None and offer.is_required and kind.opening_token is not None
-    if kind is not None and kind.opening_token is not None:
-        token = model.tokenizer.id_of(kind.opening_token)
-        if token is None:
-            raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
-        sampling = sampling.with_(skip_special_tokens=False)
-        prompt = (*prompt, token) if is_calling else prompt
-        plan = replace(plan, call_token=token, tags=None if is_calling else tags)
+    is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
     is_vouched = False
-    budget = conversation.thinking_budget
-    is_planned = kind is not None or budget is not None or (tags is not None and steering.constraint is not None)
-    if is_planned:
+    if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
         is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
         if steering.controller is None or is_asked_for:
-            steering, is_vouched = await plan.steer(steering, kind, offer)
-    ends: tuple[str, ...] = ()
-    if tags is not None and tags.are_special:
+            may_open = _may_open(model, conversation, tags, made.text)
+            form = TurnForm(model, None if is_calling else tags, is_thinking, budget, token, may_open)
+            steering, is_vouched = await form.steer(steering, kind, offer)
+    are_tags_special = tags is not None and tags.are_special
+    if token is not None or are_tags_special:
         sampling = sampling.with_(skip_special_tokens=False)
-        ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
-    once, names = offer.max_calls == 1, frozenset(function.name for function in offer.functions)
     return Turn(
-        prompt,
-        sampling,
-        steering,
-        kind,
-        tags,
-        is_thinking,
-        is_calling,
-        once,
-        ends,
-        names,
-        is_vouched,
-        made.sights,
-        "" if conversation.prefill or made.sights.runs or conversation.template is not None else text,
-        made.continues,
+        prompt=(*made.tokens, token) if token is not None and is_calling else made.tokens,
+        sampling=sampling,
+        steering=steering,
+        format=kind,
+        tags=tags,
+        is_thinking=is_thinking,
+        is_calling=is_calling,
+        calls_once=offer.max_calls == 1,
+        ends=_texts_of_ends(model.tokenizer) if are_tags_special else (),
+        functions=frozenset(function.name for function in offer.functions),
+        is_vouched=is_vouched,
+        sights=made.sights,
+        rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
+        continues=made.continues,
     )
 
 
@@ -202,6 +188,27 @@ def _make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer, u
     made = make_prompt(model, conversation, offer)
     has_calls = any(message.get("tool_calls") for message in conversation.messages)
     return recalled(model, user, conversation, offer, made) if has_calls else made
+
+
+def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
+    """The token that begins calls; None if none does."""
+    if kind.opening_token is None:
+        return None
+    token = model.tokenizer.id_of(kind.opening_token)
+    if token is None:
+        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+    return token
+
+
+def _may_open(model: LoadedModel, conversation: Conversation, tags: Tags | None, prompt: str) -> bool:
+    """Whether thoughts may come first: the prompt has not closed them, and the model thinks."""
+    if tags is None or prompt.rstrip().endswith(tags.closing):
+        return False
+    return _may_think(model.tokenizer, conversation)
+
+
+def _texts_of_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
+    return tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
 
 
 #: What was found out about tokenizers, as long as they are there.
@@ -224,122 +231,3 @@ def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
     if tokenizer not in _THINKS:
         _THINKS[tokenizer] = thinks_unasked(tokenizer)
     return _THINKS[tokenizer]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Decides how an output is steered. It `may_open` thoughts before a form that the client demands."""
-
-    model: LoadedModel
-    tags: Tags | None
-    is_thinking: bool
-    budget: int | None
-    call_token: int | None = None
-    may_open: bool = True
-
-    async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> tuple[Steering, bool]:
-        """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
-        and whether a grammar enforces the form of its calls."""
-        form = await self._form(kind, offer, given.constraint)
-        if form is not None and self._is_out_of_reach(form, offer):
-            if offer.is_strict or given.constraint is not None:
-                raise UnsupportedFeature("strict tools cannot be combined with thoughts here", "tools")
-            form = None
-        is_vouched = kind is not None and form is not None and given.constraint is None
-        return await self._steer(given, form, offer, is_vouched), is_vouched
-
-    async def _steer(self, given: Steering, form: Constraint | None, offer: Offer, is_vouched: bool) -> Steering:
-        if self.tags is not None and self._thinks_first(form, is_vouched):
-            thinking = await self._thinking(self.tags, form)
-            return replace(given, constraint=None, controller=compose(given.controller, thinking))
-        if self.budget and not offer.is_required:
-            raise UnsupportedFeature(
-                f"{self.model.name!r} writes no thoughts that a budget could limit", "thinking_budget"
-            )
-        if self.call_token is not None and not offer.is_required and form is not None:
-            calls = FreePart(self.call_token, then=await self._grammar(form))
-            return replace(given, constraint=None, controller=compose(given.controller, calls))
-        return replace(given, constraint=form)
-
-    def _is_out_of_reach(self, form: Constraint, offer: Offer) -> bool:
-        """Whether thoughts come before the token that a grammar of calls would have to follow, so that it
-        cannot apply."""
-        return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
-
-    def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
-        """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
-        because calls in thoughts are no calls. Any other form leaves them free if the model may open them: what
-        follows them has to have the form."""
-        if self.tags is None or form is None:
-            return self.tags is not None and self.budget is not None
-        if self.budget is not None or self.is_thinking:
-            return True
-        return self.call_token is None and (is_vouched or self.may_open)
-
-    async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
-        """The form of the text after the thoughts."""
-        if kind is None:
-            return constraint
-        if offer.is_required:
-            return await self._usable(kind, offer)
-        if constraint is not None:
-            if self.call_token is not None:
-                raise UnsupportedFeature(
-                    f"{self.model.name!r} begins calls with a token that no constraint knows: "
-                    "tools cannot be combined with a constraint here; set tool_choice to 'none' or 'required'",
-                    "tools",
-                )
-            return OneOf(await self._usable(kind, offer), constraint)
-        return await self._freely(kind, offer)
-
-    async def _freely(self, kind: ToolFormat, offer: Offer) -> Constraint | None:
-        """The grammar of an output in which the model may call. It enforces names and syntax of calls, and the
-        arguments of strict functions. None if there is no such grammar and the client does not insist."""
-        if not (kind.is_spelled or offer.is_strict):
-            return None
-        loose = offer.loosened()
-        form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
-        try:
-            return await self._checked(form.constraint())
-        except InvalidRequest:
-            if offer.is_strict:
-                raise
-            return None
-
-    async def _usable(self, kind: ToolFormat, offer: Offer) -> Constraint:
-        """The grammar of calls. Schemas that cannot be used are left out if the client does not insist on them."""
-        loose = offer.loosened()
-        try:
-            return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
-        except InvalidRequest:
-            if loose == offer:
-                raise
-            return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
-
-    async def _checked(self, form: Constraint) -> Constraint:
-        """Compile the form before the request runs. Raises `InvalidRequest` about the tools."""
-        try:
-            await self.model.try_constraint(form)
-        except InvalidRequest as error:
-            error.param = "tools"
-            raise
-        return form
-
-    async def _thinking(self, tags: Tags, form: Constraint | None) -> FreePart:
-        encode = self.model.tokenizer.encode
-        gap = tuple(encode(GAP, add_special_tokens=False))
-        return FreePart(
-            end=tags.closing_token,
-            opening=None if self.is_thinking else tags.opening_token,
-            budget=self.budget,
-            closing=(*encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
-            gap=gap if form else (),
-            then=await self._grammar(form) if form else None,
-            may_stop=form is None,
-        )
-
-    async def _grammar(self, form: Constraint | None) -> Grammar:
-        pool = self.model.constraints
-        if pool is None or form is None:
-            raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
-        return await compile_grammar(pool, form)
