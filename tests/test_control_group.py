@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bridle.control_group import num_cores
-from bridle.model import loader
+from bridle.model import choices
 
 
 def test_a_control_group_bounds_the_cores(tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ def test_a_control_group_bounds_the_cores(tmp_path: Path) -> None:
 
 def test_no_more_threads_compute_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
-    monkeypatch.setattr("bridle.model.loader.num_cores", lambda: 2)
+    monkeypatch.setattr("bridle.model.choices.num_cores", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     for threads in (64, 2, 1):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        loader.choose_threads(None)
-    loader.choose_threads(5)  # who asks for more gets more
+        choices.choose_threads(None)
+    choices.choose_threads(5)  # who asks for more gets more
     assert chosen == [2, 5]

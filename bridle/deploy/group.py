@@ -53,7 +53,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
     """Meet the other ranks; returns the configuration with this rank's own device."""
-    from bridle.model.loader import choose_device
+    from bridle.model.choices import choose_device
     from bridle.model.tensor_parallel import join_group
 
     kind = choose_device(config.device).type

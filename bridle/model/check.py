@@ -10,7 +10,7 @@ import torch
 
 from bridle.config import DType, ModelConfig
 from bridle.errors import UnsupportedModel
-from bridle.model import guards, loader
+from bridle.model import choices, guards, loader
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.geometry import discover_geometry
 from bridle.model.parity import ParityReport, compare_with_eager
@@ -39,8 +39,8 @@ def check_model(
         )
     checkpoint = inspect_checkpoint(Path(path))
     settings = guards.read_config(checkpoint)
-    target = loader.choose_device(device)
-    model = loader.read_model(checkpoint, settings, loader.choose_dtype(config, settings, target), target)
+    target = choices.choose_device(device)
+    model = loader.read_model(checkpoint, settings, choices.choose_dtype(config, settings, target), target)
     max_model_len = guards.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
     geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, target)
@@ -65,7 +65,7 @@ def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
     device = torch.device("cpu")
     checkpoint = inspect_checkpoint(path)
     settings = guards.read_config(checkpoint)
-    dtype = loader.choose_dtype(ModelConfig(), settings, device)
+    dtype = choices.choose_dtype(ModelConfig(), settings, device)
     model = loader.read_model(checkpoint, settings, dtype, device)
     max_len = guards.choose_max_model_len(settings, None)
     fix_rotary_scaling(model, max_len)

@@ -12,7 +12,7 @@ from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, Mod
 from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import guards
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
-from bridle.model.loader import choose_device, choose_dtype
+from bridle.model.choices import choose_device, choose_dtype
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
 from bridle.model.pooled.settings import read_pooling

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 from bridle.config import ModelConfig, Quantization
-from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf import GgufModel
@@ -23,6 +22,7 @@ from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.choices import choose_device, choose_dtype, choose_kv_dtype, choose_threads
 from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
@@ -40,8 +40,6 @@ from bridle.model.runner import ModelRunner
 from bridle.model.text_part import PARTS, TextPart
 from bridle.progress import Report, part_of
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
 STEP_SEQS = 256
@@ -100,53 +98,6 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
         prepare_linears(model, config, lambda share: report("arranging weights", part_of(0.75, 0.95, share)))
     return LoadedWeights(config, checkpoint, model, geometry, dtype, device, max_model_len)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises `InvalidRequest` if the device is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidRequest(f"device is {name!r}; must be auto, cpu, cuda or cuda:N", "device") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device is {name!r}; only cpu and cuda are supported", "device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} of them", "device")
-    return device
-
-
-def choose_threads(num_threads: int | None) -> None:
-    """Set the number of threads that compute. The default is torch's choice, but no more than this process has
-    processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its
-    time waiting for threads."""
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    elif torch.get_num_threads() > (cores := num_cores()):
-        torch.set_num_threads(cores)
-
-
-def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU; elsewhere it is the checkpoint's own type if that is half precision, else bfloat16:
-    a GPU multiplies that in matrix units, and reads half as much."""
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    if device.type == "cpu":
-        return torch.float32
-    return settings.dtype if settings.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-
-
-def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of keys and values. Raises `InvalidRequest` for one that the kernels of this device do not read."""
-    wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
-    if wanted is not dtype and device.type != "cpu":
-        raise InvalidRequest(
-            f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {device} keys and values have the type of the weights, "
-            f"{str(dtype).removeprefix('torch.')}",
-            "kv_cache_dtype",
-        )
-    return wanted
 
 
 def read_model(
@@ -240,7 +191,7 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
 def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0) -> LocalExecutor:
     """Put the parts together, with a KV pool of the right size: one that leaves `token_bytes_beside` bytes for each of
     its tokens to the pool of another model."""
-    config, checkpoint, model, geometry = loaded.config, loaded.checkpoint, loaded.model, loaded.geometry
+    config, model, geometry = loaded.config, loaded.model, loaded.geometry
     dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
     block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
@@ -249,23 +200,9 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         kernel = BothWaysKernel(kernel)
     runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
-    info = ExecutorInfo(
-        model=config.model,
-        vocab_size=geometry.vocab_size,
-        max_model_len=max_model_len,
-        num_blocks=1,
-        block_size=block_size,
-        eos_token_ids=checkpoint.eos_token_ids,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type] + num_mutual_rows,
-        max_num_seqs=config.step_seqs or STEP_SEQS,
-        embedding_size=runner.embedding_size,
-        block_bytes=block_bytes,
-    )
+    info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    adapter_kernel = create_adapter_kernel(config.adapter_kernel, device, dtype)
-    adapters = ModelAdapters(Sites(model), dtype, device, adapter_kernel)
+    adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
     media = _media_device(model, dtype, device)
     runner.features = None if media is None else media.features
 
@@ -291,6 +228,26 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         weight_bytes=runner.num_bytes,
     )
     return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
+
+
+def _info_of(
+    loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int, num_mutual_rows: int
+) -> ExecutorInfo:
+    """What the engine has to know of the model, as long as it has one block."""
+    return ExecutorInfo(
+        model=loaded.config.model,
+        vocab_size=loaded.geometry.vocab_size,
+        max_model_len=loaded.max_model_len,
+        num_blocks=1,
+        block_size=block_size,
+        eos_token_ids=loaded.checkpoint.eos_token_ids,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        max_num_batched_tokens=loaded.config.step_tokens or STEP_TOKENS[loaded.device.type] + num_mutual_rows,
+        max_num_seqs=loaded.config.step_seqs or STEP_SEQS,
+        embedding_size=embedding_size,
+        block_bytes=block_bytes,
+    )
 
 
 def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:

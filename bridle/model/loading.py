@@ -14,9 +14,10 @@ from bridle.engine.interfaces import Sampler
 from bridle.errors import InvalidRequest
 from bridle.heap import keep_large_buffers
 from bridle.model import sizing, tensor_parallel
+from bridle.model.choices import choose_kv_dtype
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import token_bytes
-from bridle.model.loader import LoadedWeights, build_executor, choose_kv_dtype, load_weights
+from bridle.model.loader import LoadedWeights, build_executor, load_weights
 from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.loading import load_pooled
 from bridle.model.pooled.settings import read_pooling

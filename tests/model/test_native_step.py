@@ -16,12 +16,12 @@ from bridle.engine.interfaces import Executor
 from bridle.engine.plan import StepPlan
 from bridle.errors import InternalError, InvalidRequest
 from bridle.model import load_executor
+from bridle.model.choices import choose_kv_dtype
 from bridle.model.dense_layer import DENSE_FAMILIES
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache, LayerCache, round_heads, token_bytes
-from bridle.model.loader import choose_kv_dtype
 from bridle.model.mirror import Mirror
 from bridle.model.native_step import try_native_step
 from bridle.model.packing import PackedRow, PackedStep

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.lora import adapter_kernel
+from bridle.model.choices import choose_dtype
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel, paged, trial
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged import PagedKernel, Part, lay_out, turns
 from bridle.model.kernels.varlen import VarlenKernel
-from bridle.model.loader import choose_dtype
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedRow
 from bridle.model.sizing import default_block_size

@@ -21,7 +21,7 @@ from bridle.engine.warm_up import run_largest_step
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.model import guards, memory, tensor_parallel
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
-from bridle.model.loader import choose_device, choose_dtype, choose_threads
+from bridle.model.choices import choose_device, choose_dtype, choose_threads
 from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.heads import classifier_head, embedding_head
 from bridle.model.pooled.model import PooledModel
