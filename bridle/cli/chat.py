@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bridle.cli.control_options import ToolOptions
 from bridle.cli.options import ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
-from bridle.cli.serve import ToolOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.cli.trace_options import TraceOptions

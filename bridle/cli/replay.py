@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from bridle.cli.control_options import ControlOptions
 from bridle.cli.options import ModelOptions
 from bridle.cli.programs import check_program, controller_in
 from bridle.cli.runtime import replay_exchanges
-from bridle.cli.serve import ControlOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest

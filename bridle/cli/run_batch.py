@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.options import ModelOptions
-from bridle.cli.serve import ControlOptions, ToolOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from bridle.cli.serve import ControlOptions
+from bridle.cli.control_options import ControlOptions
 from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
 

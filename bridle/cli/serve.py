@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.access_options import AccessOptions
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.interrupts import ending_at_once
 from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
@@ -22,128 +23,11 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.cluster.address import Tls
     from bridle.http.settings import ServeSettings
-    from bridle.http.transport.tls import TlsFiles
-    from bridle.service.control import ControlSettings
-    from bridle.service.keeper import ModelLoader
     from bridle.service.model_set import ModelSet
-    from bridle.tools import ToolDesk
 
 _SERVER = Group("Server", sort_key=5)
 _PROCESSES = Group("Processes", sort_key=8)
 _MODELS = Group("Models on demand", sort_key=11)
-_ACCESS = Group("Access", sort_key=6)
-_CONTROL = Group("Controllers", sort_key=7)
-
-
-@Parameter(name="*", group=_ACCESS)
-@dataclass(frozen=True, kw_only=True)
-class AccessOptions:
-    """Who may use the server."""
-
-    keys: Path | None = None
-    "File of API keys (see `bridle keys`). Every route but health then asks for a key."
-    no_auth: Annotated[bool, Parameter(negative="")] = False
-    "Listen without keys also where other machines can reach the server, and let everybody in."
-    trusted_proxy: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are believed; may be repeated."
-    allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Without keys: a further host name that requests may use; `.example.com` allows all below it; may be repeated."
-    cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A web origin whose pages may call the server, `*` for any; may be given several times."
-    ssl_certfile: Annotated[Path | None, Parameter(name=spellings("--ssl-certfile"))] = None
-    "Certificate for HTTPS with its chain, PEM. The server reads it again when it is renewed."
-    ssl_keyfile: Annotated[Path | None, Parameter(name=spellings("--ssl-keyfile"))] = None
-    "Private key of the certificate, PEM. Default: in the same file."
-    ssl_keyfile_password: str | None = None
-    "Password of the private key; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
-
-    def tls(self) -> TlsFiles | None:
-        """The files of the certificate, if there is one."""
-        from bridle.http.transport.tls import TlsFiles
-
-        if self.ssl_certfile is not None:
-            return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
-        if self.ssl_keyfile is not None:
-            raise InvalidRequest("ssl_keyfile needs a certificate: give --ssl-certfile, too", "ssl_keyfile")
-        return None
-
-
-@Parameter(name="*", group=_CONTROL)
-@dataclass(frozen=True, kw_only=True)
-class ControlOptions:
-    """The runtime that hosts Wasm controllers."""
-
-    control: Literal["auto", "on", "off"] = "auto"
-    "`auto` starts the control runtime if its packages are installed."
-    controller_class: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    (
-        "A Python class of controllers that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is "
-        "a module or a Python file; may be repeated. Its code runs in the server, without a sandbox."
-    )
-    control_store: Path | None = None
-    "Folder of uploaded controllers. Default: in the user's data folder."
-    control_prepare: bool = True
-    "Compile the controllers that come with bridle in the background, so that they are ready when they are asked for."
-    aici_rt: str | None = None
-    "Path of a control runtime to use instead of bridle's own."
-    aici_rtarg: Annotated[
-        tuple[str, ...], Parameter(name=["--aici-rtarg", "-A"], negative="", allow_leading_hyphen=True)
-    ] = ()
-    "A further argument for the control runtime; may be repeated."
-    aici_dialect: Literal[1, 2] = 2
-    "Dialect that the control runtime speaks."
-    policy_rtarg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
-    (
-        "An argument for the control runtime of Wasm policies, which is one of its own, such as "
-        "`--policy-rtarg=--limit=max_memory=134217728`; may be repeated."
-    )
-    aici_trace: Path | None = None
-    (
-        "File to which a trace of what engine and control runtime say to each other is appended, for `bridle replay`, "
-        "`bridle explain` and `bridle test`; at most 1 GiB."
-    )
-
-    def to_settings(self) -> ControlSettings:
-        from bridle.service.control import ControlSettings
-
-        return ControlSettings(
-            mode=self.control,
-            runtime=self.aici_rt,
-            args=self.aici_rtarg,
-            dialect=self.aici_dialect,
-            trace=self.aici_trace,
-            store=self.control_store,
-            prepare=self.control_prepare,
-            policy_args=self.policy_rtarg,
-        )
-
-
-@Parameter(name="*", group=_CONTROL)
-@dataclass(frozen=True, kw_only=True)
-class ToolOptions:
-    """What controllers may call."""
-
-    tools: Path | None = None
-    (
-        "TOML file of tools that controllers may call while their outputs wait: Python functions, HTTP requests that "
-        "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
-    )
-
-    def desk(self) -> ToolDesk | None:
-        """The tools of the file, started; whoever takes them closes them."""
-        if self.tools is None:
-            return None
-        from bridle.tools.file import read_tools
-
-        return read_tools(self.tools)
-
-    def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server with these tools."""
-        if self.tools is None:
-            return settings
-        desk = self.desk()
-        make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
-        return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))
 
 
 @Parameter(name="*", group=_PROCESSES)

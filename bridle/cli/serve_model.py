@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO, get_args
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.access_options import AccessOptions
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.interrupts import ending_at_once
 from bridle.cli.policy_options import PolicyOptions
-from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions, ToolOptions
+from bridle.cli.serve import ModelSetOptions
 from bridle.cli.sizes import count
 from bridle.config import DType, EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest

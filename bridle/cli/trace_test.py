@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bridle.cli.control_options import ControlOptions
 from bridle.cli.options import ModelOptions
 from bridle.cli.programs import ENDINGS, check_program, controller_in
 from bridle.cli.runtime import lines_of, played_exchanges
-from bridle.cli.serve import ControlOptions
 from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
 

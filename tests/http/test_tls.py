@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.cli.serve import AccessOptions
+from bridle.cli.access_options import AccessOptions
 from bridle.errors import InvalidRequest
 from bridle.http.transport.tls import TlsFiles
 from tests.http.certificates import make_certificate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridle.cli.serve import ToolOptions
+from bridle.cli.control_options import ToolOptions
 from bridle.errors import InvalidRequest
 from bridle.http import ServeSettings
 from bridle.tools import ToolDesk

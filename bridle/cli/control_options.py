@@ -1,0 +1,97 @@
+"""Flags about the runtime of Wasm controllers, and about what controllers may call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
+    from bridle.service.control import ControlSettings
+    from bridle.service.keeper import ModelLoader
+    from bridle.tools import ToolDesk
+
+_CONTROL = Group("Controllers", sort_key=7)
+
+
+@Parameter(name="*", group=_CONTROL)
+@dataclass(frozen=True, kw_only=True)
+class ControlOptions:
+    """The runtime that hosts Wasm controllers."""
+
+    control: Literal["auto", "on", "off"] = "auto"
+    "`auto` starts the control runtime if its packages are installed."
+    controller_class: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    (
+        "A Python class of controllers that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is "
+        "a module or a Python file; may be repeated. Its code runs in the server, without a sandbox."
+    )
+    control_store: Path | None = None
+    "Folder of uploaded controllers. Default: in the user's data folder."
+    control_prepare: bool = True
+    "Compile the controllers that come with bridle in the background, so that they are ready when they are asked for."
+    aici_rt: str | None = None
+    "Path of a control runtime to use instead of bridle's own."
+    aici_rtarg: Annotated[
+        tuple[str, ...], Parameter(name=["--aici-rtarg", "-A"], negative="", allow_leading_hyphen=True)
+    ] = ()
+    "A further argument for the control runtime; may be repeated."
+    aici_dialect: Literal[1, 2] = 2
+    "Dialect that the control runtime speaks."
+    policy_rtarg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
+    (
+        "An argument for the control runtime of Wasm policies, which is one of its own, such as "
+        "`--policy-rtarg=--limit=max_memory=134217728`; may be repeated."
+    )
+    aici_trace: Path | None = None
+    (
+        "File to which a trace of what engine and control runtime say to each other is appended, for `bridle replay`, "
+        "`bridle explain` and `bridle test`; at most 1 GiB."
+    )
+
+    def to_settings(self) -> ControlSettings:
+        from bridle.service.control import ControlSettings
+
+        return ControlSettings(
+            mode=self.control,
+            runtime=self.aici_rt,
+            args=self.aici_rtarg,
+            dialect=self.aici_dialect,
+            trace=self.aici_trace,
+            store=self.control_store,
+            prepare=self.control_prepare,
+            policy_args=self.policy_rtarg,
+        )
+
+
+@Parameter(name="*", group=_CONTROL)
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions:
+    """What controllers may call."""
+
+    tools: Path | None = None
+    (
+        "TOML file of tools that controllers may call while their outputs wait: Python functions, HTTP requests that "
+        "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
+    )
+
+    def desk(self) -> ToolDesk | None:
+        """The tools of the file, started; whoever takes them closes them."""
+        if self.tools is None:
+            return None
+        from bridle.tools.file import read_tools
+
+        return read_tools(self.tools)
+
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
+        """The settings of a server with these tools."""
+        if self.tools is None:
+            return settings
+        desk = self.desk()
+        make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
+        return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))
