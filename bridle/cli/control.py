@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.api import Api, ApiError, Server
+from bridle.cli.programs import further_controllers, program_to_run, read_wasm
 from bridle.cli.run_report import RunReport
 from bridle.cli.steering_options import ConstraintOptions, Ctrl
 from bridle.cli.token_colours import show_traces
@@ -21,13 +22,6 @@ from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
 from bridle.traces import parse
 
-#: The standard controller that runs a file, by the file's ending.
-STANDARD = {
-    ".py": "gh:microsoft/aici/pyctrl",
-    ".js": "gh:microsoft/aici/jsctrl",
-    ".json": "gh:microsoft/aici/declctrl",
-}
-_MODULE = ".wasm"
 _FAILED = 1
 _PATIENCE = 120.0  # seconds to come back again and again
 #: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
@@ -96,7 +90,7 @@ def run(
     log_level
         1 prints the texts alone, 3 also logs and counts, 5 also everything the server sends.
     """
-    program = _program(file, ctrl, upload)
+    program = program_to_run(file, ctrl, upload)
     tracing.check()
     api = server.api()
 
@@ -153,7 +147,7 @@ def infer(
     prompt = sys.stdin.read() if words[0] == "-" else words[0]
     body: dict[str, Any] = {"controller": "none", "controller_arg": prompt}
     if ctrl:
-        body = {"controller": ctrl[0], "controller_arg": "", "prompt": prompt} | _further(ctrl)
+        body = {"controller": ctrl[0], "controller_arg": "", "prompt": prompt} | further_controllers(ctrl)
     body |= _given(constraint=form.plain())
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
     tracing.check()
@@ -171,7 +165,7 @@ def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), 
         A name for it; may be given several times.
     """
     api = server.api()
-    data = api.upload(_read_wasm(wasm))
+    data = api.upload(read_wasm(wasm))
     sizes = f"{_mib(data['wasm_size'])} MiB, compiled to {_mib(data['compiled_size'])} MiB in {data['time']} ms"
     print(f"{wasm}: {sizes}", file=sys.stderr)
     if tag:
@@ -209,42 +203,6 @@ def tags(*, server: Server = _SERVER) -> int:
     if not found:
         print("no tags yet: `bridle upload FILE --tag NAME` makes one", file=sys.stderr)
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """The program to run: a controller by name, or a file to upload; and the file with its argument. `names` are those
-    that were given, of which further ones steer beside it."""
-
-    controller: str
-    upload: Path | None
-    file: str | None
-    names: Sequence[str] = ()
-
-    @property
-    def files(self) -> list[Path]:
-        return [Path(path) for path in (self.file, self.upload) if path is not None and path != "-"]
-
-    def body(self, api: Api) -> dict[str, Any]:
-        """The body of the request, with the files as they are now."""
-        argument = _read(self.file)
-        module = None if self.upload is None else str(api.upload(_read_wasm(self.upload))["module_id"])
-        return {"controller": module or self.controller, "controller_arg": argument} | _further(self.names)
-
-
-def _further(names: Sequence[str]) -> dict[str, Any]:
-    """The field that names the controllers after the first, if there are any."""
-    return {"controllers": list(names[1:])} if len(names) > 1 else {}
-
-
-def _program(file: str | None, ctrl: Sequence[str], upload: Path | None) -> _Program:
-    if ctrl and upload is not None:
-        raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
-    if upload is not None:
-        return _Program("", upload, file)
-    if not ctrl and file is not None and Path(file).suffix == _MODULE:
-        return _Program("", Path(file), None)
-    return _Program(ctrl[0] if ctrl else _standard(file), None, file, ctrl)
 
 
 def _run(
@@ -311,36 +269,6 @@ def _level(text: str) -> int:
 
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _read(file: str | None) -> str:
-    if file is None:
-        return ""
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "FILE") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not text: byte {error.start} is not UTF-8", "FILE") from None
-
-
-def _read_wasm(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", "WASM") from None
-
-
-def _standard(file: str | None) -> str:
-    """The standard controller for a script. Raises `InvalidRequest` that says what to write instead."""
-    name = STANDARD.get(Path(file).suffix) if file else None
-    if name is None:
-        what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"
-        known = ", ".join(STANDARD)
-        raise InvalidRequest(f"{what}: give a file in {known} or .wasm, or name one with --ctrl or --upload", "ctrl")
-    return name
 
 
 def _print_tags(found: list[dict[str, Any]], file: Any = None) -> None:

@@ -1,16 +1,26 @@
-"""Files with controllers, given to a model that is loaded here: scripts for the standard controllers, and modules."""
+"""Files with controllers: scripts for the standard controllers, and modules. They are sent to a server, or given to a
+model that is loaded here."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bridle.cli.control import STANDARD
+from bridle.cli.api import Api
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
+#: The standard controller that runs a file, by the file's ending.
+STANDARD = {
+    ".py": "gh:microsoft/aici/pyctrl",
+    ".js": "gh:microsoft/aici/jsctrl",
+    ".json": "gh:microsoft/aici/declctrl",
+}
 _MODULE = ".wasm"
 #: How the name of a controller's file ends.
 ENDINGS = (*STANDARD, _MODULE)
@@ -35,3 +45,74 @@ def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
     from bridle.service.steering import control_of
 
     return upload_module(control_of(model), path.read_bytes(), LOCAL_ADMIN).module_id, None
+
+
+# -- for a server --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program to run: a controller by name, or a file to upload; and the file with its argument. `names` are those
+    that were given, of which further ones steer beside it."""
+
+    controller: str
+    upload: Path | None
+    file: str | None
+    names: Sequence[str] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(path) for path in (self.file, self.upload) if path is not None and path != "-"]
+
+    def body(self, api: Api) -> dict[str, Any]:
+        """The body of the request, with the files as they are now."""
+        argument = _read(self.file)
+        module = None if self.upload is None else str(api.upload(read_wasm(self.upload))["module_id"])
+        return {"controller": module or self.controller, "controller_arg": argument} | further_controllers(self.names)
+
+
+def further_controllers(names: Sequence[str]) -> dict[str, Any]:
+    """The field that names the controllers after the first, if there are any."""
+    return {"controllers": list(names[1:])} if len(names) > 1 else {}
+
+
+def program_to_run(file: str | None, ctrl: Sequence[str], upload: Path | None) -> Program:
+    """What `bridle run` is to run, by what it was given."""
+    if ctrl and upload is not None:
+        raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
+    if upload is not None:
+        return Program("", upload, file)
+    if not ctrl and file is not None and Path(file).suffix == _MODULE:
+        return Program("", Path(file), None)
+    return Program(ctrl[0] if ctrl else _standard(file), None, file, ctrl)
+
+
+def _read(file: str | None) -> str:
+    if file is None:
+        return ""
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "FILE") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is not text: byte {error.start} is not UTF-8", "FILE") from None
+
+
+def read_wasm(path: Path) -> bytes:
+    """The bytes of a module, for an upload."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", "WASM") from None
+
+
+def _standard(file: str | None) -> str:
+    """The standard controller for a script. Raises `InvalidRequest` that says what to write instead."""
+    name = STANDARD.get(Path(file).suffix) if file else None
+    if name is None:
+        what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"
+        known = ", ".join(STANDARD)
+        raise InvalidRequest(f"{what}: give a file in {known} or .wasm, or name one with --ctrl or --upload", "ctrl")
+    return name
