@@ -54,10 +54,36 @@ def create_app(
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
-    settings = settings or HttpSettings()
+    state = _state_of(registry, settings or HttpSettings(), keys, tracing)
+    app = FastAPI(
+        title="bridle",
+        version=bridle.__version__,
+        description="Steerable language models.",
+        docs_url=None,  # the framework's own pages load their scripts from the web
+        redoc_url=None,
+    )
+    app.state.http = state
+    refuse = refusing_for((*tgi.routers, anthropic.router))
+    install_error_handlers(app, refuse)
+    hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
+    identify = Identifier(keys, state.settings.trusted_proxies, hosts)
+    app.state.refuse = refuse  # for refusals even before the application
+    app.state.door = Door(state, identify, refuse, info_routes.probe)
+    for router in ROUTERS:
+        app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
+    for make in fronts:
+        mount(app, state, make)
+    _add_middleware(app, state, identify, refuse)
+    return app
+
+
+def _state_of(
+    registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None, tracing: Tracing | None
+) -> HttpState:
+    """What all routes share."""
     policies = settings.policies or PolicyBook()
     traces = TraceBook(settings.trace_folder, settings.trace_share)
-    state = HttpState(
+    return HttpState(
         registry,
         _admission(registry, settings, keys),
         tracing,
@@ -69,26 +95,6 @@ def create_app(
         policies=policies,
         traces=traces,
     )
-    app = FastAPI(
-        title="bridle",
-        version=bridle.__version__,
-        description="Steerable language models.",
-        docs_url=None,  # the framework's own pages load their scripts from the web
-        redoc_url=None,
-    )
-    app.state.http = state
-    refuse = refusing_for((*tgi.routers, anthropic.router))
-    install_error_handlers(app, refuse)
-    hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
-    identify = Identifier(keys, settings.trusted_proxies, hosts)
-    app.state.refuse = refuse  # for refusals even before the application
-    app.state.door = Door(state, identify, refuse, info_routes.probe)
-    for router in ROUTERS:
-        app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
-    for make in fronts:
-        mount(app, state, make)
-    _add_middleware(app, state, identify, refuse)
-    return app
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
