@@ -247,12 +247,8 @@ class Serving:
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
         policies = await self._policies() if has_policies else NO_POLICIES
-        if self.trace != "no":
-            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
-            self.trace = "no" if is_refused else self.trace
-            self.story.traced = UNDER_POLICY if is_refused else self.trace
-        is_traced = self.trace != "no" or (self.host.traces.share > 0 and self.host.traces.is_chosen(self.story.id))
-        if is_traced and not wanted.get("embeds"):
+        may_trace = self.trace != "no" or self.host.traces.share > 0
+        if may_trace and self._settle_trace(policies) and not wanted.get("embeds"):
             wanted["trace"] = True
         sampling = await self._checked(sampling, steering)
         num_copies = sampling.n if apart or steering.controller is not None else 1
@@ -270,6 +266,14 @@ class Serving:
         name = self.adapter or self.model.name
         keep = self._keep if wanted.get("trace") else None
         return Generation(self.model, name, self.story, self.ticket, self.held, parts, at_once, keep)
+
+    def _settle_trace(self, policies: Applied) -> bool:
+        """Settle whether its texts are traced: as the client asks unless a policy forbids it, or for the operator."""
+        if self.trace != "no":
+            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
+            self.trace = "no" if is_refused else self.trace
+            self.story.traced = UNDER_POLICY if is_refused else self.trace
+        return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
 
     async def _policies(self) -> Applied:
         """What the operator demands of this call's texts. What holds now holds for it to its end."""
