@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from bridle.engine.guard import Hit, TextRule, Watch, first_token
+from bridle.engine.guard import Hit, TextRule
 from bridle.engine.interfaces import TextState
+from bridle.engine.text_watch import Watch, first_token
 
 
 class Released(NamedTuple):

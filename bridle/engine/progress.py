@@ -11,13 +11,14 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from bridle.engine.guard import BudgetRule, Guard, Hit, RuleFailed, TextRule, Watch
+from bridle.engine.guard import BudgetRule, Guard, Hit, RuleFailed, TextRule
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText, Released
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
+from bridle.engine.text_watch import Watch
 from bridle.engine.tracing import Tracer
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import (

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from bridle.engine import guard as guard_module
 from bridle.engine.decision import Decision
 from bridle.engine.folding import MAX_UNSEEN, FoldedText, fold
-from bridle.engine.guard import Guard, TextRule, Watch, compiled
+from bridle.engine.guard import Guard, TextRule, compiled
 from bridle.engine.interfaces import StoredValue
+from bridle.engine.text_watch import Watch
 from bridle.outputs import FinishReason
 from bridle.service.policies import read_policies
 from bridle.testing.text import PieceDecoder
