@@ -1,4 +1,4 @@
-"""Threads that end with their work.
+"""Threads that end with their work, and futures that are completed by others.
 
 OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
 that thread lives. Once all teams together have more threads than there are processors, GNU's runtime lets none of them
@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, InvalidStateError
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -56,6 +56,29 @@ def run_behind(function: Callable[[], T], name: str) -> T:
         return function()
 
     return run_apart(run, name)
+
+
+def conclude(future: Future[T], outcome: T | BaseException) -> bool:
+    """Complete a future with a result or an error; returns False if it was cancelled, so that nobody waits for it."""
+    try:
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def conclude_all(futures: Iterable[Future[None]], error: BaseException | None) -> None:
+    """Complete the futures that were not cancelled, with the error if there is one."""
+    for future in futures:
+        if not future.set_running_or_notify_cancel():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 class ThreadPerCall(Executor):

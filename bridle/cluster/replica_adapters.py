@@ -23,6 +23,7 @@ from bridle.cluster.adapter_messages import (
 from bridle.cluster.faults import pack_error, unpack_error
 from bridle.errors import AdapterRefused, BridleError, EngineClosed, UnknownAdapter, UnsupportedFeature
 from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, AdapterState, AdapterStatus
+from bridle.threads import conclude_all
 
 #: The states of an adapter, from least to most ready.
 _STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "device")
@@ -136,13 +137,7 @@ class ReplicaAdapters:
 
     def _settle(self, key: str, error: BridleError | None) -> None:
         self._failed.pop(key, None)
-        for future in self._fetches.pop(key, ()):
-            if not future.set_running_or_notify_cancel():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+        conclude_all(self._fetches.pop(key, ()), error)
 
 
 class ServedAdapters:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
 
 from bridle.controllers.composition import Composed
 from bridle.controllers.shared_pool import SharedPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InternalError, Overloaded
+from bridle.threads import conclude
 
 Prompt = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -94,16 +94,13 @@ class Opening:
 
     def _conclude(self) -> None:
         self._opened[self.request.id] = self
-        try:
-            self.future.set_result(self.prompt)
-        except InvalidStateError:  # cancelled meanwhile
+        if not conclude(self.future, self.prompt):  # cancelled meanwhile
             self._opened.pop(self.request.id, None)
             self.abandon()
 
     def _fail(self, error: BaseException) -> None:
         self.abandon()
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            self.future.set_exception(error)
+        conclude(self.future, error)
 
     @property
     def modules(self) -> tuple[tuple[str, str], ...]:

@@ -17,6 +17,7 @@ from bridle.lora.device import AdapterDevice, AdapterLimits
 from bridle.lora.files import AdapterFiles
 from bridle.lora.mover import Mover
 from bridle.lora.residency import AdapterStatus, Held, Residency
+from bridle.threads import conclude_all
 
 
 class AdapterPool:
@@ -184,10 +185,4 @@ class AdapterPool:
 
     def _settle(self, key: str, error: BridleError | None) -> None:
         """Complete the futures that wait for the adapter, with its error if it has one."""
-        for future in self._fetches.pop(key, ()):
-            if not future.set_running_or_notify_cancel():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+        conclude_all(self._fetches.pop(key, ()), error)

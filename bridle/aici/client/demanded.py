@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.reference import WasmController
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerUnavailable
+from bridle.threads import conclude
 
 Prompt = tuple[int, ...]
 
@@ -81,15 +82,10 @@ class DemandedPool:
 
     def _conclude(self, future: Future[Prompt], outcome: Prompt | BaseException) -> bool:
         """Complete the future; returns False if nobody waits for it any more."""
-        try:
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        except InvalidStateError:  # cancelled
-            return False
-        self.wake()
-        return True
+        is_awaited = conclude(future, outcome)
+        if is_awaited:
+            self.wake()
+        return is_awaited
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
         """As the runtime's pool."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -28,6 +28,7 @@ from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, ProtocolError
+from bridle.threads import conclude
 
 _log = logging.getLogger(__name__)
 
@@ -181,15 +182,10 @@ class RuntimePool:
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | BridleError) -> bool:
         """Complete the future of an opening. Returns False if nobody waits for it any more."""
-        try:
-            if isinstance(outcome, BridleError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        except InvalidStateError:  # cancelled
-            return False
-        self.wake()
-        return True
+        is_awaited = conclude(future, outcome)
+        if is_awaited:
+            self.wake()
+        return is_awaited
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
         """The module that the request's instance was made of, with the name that it was asked for by."""
