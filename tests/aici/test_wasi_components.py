@@ -10,8 +10,8 @@ import wasmtime
 
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.component import ComponentInstance
-from bridle.aici.runtime.instance import Surroundings
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
+from bridle.aici.runtime.program import Surroundings
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.wasi_components import EPOCH, TICK_NS

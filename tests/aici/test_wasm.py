@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from bridle.aici.protocol import ReadVar, WriteVar
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.facts import settings_key
-from bridle.aici.runtime.instance import Instance, Program, Surroundings
+from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
 from bridle.aici.runtime.logs import LogBuffer
+from bridle.aici.runtime.program import Program, Surroundings
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.vocabulary import Vocabulary

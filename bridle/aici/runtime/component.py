@@ -18,7 +18,8 @@ from wasmtime import component as wc
 
 from bridle.aici.protocol import WriteVar
 from bridle.aici.runtime.constraints import make_matcher
-from bridle.aici.runtime.instance import Instance, Program
+from bridle.aici.runtime.instance import Instance
+from bridle.aici.runtime.program import Program
 from bridle.aici.runtime.python_frames import whereabouts
 from bridle.aici.runtime.storage import parse_command
 from bridle.aici.runtime.wasi_components import World, shadow_world

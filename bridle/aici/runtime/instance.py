@@ -11,21 +11,17 @@ import ctypes
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import wasmtime
 
 from bridle.aici.protocol import WriteVar
-from bridle.aici.runtime.facts import Facts
-from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.logs import LogBuffer
+from bridle.aici.runtime.program import Program, Surroundings
 from bridle.aici.runtime.storage import Variables
-from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
-    Crossing,
     GuestFailed,
     GuestFault,
     GuestMemory,
@@ -40,27 +36,6 @@ _MAX_ERROR = 8 << 10
 _MERCY = 0.02
 #: What an instance keeps for its store.
 _STORE = ("_exports", "_functions", "_store", "memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The environment that all instances of a runtime share. `capabilities` are the engine's: fork, backtrack,
-    ff_tokens."""
-
-    vocabulary: Vocabulary
-    limits: Limits
-    capabilities: frozenset[str] = frozenset()
-    timer_resolution_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Loaded code, linked, and how to reach into guests that run it."""
-
-    engine: wasmtime.Engine
-    crossing: Crossing
-    facts: Facts
-    pre: Any  # wasmtime.InstancePre of a core module, or a function that instantiates a component in a store
 
 
 class NoMemory:

@@ -20,11 +20,12 @@ from bridle.aici.channels import MIB, attach_link, remove_names
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime import options as o
 from bridle.aici.runtime.compilers import Compilers
-from bridle.aici.runtime.instance import Instance, Surroundings
+from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.lifeline import Lifeline
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery, serve, start
+from bridle.aici.runtime.program import Surroundings
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOptions

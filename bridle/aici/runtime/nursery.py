@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.instance import Surroundings
 from bridle.aici.runtime.lifeline import fork_watched
 from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.program import Surroundings
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.errors import InternalError, ShardUnavailable

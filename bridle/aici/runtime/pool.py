@@ -1,4 +1,4 @@
-"""Workers: few processes, each leased to one tenant at a time, and the supervisor's ends of their connections.
+"""Workers: few processes, each leased to one tenant at a time.
 
 A tenant's sequences are spread over its workers. A worker without sequences stays warm for its tenant until another
 tenant needs the place. Then it is replaced by a new process, so that no process ever serves two tenants. With request
@@ -7,7 +7,6 @@ isolation (or for guests that can only be forked with their process) a worker be
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
@@ -15,15 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
-from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame, send_frame
+from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame
 from bridle.aici.runtime.storage import RequestState
+from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.control_group import num_cores
 from bridle.errors import InternalError, Overloaded, ShardUnavailable
 
@@ -32,72 +30,6 @@ _replies = m.decoder(m.Created | m.SplitDone)
 _COMFORTABLE = 4
 #: The most time that a signal takes to arrive, in seconds.
 _SIGNAL_TIME = 0.2
-
-
-class WorkerPort:
-    """The supervisor's end of a worker. The main thread uses `port`, side threads `call` and `notify`."""
-
-    def __init__(self, process: Process, port: Port, side: socket.socket, tenant: str) -> None:
-        self.process = process
-        self.port = port
-        self.side = side
-        self.tenant = tenant
-        self.owner: RequestState | None = None  # the request that has this process for itself
-        self.storage: socket.socket | None = None
-        self.keys: set[int] = set()
-        self.is_dead = False
-        self._cpu_when_heard = 0.0
-        self._cpu_when_seen, self._seen = 0.0, time.monotonic()
-        self.calls: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-
-    def call(self, rid: int, message: m.Packed, descriptors: list[int] | None = None) -> Future[Any]:
-        """Send over the side socket; the future gives (reply, files that came with it)."""
-        future: Future[Any] = Future()
-        self.calls[rid] = future
-        try:
-            self._send(message, descriptors)
-        except PeerGone as error:
-            self.calls.pop(rid, None)
-            future.set_exception(ShardUnavailable(f"Worker: {error}"))
-        return future
-
-    def notify(self, message: m.Packed) -> None:
-        """Send a message without a reply. A dead worker is ignored."""
-        with contextlib.suppress(PeerGone):
-            self._send(message, None)
-
-    def _send(self, message: m.Packed, descriptors: list[int] | None) -> None:
-        data = m.encode(message)
-        with self._lock:
-            send_frame(self.side, data, descriptors)
-
-    def note_asked(self) -> None:
-        """Note that the worker has work from now on."""
-        self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
-
-    def note_heard(self) -> None:
-        """Note that the worker has sent something."""
-        self._cpu_when_heard = self.process.cpu_seconds()
-
-    def is_stuck(self, most: float, standstill: float) -> bool:
-        """Whether the worker has work, but used more than `most` seconds of processor time since it last sent
-        something, or none for `standstill` seconds. A busy machine does not count against it."""
-        used, now = self.process.cpu_seconds(), time.monotonic()
-        if used > self._cpu_when_seen:
-            self._cpu_when_seen, self._seen = used, now
-        return used - self._cpu_when_heard > most or now - self._seen > standstill
-
-    def close(self) -> None:
-        """Kill the process and close its connections. Idempotent."""
-        self.is_dead = True
-        if self.process.handle < 0:
-            return
-        self.process.kill()
-        self.process.close()
-        for sock in (self.side, self.port.bell, self.storage):
-            if sock is not None:
-                sock.close()
 
 
 class WorkerPool:

@@ -12,9 +12,9 @@ import msgspec
 
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.pool import WorkerPort
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
 from bridle.aici.runtime.storage import RequestState
+from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.errors import InvalidRequest
 
 _facts = msgspec.json.Decoder(Facts)

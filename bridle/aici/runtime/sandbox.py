@@ -14,8 +14,8 @@ import wasmtime.component
 from bridle.aici.runtime import additions, constraints, host, wasi
 from bridle.aici.runtime.component import LinkedComponent, make_linker
 from bridle.aici.runtime.facts import WASMTIME_VERSION, Facts
-from bridle.aici.runtime.instance import Program
 from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.program import Program
 from bridle.aici.runtime.wasm import FAST_VERSIONS, Crossing, make_config
 from bridle.aici.runtime.wasm_public import PublicCrossing
 from bridle.errors import InvalidRequest

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.pool import WorkerPort
 from bridle.aici.runtime.storage import RequestState
+from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.errors import InvalidRequest, Overloaded
 
 

@@ -32,12 +32,13 @@ from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.github import Downloads
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
-from bridle.aici.runtime.pool import WorkerPool, WorkerPort
+from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.storage import RequestState, SharedVariables
 from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.errors import ControllerTimeout, InvalidRequest
 
 #: The time limit of an instantiation, as a multiple of its CPU limit. It is longer where the worker got less processor

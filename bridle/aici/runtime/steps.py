@@ -16,9 +16,10 @@ import msgspec
 
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.pool import WorkerPool, WorkerPort
+from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.ring import PeerGone
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
+from bridle.aici.runtime.worker_port import WorkerPort
 
 _answers = m.decoder(m.Answers)
 #: How long a wait lasts before deaths that another thread noticed are checked, in seconds.

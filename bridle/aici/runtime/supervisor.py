@@ -29,12 +29,13 @@ from bridle.aici.runtime.lifeline import Lifeline
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
-from bridle.aici.runtime.pool import WorkerPool, WorkerPort
+from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOps, SideOptions
 from bridle.aici.runtime.steps import Steps
 from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.errors import BridleError, ControllerError, InvalidRequest, Overloaded, ProtocolError
 
 _SIDE_THREADS = 16

@@ -24,8 +24,9 @@ from bridle.aici.runtime.component import make_instance
 from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.hosted import Hosted
-from bridle.aici.runtime.instance import Instance, Program, Surroundings
+from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.lifeline import fork_watched
+from bridle.aici.runtime.program import Program, Surroundings
 from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.sandbox import Sandbox
