@@ -87,7 +87,7 @@ def make_request(
         check_task(model.info, embeds)
     policies = NO_POLICIES if embeds else options.get("policies", NO_POLICIES)
     if policies is not NO_POLICIES:
-        sampling = policies.limit(sampling)
+        sampling = policies.limit(sampling, model.max_sequence_tokens - len(tokens))
     check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())

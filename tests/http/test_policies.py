@@ -224,6 +224,23 @@ def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
         assert line in metrics
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+def test_a_length_beyond_the_context_is_no_reason_to_refuse(tmp_path: Path, route: str) -> None:
+    """Who asks for no number of tokens gets what there is room for."""
+    path = tmp_path / "policies.toml"
+    path.write_text("[[policy]]\nname = 'short'\nkind = 'length'\nmax_tokens = 4096\n", encoding="utf-8")
+    model = scripted_model(next_token=saying("so"), max_model_len=256)
+
+    def body(text: str) -> dict[str, Any]:
+        return {"input": text} if route == "/v1/responses" else {"messages": [{"role": "user", "content": text}]}
+
+    with local_client(model, HttpSettings(policies=PolicyBook(path))) as client:
+        answer = client.post(route, json=body("Go on"))
+        assert answer.status_code == 200 and "so" in answer.text, answer.text
+        full = client.post(route, json=body("Go on" * 300))
+        assert full.status_code == 400 and "at least 1 new token" in full.text, full.text
+
+
 def test_the_example_holds_as_it_stands(tmp_path: Path) -> None:
     """For a user, and for an admin, to whom one of its policies does not apply."""
     keys = KeyStore(tmp_path / "keys.db")

@@ -96,11 +96,12 @@ class Applied:
         """Their names and versions, in order."""
         return tuple(policy.label for policy in self.policies)
 
-    def limit(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters with no more tokens than the policies allow."""
-        if self.max_tokens is None:
+    def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
+        """The parameters with no more tokens than the policies allow, and than there is `room` for where no number was
+        asked for."""
+        if self.max_tokens is None or room < 1:
             return sampling
-        most = self.max_tokens if sampling.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
+        most = min(self.max_tokens, room if sampling.max_tokens is None else sampling.max_tokens)
         return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def steer(self, controller: object | None) -> object | None:
