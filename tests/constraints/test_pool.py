@@ -28,6 +28,7 @@ from bridle.constraints import (
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.workers import Workers
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import Request
 from bridle.engine.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
@@ -424,6 +425,16 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
         list(lab.events())
 
 
+def answered(lab: Lab, request: Request) -> int:
+    """The id of the sequence of a request whose constraint is compiled and has answered."""
+    lab.engine.add(request)
+    while not lab.pool._live:
+        lab.engine.step()
+    (seq_id,) = lab.pool._live
+    lab.pool.collect([seq_id], time.monotonic() + 300)
+    return seq_id
+
+
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out because the machine was slow."""
@@ -489,11 +500,7 @@ def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temper
 @pytest.mark.usefixtures("unhurried")
 def test_what_is_guided_leaves_no_trace() -> None:
     with Lab(text_vocabulary()) as lab:
-        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        while not lab.pool._live:  # it is being compiled
-            lab.engine.step()
-        (seq_id,) = lab.pool._live
-        lab.pool.collect([seq_id], time.monotonic() + 300)
+        seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
         instance = lab.pool._live[seq_id]
         instance.matcher = matcher(lab.vocab, Regex("[a-f]{3}xy[0-9]"))
         instance.forget_ahead()
@@ -538,11 +545,7 @@ def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -
     """The engine waits while a pool foresees: it stops once that has taken processor time."""
     seconds = iter(range(1_000_000))
     with Lab(text_vocabulary()) as lab:
-        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        while not lab.pool._live:
-            lab.engine.step()
-        (seq_id,) = lab.pool._live
-        lab.pool.collect([seq_id], time.monotonic() + 300)
+        seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
         mask = lab.pool._live[seq_id].matcher.mask()
         likely = [token for token in range(lab.vocab.size) if mask_allows(mask, token)][:1] * 4
         monkeypatch.setattr("bridle.constraints.pool.time", SimpleNamespace(thread_time=lambda: next(seconds)))
@@ -555,11 +558,7 @@ def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_foreseen_leaves_no_trace() -> None:
     with Lab(text_vocabulary()) as lab:
-        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        while not lab.pool._live:  # it is being compiled
-            lab.engine.step()
-        (seq_id,) = lab.pool._live
-        lab.pool.collect([seq_id], time.monotonic() + 300)
+        seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
         before = lab.pool._live[seq_id].matcher.mask()
         likely = [token for token in range(lab.vocab.size) if mask_allows(before, token)][:1] * 3
         foreseen = lab.pool.foresee(seq_id, likely)
