@@ -48,12 +48,14 @@ _MOST_TOLD = 64
 _ENOUGH_STEPS = 16
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
 _LONGEST_REST = 8
+#: The same after steps in which the text said nothing.
+_LONGEST_SILENCE = 3
 
 
 @dataclass(slots=True)
 class _Rest:
-    """Steps in which the same sequences are not looked at, because no draft was worth looking for. Each rest is longer
-    than the one before."""
+    """Steps in which the same sequences are not looked at, because no draft was worth looking for or none was found.
+    Each rest is longer than the one before."""
 
     length: int = 0
     left: int = 0
@@ -61,8 +63,8 @@ class _Rest:
     is_due: bool = False  # nothing was looked for in the step under way
     was_due: bool = False  # nor for those whose controllers are told ahead
 
-    def begin(self, sequences: list[Sequence]) -> None:
-        self.length = self.left = min(2 * self.length + 1, _LONGEST_REST)
+    def begin(self, sequences: list[Sequence], longest: int) -> None:
+        self.length = self.left = min(2 * self.length + 1, longest)
         self.who = len(sequences), sequences[-1].id
 
     def end(self) -> None:
@@ -165,7 +167,7 @@ class Speculation:
         wishes = self._wishes(chosen)
         if not wishes:
             return {}
-        self._rest.is_due = all(wish.is_free for wish in wishes)
+        are_free = self._rest.is_due = all(wish.is_free for wish in wishes)
         seconds = self.cost.of_step(len(chosen), num_tokens - len(chosen))
         step = Step(seconds, self.cost.of_row(), self.cost.of_other(), len(chosen), room)
         wishes = worthy(wishes, step)
@@ -175,7 +177,9 @@ class Speculation:
         if guesses:
             self._rest.end()
         elif self._rest.is_due and (self._rest.was_due or not told):
-            self._rest.begin(chosen)
+            self._rest.begin(chosen, _LONGEST_REST)
+        elif are_free and not told:
+            self._rest.begin(chosen, _LONGEST_SILENCE)
         drafts, counts = {}, worth_while(guesses, step)
         for guess in guesses:
             seq, taken = guess.wish.seq, counts.get(guess.wish.seq.id, 0)
@@ -258,7 +262,7 @@ class Speculation:
         chances = {}
         for seq in sequences:
             self._settle_watched(seq)
-            chances[seq.id] = seq.drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
+            chances[seq.id] = seq.drafts.copied.chance_among(self._copied, _LEAST_COPIED, self._num_sequences)
             seq.drafts.copied.fade(num_steps)
         return chances
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +27,7 @@ class StepCost:
         self._rows = self._others = self._seconds = 0.0
         self._rows_rows = self._others_others = self._rows_others = 0.0
         self._rows_seconds = self._others_seconds = 0.0
+        self._row: float | None = None  # what one costs, once it was asked for
 
     @property
     def is_known(self) -> bool:
@@ -35,6 +37,7 @@ class StepCost:
     def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
         """Take one step in: means and moments about them, as in Welford's method with weights."""
         self.num_steps += 1
+        self._row = None
         kept = self._MEMORY * self._weight
         self._weight = kept + 1.0
         rows, others, late = num_rows - self._rows, num_others - self._others, seconds - self._seconds
@@ -50,6 +53,7 @@ class StepCost:
 
     def fade(self) -> None:
         """Forget a little, so that what was too dear is tried again: one bad moment must not decide for ever."""
+        self._row = None
         for name in ("_weight", "_rows_rows", "_others_others", "_rows_others", "_rows_seconds", "_others_seconds"):
             setattr(self, name, self._MEMORY * getattr(self, name))
         for name in ("_seconds", "_rows_seconds", "_others_seconds"):
@@ -57,6 +61,11 @@ class StepCost:
 
     def of_row(self) -> float:
         """Seconds that one more row costs."""
+        if self._row is None:
+            self._row = self._fitted_row()
+        return self._row
+
+    def _fitted_row(self) -> float:
         if not self._weight:
             return self.FIRST_SHARE
         if self._own_spread() < self._LEAST_SPREAD * self._weight:
@@ -122,6 +131,10 @@ class Tally:
     #: What old guesses still count after others, and after a step in which there may have been none.
     MEMORY: ClassVar = 0.95
     FADING: ClassVar = 0.99
+    #: In a large batch: as how many guesses of a sequence those of all others count, and by how many standard errors a
+    #: chance has to be clear of doubt.
+    OTHERS: ClassVar = 7.0
+    CARE: ClassVar = 1.5
 
     num_right: float = 0.0
     num_tried: float = 0.0
@@ -134,6 +147,16 @@ class Tally:
     def chance_from(self, prior: float) -> float:
         """The same, where something else than usual is expected at first."""
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
+
+    def chance_among(self, others: Tally, least: float, num_sequences: int) -> float:
+        """The same for one of so many sequences of a step, where `others` tallies what all of them guessed. In a batch
+        each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
+        for more, and the chance is taken to be less by so many standard errors."""
+        share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
+        weight = 1.0 + share * self.OTHERS
+        chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)
+        error = math.sqrt(chance * (1.0 - chance) / (self.num_tried + others.num_tried + 1.0))
+        return max(chance - share * self.CARE * error, 0.0)
 
     def note(self, num_guessed: int, num_right: int) -> None:
         """Take in the guesses of one step."""

@@ -21,7 +21,7 @@ from bridle.engine.plan import PlanRow
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
-from bridle.engine.step_cost import StepCost
+from bridle.engine.step_cost import StepCost, Tally
 from bridle.outputs import Rewind, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
 from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more, replay
@@ -379,6 +379,48 @@ def test_steps_of_rest_end_when_somebody_else_comes() -> None:
     sequences[-1].draws.was_forked = True
     assert not speculation._rest.goes_on(sequences)
     assert speculation.draft(sequences[-1:], 1, 64)
+
+
+def test_a_text_that_says_nothing_is_asked_less_often_until_it_does() -> None:
+    speculation = Speculation()
+    seq = make_sequence(0, list(range(20)), speculate=AUTO_DRAFTS)
+    seq.draws.was_forked = True
+    rests = []
+    for _ in range(20):
+        assert not speculation.draft([seq], 1, 64)
+        rests.append(speculation._rest.left)
+    assert max(rests) == 3 and rests.count(0) <= 6
+    seq.tokens.extend(range(3))
+    assert any(speculation.draft([seq], 1, 64) for _ in range(4))
+
+
+@given(
+    own=st.lists(st.booleans(), max_size=40),
+    others=st.lists(st.booleans(), max_size=40),
+    num_sequences=st.integers(1, 64),
+    least=st.floats(0.0, 1.0),
+)
+def test_what_others_guessed_counts_in_a_batch_alone(
+    own: list[bool], others: list[bool], num_sequences: int, least: float
+) -> None:
+    mine, theirs = Tally(), Tally()
+    for tally, guesses in ((mine, own), (theirs, others)):
+        for is_right in guesses:
+            tally.note(1, int(is_right))
+    expected = max(theirs.chance, least)
+    chance = mine.chance_among(theirs, least, num_sequences)
+    assert mine.chance_among(theirs, least, 1) == pytest.approx(mine.chance_from(expected))
+    assert 0.0 <= chance <= max(mine.chance_from(expected), expected) + 1e-9
+
+
+def test_a_lucky_sequence_in_a_batch_gets_no_more_than_the_others() -> None:
+    lucky, theirs = Tally(), Tally()
+    for number in range(40):
+        theirs.note(1, number % 2)
+    for _ in range(4):
+        lucky.note(1, 1)
+    assert lucky.chance_among(theirs, 0.2, 1) > 0.8
+    assert lucky.chance_among(theirs, 0.2, 16) < 0.6
 
 
 @given(text=st.lists(st.integers(0, 50), min_size=12, max_size=40, unique=True), data=st.data())
