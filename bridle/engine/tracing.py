@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
@@ -16,7 +16,7 @@ from bridle.engine.plan import SampleRow, StepResult
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence as Output
 from bridle.engine.sequence_state import NO_DRAW, TraceRoom, TraceState
-from bridle.outputs import Finished, Traced
+from bridle.outputs import Finished, Traced, Usage
 from bridle.traced import (
     MAX_BIASES,
     MAX_LIVE_RECORDS,
@@ -36,6 +36,9 @@ from bridle.traced import (
     Wrote,
 )
 
+#: What a usage counts.
+_COUNTS = tuple(each.name for each in fields(Usage))
+
 
 class Tracer:
     """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
@@ -48,9 +51,14 @@ class Tracer:
         self._emit = emit
         self._decoder = decoder
         self.num_live = 0
-        self.num_live_records = self.num_records = self.num_cut = 0
+        self.num_live_records = self.num_cut = 0
+        self._num_over = 0  # records of requests that have ended
         self._step = 0
         self._cost: Cost | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._num_over + self.num_live_records
 
     # -- requests and steps ------------------------------------------------------------------------------
 
@@ -128,11 +136,12 @@ class Tracer:
 
     def prompt(self, seq: Output) -> None:
         """Record that the prompt is computed."""
-        tokens = seq.tokens[: seq.num_prompt]
-        texts = [self._spell(seq, token) for token in tokens]
-        queued, opening = seq.queue.seconds or 0.0, seq.control.opening_seconds
-        cached = seq.output.usage.cached_tokens
-        self._add(seq, Prompt(seq.index, self._step, tokens, texts, cached, queued, opening))
+        if not self._has_room(_room_of(seq)):
+            return
+        decoder = self._decoder if seq.request.detokenize else None
+        tokens, cached = seq.tokens[: seq.num_prompt], seq.output.usage.cached_tokens
+        seconds = seq.queue.seconds or 0.0, seq.control.opening_seconds
+        self._emit(Traced(seq.request.id, seq.index, (_prompt, decoder, seq.index, self._step, tokens, cached, *seconds)))
 
     def fork(self, parent: Output, child: Output) -> None:
         """Record a new output."""
@@ -144,12 +153,14 @@ class Tracer:
         assert trace is not None
         self._end_wait(seq, trace)
         error = None if event.error is None else f"{event.error.code}: {event.error}"
-        record = End(seq.index, self._step, event.reason.value, event.text, event.stop, error, asdict(event.usage))
+        usage = {name: getattr(event.usage, name) for name in _COUNTS}
+        record = End(seq.index, self._step, event.reason.value, event.text, event.stop, error, usage)
         record.num_cut, record.modules = trace.room.num_cut, trace.modules
         self._emit(Traced(seq.request.id, seq.index, record))
         if event.is_last:
             self.num_live -= 1
             self.num_live_records -= trace.room.num_records
+            self._num_over += trace.room.num_records
 
     # -- controllers -------------------------------------------------------------------------------------
 
@@ -208,8 +219,7 @@ class Tracer:
     # -- helpers -----------------------------------------------------------------------------------------
 
     def _add(self, seq: Output, record: Record) -> None:
-        assert seq.trace is not None
-        if self._has_room(seq.trace.room):
+        if self._has_room(_room_of(seq)):
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceRoom) -> bool:
@@ -219,7 +229,6 @@ class Tracer:
             return False
         room.num_records += 1
         self.num_live_records += 1
-        self.num_records += 1
         return True
 
     def _cut(self, room: TraceRoom) -> None:
@@ -231,6 +240,19 @@ class Tracer:
 
 
 # -- records that are made when they are read: a step only notes what they are made of ------------------------
+
+
+def _prompt(
+    decoder: TextDecoder | None,
+    output: int,
+    step: int,
+    tokens: list[int],
+    num_cached: int,
+    queued: float,
+    opening: float,
+) -> Prompt:
+    texts = [_spelled(decoder, token) for token in tokens]
+    return Prompt(output, step, tokens, texts, num_cached, queued, opening)
 
 
 def _forced_token(
@@ -276,6 +298,11 @@ def _draw_of(decoder: TextDecoder | None, draws: Sequence[Draw | None], number: 
 
 def _spelled(decoder: TextDecoder | None, token: int) -> str:
     return "" if decoder is None else decoder.token_text(token)
+
+
+def _room_of(seq: Output) -> TraceRoom:
+    assert seq.trace is not None
+    return seq.trace.room
 
 
 def _size(record: Said | Wrote) -> int:

@@ -105,8 +105,7 @@ class StandardSampler:
             token[index], moved, totals = _draw(work, drawn, index, best[index], chosen, their_kinds)
             made.mus = {drawn[slot]: mu for slot, mu in moved.items()}
             if made.seen is not None:
-                made.seen.totals[index] = totals
-                made.seen.is_counted = [kind.is_as_is for kind in kinds]
+                made.seen.count(index, totals, [kind.is_as_is for kind in kinds])
         made.tokens = torch.where(best.isfinite(), token, NOTHING).tolist()
         return made
 

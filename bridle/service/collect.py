@@ -109,6 +109,9 @@ class OutputCollector:
             match event:
                 case TokenEvent():
                     self.growing[event.index].append(event)
+                case Traced():
+                    if self.output.trace is not None:
+                        self.output.trace.add(event.told)
                 case Rewind():
                     self.growing[event.index].take_back(event.num_tokens, event.num_chars)
                 case Forked():
@@ -117,9 +120,6 @@ class OutputCollector:
                     self.output.outputs[:] = [self.growing[index].output for index in sorted(self.growing)]
                 case Finished():
                     self.growing[event.index].finish(event)
-                case Traced():
-                    if self.output.trace is not None:
-                        self.output.trace.add(event.told)
                 case PromptEvent():
                     self._add_prompt(event)
                 case Embedded():

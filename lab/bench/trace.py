@@ -1,7 +1,8 @@
 """What tracing costs: `bridle bench trace`. The same requests with a trace and without one, in turns.
 
 Figures are processor time of the whole process, so that a busy machine disturbs them little: of the engine, the sampler
-and the reader, with as many sequences at once as the benchmark says.
+and the reader, with as many sequences at once as the benchmark says. The process is settled as a server's is: else a
+collection of garbage now and then walks through all objects of the libraries, in whichever run it falls.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _LOAD_SECONDS, _STEP_SECONDS, _SEQUENCE_SECONDS = 3.0, 2e-3, 0.1e-3
 def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """For each number of sequences: processor seconds without a trace, and what tracing adds."""
     from bridle import LLM
+    from bridle.http.process import settle_in
 
     num_tokens, rounds = _scale(settings)
     figures = []
@@ -37,6 +39,7 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
         with phases.part(name), tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
             source = name if name == "demo" else _made(name, Path(folder))
             with LLM(source, kv_memory=256 << 20) as llm:
+                settle_in(max_connections=0)
                 for batch in settings.batches or _BATCHES:
                     figures.append({"model": name, "batch": batch, **_beside(llm, batch, num_tokens, rounds)})
     _print_table(console, figures)
@@ -64,7 +67,7 @@ def _sizes(settings: Settings) -> tuple[str, ...]:
 
 def _scale(settings: Settings) -> tuple[int, int]:
     """New tokens, and rounds."""
-    return (32, 3) if settings.quick else (64, 9)
+    return (32, 3) if settings.quick else (64, 40)
 
 
 def _made(name: str, folder: Path) -> str:
@@ -78,10 +81,10 @@ def _made(name: str, folder: Path) -> str:
 
 
 def _beside(llm: LLM, batch: int, num_tokens: int, rounds: int) -> dict[str, float]:
-    """Both kinds of runs in turns; the first ones warm up."""
+    """Both kinds of runs in turns, each first in every other round; the first ones warm up."""
     runs: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds + 1):
-        for traced in (False, True):
+        for traced in (number % 2 == 0, number % 2 == 1):
             seconds = _seconds(llm, batch, num_tokens, traced=traced)
             if number:
                 runs[traced].append(seconds)

@@ -36,6 +36,14 @@ class Seen:
         totals = work.new_zeros(num_rows, 1, dtype=torch.float64)
         return cls(work, *best_of(work, num_best), totals, [False] * num_rows)
 
+    def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: list[bool]) -> None:
+        """Note the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
+        if len(index) == len(is_counted):
+            self.totals = totals
+        else:
+            self.totals[index] = totals
+        self.is_counted = is_counted
+
     @property
     def largest(self) -> torch.Tensor:
         """The largest value of each row [R, 1]."""
@@ -51,9 +59,9 @@ class Seen:
 
     def take_totals(self) -> torch.Tensor:
         """The totals of all rows; those that are not known are counted, and `work` is then used up."""
-        if not any(self.is_counted):
-            return take_totals(self.work, self.largest)
         missing = [i for i, is_known in enumerate(self.is_counted) if not is_known]
+        if len(missing) == len(self.is_counted):
+            return take_totals(self.work, self.largest)
         if missing:
             rest = self.rows(missing)
             self.totals[missing] = take_totals(rest.work, rest.largest)
