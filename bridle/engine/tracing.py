@@ -141,7 +141,9 @@ class Tracer:
         decoder = self._decoder if seq.request.detokenize else None
         tokens, cached = seq.tokens[: seq.num_prompt], seq.output.usage.cached_tokens
         seconds = seq.queue.seconds or 0.0, seq.control.opening_seconds
-        self._emit(Traced(seq.request.id, seq.index, (_prompt, decoder, seq.index, self._step, tokens, cached, *seconds)))
+        self._emit(
+            Traced(seq.request.id, seq.index, (_prompt, decoder, seq.index, self._step, tokens, cached, *seconds))
+        )
 
     def fork(self, parent: Output, child: Output) -> None:
         """Record a new output."""
