@@ -17,7 +17,7 @@ from typing import Any, get_args
 from bridle.elsewhere.calls import ROUTES, WORDS, Route
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, Flag
-from bridle.elsewhere.rows import Field, System, Word
+from bridle.elsewhere.rows import Field, System
 from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.fields import Fields
@@ -43,12 +43,13 @@ _FLAGS_HEAD = """\
 
 Each flag of the servers' current versions, and of vLLM's earlier ones. One that has another name here is read as that
 one by `bridle serve`; one that is absent is refused, with what the table says. `--name-*` stands for all flags that
-begin so."""
+begin so. In Python `LLM(...)` tells the same of settings that are called so, as in `gpu_memory_utilization=`."""
 _FIELDS_HEAD = """\
 ## Fields of requests
 
 A field that would change a text is never ignored: it is taken, or the request is refused with the name of what to use
-instead. What cannot change a text passes, unless [`--strict-fields`](http.md#what-requests-may-say) is set."""
+instead. What cannot change a text passes, unless [`--strict-fields`](http.md#what-requests-may-say) is set. vLLM's are
+those of its `SamplingParams`, too; in Python whatever is unknown is an error."""
 _SAMPLERS_HEAD = """\
 ## Samplers
 
@@ -78,16 +79,6 @@ def paths() -> frozenset[str]:
 
 #: What the door answers, before any route.
 PROBES = frozenset({"/health", "/ping"})
-
-
-def said(word: Word) -> str:
-    """What the page says of a word."""
-    here = [f"`{name}=`" for name in word.keywords] + [f"`LLM.{name}`" for name in word.members]
-    here += [f"`bridle.{name}`" for name in word.exports]
-    here += [f"`{name}`" for name in (*word.settings, *word.flags)]
-    if not here:
-        return f"absent: {word.why}"
-    return ", ".join(here) + (f"; {word.why}" if word.why else "")
 
 
 def tables() -> str:
@@ -218,7 +209,7 @@ def _words() -> Iterator[str]:
         yield f"### Words of {system}"
         yield ""
         yield from versions(system)
-        yield from _table((f"`{word.name}`", said(word)) for word in WORDS if word.system == system)
+        yield from _table((f"`{word.name}`", word.told) for word in WORDS if word.system == system)
         if fields := sent(system):
             yield "What its clients of servers send:"
             yield ""
@@ -227,20 +218,20 @@ def _words() -> Iterator[str]:
 
 def route_meaning(route: Route) -> str:
     """What the page says of a route."""
-    return f"absent: {route.why}" if route.why else "the same"
+    if route.why:
+        return f"absent: {route.why}"
+    return f"the same, {route.but}" if route.but else "the same"
 
 
 def _routes() -> Iterator[str]:
     yield "## Routes"
     yield ""
-    systems: dict[str, list[str]] = {}
+    systems: dict[tuple[str, str], list[str]] = {}
     for route in ROUTES:
-        systems.setdefault(route.path, []).extend(route.systems)
+        systems.setdefault((route.path, route_meaning(route)), []).extend(route.systems)
     told: dict[str, list[str]] = {}
-    for route in ROUTES:
-        path = f"`{route.path}` ({', '.join(systems[route.path])})"
-        if path not in told.setdefault(route_meaning(route), []):
-            told[route_meaning(route)].append(path)
+    for (path, text), having in systems.items():
+        told.setdefault(text, []).append(f"`{path}` ({', '.join(having)})")
     yield from _table((", ".join(paths), text) for text, paths in told.items())
 
 

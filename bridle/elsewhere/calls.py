@@ -11,17 +11,19 @@ from bridle.elsewhere.libraries import LIBRARIES
 from bridle.elsewhere.programs import INFERLETS, STEERING, TEXT
 from bridle.elsewhere.rows import System, Word, systems_of
 from bridle.elsewhere.vendor_fields import JUDGED
+from bridle.elsewhere.vllm_calls import VLLM_CALLS
 
 _STORE = "the server keeps responses alone: send the whole conversation"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of another server."""
+    """A route of another server. `why` says what to use where it is not here, `but` what is different where it is."""
 
     systems: tuple[System, ...]
     path: str
     why: str = ""
+    but: str = ""
 
 
 def _routes(systems: str, paths: str, why: str = "") -> list[Route]:
@@ -50,6 +52,7 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM",), "/pooling", "/v1/embeddings pools as the model's folder says, /v1/classify gives logits"),
     Route(("vLLM", "Ray"), "/v1/audio/transcriptions", TEXT),
     Route(("SGLang", "TGI"), "/generate"),
+    Route(("vLLM",), "/generate", but="with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"),
     Route(("SGLang",), "/flush_cache", "prefixes are dropped when room is needed"),
     Route(("SGLang",), "/get_model_info", "/info and /v1/models say it"),
     Route(("llama.cpp",), "/completion", "/v1/completions takes its fields, /generate streams its way"),
@@ -74,6 +77,7 @@ ROUTES: tuple[Route, ...] = (
     *_routes("vLLM", "/generative_scoring", "/v1/score with a cross-encoder; `LLM.score` for texts"),
     *_routes("vLLM SGLang", "/v1/decisions /v1/systemone", "`choice` on /v1/completions, and its log-probabilities"),
     *_routes("vLLM", "/v1/chat/completions/batch", "`bridle run-batch` answers files of requests"),
+    *_routes("vLLM", "/inference/v1/abort_requests", "a client that leaves ends its request; nothing stops the others"),
     *_routes("vLLM", "/inference/v1/generate", "/v1/completions takes token ids; /generate streams them"),
     *_routes(
         "vLLM",
@@ -217,4 +221,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-WORDS: tuple[Word, ...] = (*LIBRARIES, *STEERING, *INFERLETS)
+WORDS: tuple[Word, ...] = (*VLLM_CALLS, *LIBRARIES, *STEERING, *INFERLETS)

@@ -42,10 +42,14 @@ def _banned_tokens(ids: Any) -> Any:
 
 _FIELDS: tuple[Field, ...] = (
     # What all of them have.
-    *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens temperature top_p presence_penalty", n=2),
-    *same("OpenAI vLLM SGLang", "frequency_penalty seed stop logit_bias response_format", seed=7, stop=["x"]),
+    *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens top_p", n=2),
+    *same("OpenAI vLLM SGLang", "seed stop logit_bias response_format", seed=7, stop=["x"]),
+    *same("SGLang", "temperature presence_penalty frequency_penalty"),
     *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs max_completion_tokens"),
-    *same("OpenAI vLLM SGLang", "messages prompt input tools tool_choice parallel_tool_calls reasoning_effort"),
+    *same("OpenAI vLLM SGLang", "tools tool_choice parallel_tool_calls reasoning_effort"),
+    optional("OpenAI vLLM SGLang", "prompt", "x", (), "/v1/completions takes it, /generate takes `inputs` or `text`"),
+    optional("OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "/v1/chat/completions and /v1/messages take it"),
+    optional("OpenAI vLLM SGLang", "input", "x", (), "/v1/responses and /v1/embeddings take it"),
     *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
     *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
     *same("vLLM", "min_tokens include_stop_str_in_output structured_outputs guided_json guided_regex guided_choice"),
@@ -64,6 +68,14 @@ _FIELDS: tuple[Field, ...] = (
     *same(_WEBUI, "dry_sequence_breakers mirostat_tau mirostat_eta skip_special_tokens top_n_sigma"),
     *same("LMQL", "temperature max_tokens logit_bias top_logprobs"),
     *same("Anthropic", "system stop_sequences tool_choice output_config max_tokens messages"),
+    *(
+        Field(systems_of("OpenAI vLLM"), name, name, limits)
+        for name, limits in (
+            ("temperature", "up to 100, where OpenAI, and vLLM from 0.26 on, end at 2"),
+            ("presence_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
+            ("frequency_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
+        )
+    ),
     # Other names.
     named(f"TGI SGLang {_WEBUI}", "max_new_tokens", "max_tokens", 3),
     named("SGLang TGI", "min_new_tokens", "min_tokens", 1),

@@ -33,6 +33,10 @@ NEWER: tuple[Field, ...] = (
     ),
     absent("vLLM", "multi_modal_data", "pictures are parts of messages, as `image_url`", {"image": "x"}),
     absent("vLLM", "mm_payload", "pictures are parts of messages, as `image_url`", {"a": 1}),
+    absent("vLLM", "trace_decode_token_ids", "`score` and `echo` tell log-probabilities of a given text", [1]),
+    absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the likeliest tokens", [[1]]),
+    absent("vLLM", "prompt_logprob_start", "`LLM` has `prompt_logprobs_start` for `prompt_logprobs`", 3, (0,)),
+    absent("vLLM", "extra_args", "a controller decides about each token, and takes an argument", {"a": 1}),
     absent(
         "SGLang",
         "beam_width",
@@ -61,6 +65,12 @@ NEWER: tuple[Field, ...] = (
     neutral("vLLM", "return_weight_versions", "a model is one version here, under a name of its own"),
     neutral("vLLM", "routed_experts_prompt_start", "answers do not say which experts computed them", 3),
     neutral("vLLM SGLang", "stream_interval", "tokens are sent as they come", 3),
+    neutral("vLLM", "detokenize", "a text is always made; its token ids are beside it", False),
+    neutral("vLLM", "output_kind", "`stream` tells pieces as they come, any other call the whole text", 1),
+    neutral("vLLM", "output_text_buffer_length", "what may become a stop string is held back by itself", 3),
+    neutral("vLLM", "flat_logprobs", "log-probabilities have one shape"),
+    neutral("vLLM", "skip_reading_prefix_cache", _SPEED),
+    neutral("vLLM", "skip_clone", _SPEED),
     *(
         neutral("SGLang", name, _SPEED, "x")
         for name in ("bootstrap_pair_key", "encoder_urls", "kv_hints", "routing_key")

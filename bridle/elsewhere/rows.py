@@ -69,6 +69,21 @@ class Word:
     flags: tuple[str, ...] = ()
     why: str = ""
 
+    @property
+    def told(self) -> str:
+        """What it is here, in words."""
+        here = [f"`{name}=`" for name in self.keywords] + [f"`LLM.{name}`" for name in self.members]
+        here += [f"`bridle.{name}`" for name in self.exports]
+        here += [f"`{name}`" for name in (*self.settings, *self.flags)]
+        if not here:
+            return f"absent: {self.why}"
+        return ", ".join(here) + (f"; {self.why}" if self.why else "")
+
+    @property
+    def advice(self) -> str:
+        """What to write here, for somebody who wrote its name there."""
+        return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
+
 
 def same(systems: str, names: str, **examples: Any) -> list[Field]:
     """Fields that have the same name here; the names are words of one text."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
-from bridle.elsewhere.flags import rows_of
+from bridle.elsewhere.flags import row_of, rows_of
 from bridle.elsewhere.names import nearest
+from bridle.elsewhere.vllm_calls import of_setting
 from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
 from bridle.media import Source
@@ -148,11 +150,31 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
     return criteria
 
 
-def _of_a_server(name: str) -> str:
-    """What other servers' setting of this name is here, if they have one."""
-    rows = [row for row in rows_of("--" + name.replace("_", "-")) if not row.is_family]
-    said = dict.fromkeys(f"`bridle serve` has {row.here}" if row.here else row.why for row in rows)
-    return "".join(f": {each}" for each in list(said)[:1])
+def _of_a_server(name: str, known: Collection[str]) -> str:
+    """What other servers' setting of this name is here, vLLM's first, if they have one. What is almost one of the
+    `known` settings is a slip of that, rather than one of a family."""
+    if advice := of_setting(name):
+        return f": {advice}"
+    flag = "--" + name.replace("_", "-")
+    row = row_of("vLLM", flag) or next(iter(rows_of(flag)), None)
+    if row is None or (row.is_family and nearest(name, known) is not None):
+        return ""
+    here = _setting(row.here)
+    if here in known:
+        return f"; here it is {here!r}"
+    if row.here:
+        return f": `bridle serve` has {row.here}"
+    return ": " + re.sub(r"--[a-z][a-z-]*", lambda found: _in_python(found[0], known), row.why)
+
+
+def _in_python(flag: str, known: Collection[str]) -> str:
+    """A flag that a reason names, as the setting that it is, if it is one."""
+    return f"`{_setting(flag)}`" if _setting(flag) in known else flag
+
+
+def _setting(flag: str) -> str:
+    """A flag's name as a keyword."""
+    return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,7 +184,7 @@ def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     for name in options:
         if name not in of_model | of_engine:
             close = nearest(name, of_model | of_engine, 0.6)
-            told = _of_a_server(name)
+            told = _of_a_server(name, of_model | of_engine)
             hint = f"; did you mean {close!r}?" if close and not told else told
             raise UnknownKeyword(f"there is no setting {name!r}{hint}", name)
     model = {name: value for name, value in options.items() if name in of_model}

@@ -13,6 +13,7 @@ from typing import Any, cast
 from bridle.constraints.named import NAMES, constraint_named
 from bridle.elsewhere.fields import BY_NAME
 from bridle.elsewhere.names import nearest
+from bridle.elsewhere.vllm_calls import of_keyword
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.llm import inputs
 from bridle.llm.options import How, Sampling
@@ -84,14 +85,12 @@ _CALLS_OF_THEIR_OWN = {
     "num_beams": _BEAMS,
     "length_penalty": _BEAMS,
     "do_sample": "`temperature` 0 is greedy, any other draws",
-    "lora_request": "`adapter` names one; `LLM(adapters=...)` and `LLM.load_adapter` load them",
-    "prompt_token_ids": "a prompt is a text or a list of token ids",
 }
 
 
 def _unknown(call: str, name: str, known: frozenset[str]) -> UnknownKeyword:
     row = BY_NAME.get(name)
-    why = _CALLS_OF_THEIR_OWN.get(name, row.why if row is not None else "")
+    why = _CALLS_OF_THEIR_OWN.get(name) or of_keyword(name) or (row.why if row is not None else "")
     if why:
         return UnknownKeyword(f"{call}() has no keyword {name!r}: {why}", name)
     meant = nearest(name, known, _ALIKE)

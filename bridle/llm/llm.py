@@ -19,6 +19,7 @@ from bridle.chat.conversation import prompt_text
 from bridle.chat.turn import Turn
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers.beams import BEAMS, EarlyStopping
+from bridle.elsewhere.vllm_calls import of_method
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -449,6 +450,14 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Tell what a method of vLLM's `LLM` is called here; checkers of types keep to what there is."""
+            advice = of_method(name)
+            told = f"LLM has no {name!r}" + (f": {advice}" if advice else "")
+            raise AttributeError(told, name=name, obj=self)
 
 
 class LLMBuilder:

@@ -113,16 +113,16 @@ def test_no_field_and_no_route_is_missing(file: Path) -> None:
     rows = {row.name for row in FIELDS if system in row.systems}
     assert not [name for name in names(listed, "fields") if name not in rows]
     told = {route.path for route in ROUTES if system in route.systems}
-    assert set(listed.get("routes", "").split()) <= told
+    assert set(names(listed, "routes")) <= told
     words = [name for word in WORDS if word.system == system for name in word.name.split(", ")]
-    assert sorted(name for name in words if " " not in name) == sorted(listed.get("words", "").split())
+    assert sorted(name for name in words if " " not in name) == sorted(names(listed, "words"))
 
 
 @pytest.mark.parametrize("file", NAMES, ids=lambda file: str(file.stem))
 def test_no_route_is_made_up(file: Path) -> None:
     listed = tomllib.loads(file.read_text(encoding="utf-8"))
     told = {route.path for route in ROUTES if listed["system"] in route.systems}
-    assert told - {"/metrics", "/v1/classify"} <= set(listed.get("routes", "").split())
+    assert told - {"/metrics", "/v1/classify"} <= set(names(listed, "routes"))
 
 
 @pytest.mark.parametrize("system", ["guidance", "outlines"])
@@ -135,6 +135,31 @@ def test_routes_are_the_same_where_they_are_here() -> None:
     known = {template(path) for path in paths()}
     for route in ROUTES:
         assert (template(route.path) in known) == (not route.why), route
+
+
+def test_a_body_that_the_path_has_elsewhere_is_refused_with_where_it_goes(server: httpx.Client) -> None:
+    """vLLM's small server took `prompt` on /generate."""
+    assert [route.but for route in ROUTES if route.but] == [
+        "with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"
+    ]
+    answer = server.post("/generate", json={"prompt": "Say", "max_tokens": 3})
+    assert answer.status_code == 422
+    assert "/v1/completions takes it, /generate takes `inputs` or `text`" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("name", "limits"), [("temperature", (0, 100)), ("presence_penalty", (-100, 100))])
+def test_limits_wider_than_openais_are_those_of_the_page(
+    server: httpx.Client, name: str, limits: tuple[int, int]
+) -> None:
+    """A value that OpenAI would refuse does what it says; one beyond the page's limits is refused by name."""
+    assert str(limits[1]) in next(row.why for row in FIELDS if row.name == name and "OpenAI" in row.systems)
+    assert drawn(server) != drawn(server, **{name: 9.0})
+    for value in limits:
+        assert len(drawn(server, **{name: value})) == 24
+    for value in (limits[0] - 1, limits[1] + 1):
+        answer = server.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], name: value})
+        assert answer.status_code == 400
+        assert f"at least {limits[0]} and at most {limits[1]}" in answer.json()["error"]["message"]
 
 
 def template(path: str) -> str:
