@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,8 +50,21 @@ class ConstraintOptions:
         if given:
             from bridle.constraints.named import constraint_named
 
-            constraint_named(given)  # raises what is wrong with it
+            try:
+                form = constraint_named(given)  # raises what is wrong with it
+            except InvalidRequest as error:
+                raise _about(self.grammar or self.schema, error) from None
+            self._check_file(form)
         return given
+
+    def _check_file(self, form: Constraint | None) -> None:
+        """What is wrong with a file is known before a model is loaded, or a server asked."""
+        file = self.grammar or self.schema
+        if form is None or file is None:
+            return
+        problem = _problem(form)
+        if problem is not None:
+            raise _about(file, problem)
 
     def plain(self) -> dict[str, Any] | None:
         """The constraint as plain data for a field `constraint`; None if there is none."""
@@ -119,13 +133,31 @@ class SteeringOptions(ConstraintOptions):
         return Controllers(controllers=self.controllers())
 
 
+@lru_cache(maxsize=4)
+def _problem(form: Constraint) -> InvalidRequest | None:
+    """Why a constraint cannot be used; None if it can."""
+    from bridle.constraints.usable import check_usable
+
+    try:
+        check_usable(form)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _about(file: Path | None, error: InvalidRequest) -> InvalidRequest:
+    """An error with the name of the file that it is about."""
+    return error if file is None else InvalidRequest(f"{file}: {error}", error.param)
+
+
 def _argument(text: str) -> str:
     return _text(Path(text[1:]), "ctrl_arg") if text.startswith("@") else text
 
 
 def _json(path: Path) -> Any:
+    text = _text(path, "schema")
     try:
-        return json.loads(_text(path, "schema"))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {str(error)[:200]}", "schema") from None
 

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from bridle.constraints.grammar import grammar_of
 from bridle.constraints.limits import ConstraintLimits
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.spec import Constraint
-from bridle.constraints.trial import GrammarRefused, Trials
+from bridle.constraints.trial import Trials
+from bridle.constraints.usable import usable
 from bridle.constraints.vocabulary import Vocabulary, load_llguidance
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.heap import return_free_memory
@@ -108,7 +108,7 @@ class Compiler:
     def _compile(self, key: str, constraint: Constraint) -> Matcher:
         try:
             load_llguidance()
-            grammar, size = self._usable(constraint)
+            grammar, size = usable(constraint, self._trials)
             weight = max(size, _MIN_WEIGHT) + sys.getsizeof(grammar)
             matcher = Matcher(self.vocabulary, grammar)
             matcher.copy().mask()
@@ -121,21 +121,6 @@ class Compiler:
         finally:
             with self._lock:
                 self._pending.pop(key, None)
-
-    def _usable(self, constraint: Constraint) -> tuple[str, int]:
-        """A grammar that a child process survived, and its size. A schema that is refused is tried again in equivalent
-        keywords."""
-        grammar = grammar_of(constraint)
-        try:
-            return grammar, self._trials.try_grammar(grammar)
-        except GrammarRefused as refusal:
-            other = grammar_of(constraint, in_other_words=True)
-            if other == grammar:
-                raise
-            try:
-                return other, self._trials.try_grammar(other)
-            except InvalidRequest:
-                raise refusal from None  # the error for the schema as its author wrote it
 
     def _keep(self, key: str, entry: _Entry) -> None:
         """Keep an entry, and drop those that were not used for the longest time."""

@@ -26,6 +26,8 @@ _MAX_JOBS = 500
 #: How much longer than its processor time a grammar may take by the clock, on a busy machine.
 _PATIENCE = 10.0
 
+NOT_USABLE = "the constraint's grammar is not usable: "
+
 
 class GrammarRefused(InvalidRequest):
     """llguidance refuses the grammar for its content, not for its cost."""
@@ -57,7 +59,7 @@ class Trials:
                 self._drop(child)
             self._idle.put(kept)
         if "error" in answer:
-            raise GrammarRefused(f"the constraint's grammar is not usable: {answer['error']}", "constraint")
+            raise GrammarRefused(f"{NOT_USABLE}{answer['error']}", "constraint")
         return int(answer["bytes"])
 
     def _start(self) -> _Child:

@@ -10,10 +10,22 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc, trial
+from bridle.constraints import (
+    Choice,
+    Constraint,
+    ConstraintLimits,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+    Substring,
+    Yacc,
+    trial,
+)
 from bridle.constraints.child import allocated, first_line
 from bridle.constraints.compiler import Compiler
 from bridle.constraints.trial import Trials
+from bridle.constraints.usable import check_usable
 from bridle.errors import InvalidRequest, Overloaded
 from tests.constraints.kit import text_vocabulary, tokens_of
 from tests.waiting import PATIENCE
@@ -26,6 +38,23 @@ def compiler() -> Iterator[Compiler]:
         made = Compiler(text_vocabulary)
         yield made
         made.close()
+
+
+PLACES: list[tuple[Constraint, str]] = [
+    (Lark('start: a\na: "x" | b'), 'the grammar is not usable: line 2, column 4: unknown name: "b"'),
+    (Regex("(("), 'the regex is not usable: invalid regex "((" (in regex)'),
+    (JsonSchema({"type": "objct"}), "the schema is not usable: Invalid type: objct"),
+    (OneOf(Regex("(("), Regex("a")), "the constraint's grammar is not usable: invalid regex"),
+]
+
+
+@pytest.mark.parametrize(("constraint", "told"), PLACES, ids=["lark", "regex", "schema", "several"])
+def test_a_refusal_is_in_the_words_of_the_constraint(constraint: Constraint, told: str) -> None:
+    """Places are told where the author wrote what was tried."""
+    with pytest.raises(InvalidRequest) as refusal:
+        check_usable(constraint)
+    assert str(refusal.value).startswith(told) and refusal.value.param == "constraint"
+    check_usable(Regex("a"))
 
 
 def items(depth: int) -> str:
