@@ -32,7 +32,8 @@ GUIDANCE: tuple[Word, ...] = (
     _words(
         "guidance",
         "models.OpenAI models.experimental.VLLMModel models.experimental.SglangModel models.experimental.LiteLLM",
-        "`bridle serve` answers these clients",
+        "`bridle serve` answers these clients; they refuse a second `+=` within an assistant's turn themselves, "
+        "whatever the server: write one, as in `lm += 'Answer: ' + gen()`",
         exports="LLM",
     ),
     _words("guidance", "models.OnnxRuntimeGenAI", "the engine is bridle's"),

@@ -1,4 +1,5 @@
-"""OpenAI's and huggingface_hub's clients, from the package index, against models that give vectors and labels."""
+"""OpenAI's, Cohere's and huggingface_hub's clients, from the package index, against models that give vectors, labels
+and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.http.test_pooled import embedder, loaded, ranker, sorter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PACKAGES = ("huggingface_hub==0.36.2", "numpy")
-SCRIPT = Path(__file__).parent / "script_pooled.py"
+HERE = Path(__file__).parent
+SCRIPT, RERANK = HERE / "script_pooled.py", HERE / "script_rerank.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,12 @@ def servers() -> Iterator[list[str]]:
 def test_the_hubs_client(servers: list[str]) -> None:
     printed = run_script(foreign_python(*PACKAGES), SCRIPT, *servers)
     assert printed.count(" ok\n") == SCRIPT.read_text().count("\ndef check_") > 0
+
+
+def test_coheres_client_ranks(servers: list[str]) -> None:
+    embeds, _, ranks = servers
+    printed = run_script(foreign_python("cohere==7.3.1"), RERANK, ranks, embeds)
+    assert printed.count(" ok\n") == RERANK.read_text().count("\ndef check_") > 0
 
 
 def test_openais_client_cuts_vectors(servers: list[str]) -> None:
