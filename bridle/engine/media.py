@@ -60,6 +60,9 @@ class MediaRun:
 
 Runs = tuple[MediaRun, ...]
 
+#: The first array of a medium that is a whole prompt: the ids of its tokens. Behind it come the pixels of its pictures.
+PROMPT_IDS = "input_ids"
+
 
 @dataclass(frozen=True, slots=True)
 class Sights:
@@ -110,6 +113,11 @@ def uncut(runs: Runs, start: int, end: int) -> int:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end
     return end
+
+
+def is_whole(runs: Runs, num_prompt: int) -> bool:
+    """Whether all tokens of a prompt, its text too, see each other."""
+    return len(runs) == 1 and runs[0].is_mutual and runs[0].length == num_prompt
 
 
 def check_media(media: Iterable[Medium], runs: Runs, num_prompt: int) -> None:

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from bridle.engine.interfaces import MediaStore
-from bridle.engine.media import uncut
+from bridle.engine.media import is_whole, uncut
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
@@ -41,10 +41,18 @@ class MediaTurns:
         if self._store is None:
             raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
         self._store.check(request.media)
+        has_whole = is_whole(request.runs, len(request.prompt))
+        if has_whole and request.sampling.prompt_logprobs is not None:
+            raise UnsupportedFeature(
+                "the tokens of a prompt with pictures see those behind them in this model, so they have no "
+                "log-probabilities",
+                "prompt_logprobs",
+            )
         longest = max((run.length for run in request.runs if run.is_mutual), default=0)
         if longest > self._prompt_window:
+            what = "a prompt with pictures" if has_whole else "a picture"
             raise InvalidRequest(
-                f"a picture takes {longest} tokens here, which have to be computed in one step; a step has "
+                f"{what} takes {longest} tokens here, which have to be computed in one step; a step has "
                 f"{self._prompt_window} (max_batch_prefill_tokens)",
                 "media",
             )

@@ -69,7 +69,10 @@ class Rules:
                 f"{len(seq.tokens)} and keeps at least one"
             )
         if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
-            raise ControllerError(f"backtrack takes {backtrack} tokens back, and a part of a picture with them")
+            raise ControllerError(
+                f"backtrack takes {backtrack} tokens back, and a part of a picture with them, or of a prompt that "
+                "sees all of itself"
+            )
         for token in tokens:
             self._check_token(token, "ff_tokens")
 

@@ -35,14 +35,15 @@ class Layout:
 class Family:
     """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
     `placeholder` of the configuration is the token that stands for a picture in a prompt; where the rows of a picture
-    are `mutual`, they see each other in both directions. Templates may write `written` for a
-    picture, which is no token."""
+    are `mutual`, they see each other in both directions; where a prompt with pictures is `whole`, all of its tokens do.
+    Templates may write `written` for a picture, which is no token."""
 
     lay_out: Callable[[Config, Arrays], Layout]
     arrays: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] | None = None
     placeholder: str = "image_token_id"
     is_mutual: bool = False
+    is_whole: bool = False
     written: str = ""
 
 
@@ -201,6 +202,11 @@ def _gemma3(config: Config, arrays: Arrays) -> Layout:
     return Layout(tuple(_joined(parts)))
 
 
+def _paligemma(config: Config, arrays: Arrays) -> Layout:
+    """One row a patch. That the library counts positions from 1 makes no difference: rotary ones are relative."""
+    return Layout((_side(config) ** 2,))
+
+
 _SIZED = ("pixel_values", "image_sizes")
 _GRIDDED = Family(_qwen, ("pixel_values", "image_grid_thw"))
 _TILED = Family(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
@@ -216,6 +222,7 @@ FAMILIES: Mapping[str, Family] = {
     "llava_next": Family(_llava_next, _SIZED),
     "llava_onevision": Family(_llava_onevision, _SIZED),
     "mistral3": Family(_pixtral, _SIZED),
+    "paligemma": Family(_paligemma, is_whole=True),
     "qwen2_5_vl": _GRIDDED,
     "qwen2_vl": _GRIDDED,
     "qwen3_vl": _GRIDDED,

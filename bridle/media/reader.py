@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bridle.engine.media import MediaArray, MediaRun, Medium, Sights
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
@@ -25,6 +25,7 @@ from bridle.media.hosts import ImageHosts
 from bridle.media.limits import MediaLimits
 from bridle.media.pictures import check_picture, open_picture
 from bridle.media.sources import NO_HOSTS, Source
+from bridle.media.whole_prompts import Tokens, completed, is_lines, whole_arrays
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
 KEPT_BYTES = 256 << 20
 #: What is shown of a picture that is to be seen in low detail.
 LOW_PIXELS = 512 * 512
-
-
-class Tokens(Protocol):
-    """The part of a tokenizer that places pictures."""
-
-    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
-
-    def token_text(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +162,8 @@ class MediaReader:
     ) -> tuple[tuple[int, ...], Sights]:
         """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
         `InvalidRequest` unless there is a placeholder for each."""
+        if self._family.is_whole and pictures:
+            prompt = completed(prompt, self.placeholder, len(pictures), tokenizer)
         num_places = sum(token == self.placeholder for token in prompt)
         if self._row_token in prompt and self._row_token != self.placeholder:
             raise InvalidRequest(
@@ -191,6 +186,10 @@ class MediaReader:
                 self._grow(tokens, left, runs, next(waiting), tokenizer)
             else:
                 tokens.append(token)
+        if self._family.is_whole and pictures:
+            arrays = whole_arrays(tokens, [picture.medium for picture in pictures])
+            medium = Medium(_key(arrays), arrays, len(tokens))
+            return tuple(tokens), Sights((medium,), (MediaRun(0, len(tokens), medium.key, is_mutual=True),))
         media = {picture.medium.key: picture.medium for picture in pictures}
         return tuple(tokens), Sights(tuple(media.values()), tuple(runs))
 
@@ -206,7 +205,7 @@ class MediaReader:
                     number == 0
                     and part.startswith("\n")
                     and tokens
-                    and _is_lines(text := tokenizer.token_text(tokens[-1]))
+                    and is_lines(text := tokenizer.token_text(tokens[-1]))
                 ):
                     tokens.pop()
                     lines = text + lines
@@ -215,7 +214,7 @@ class MediaReader:
                     number + 1 == len(layout.parts)
                     and part.endswith("\n")
                     and left
-                    and _is_lines(text := tokenizer.token_text(left[0]))
+                    and is_lines(text := tokenizer.token_text(left[0]))
                 ):
                     left.popleft()
                     part += text
@@ -225,10 +224,6 @@ class MediaReader:
                 runs.append(run)
                 tokens += [self._row_token] * part
                 offset += part
-
-
-def _is_lines(text: str) -> bool:
-    return bool(text) and not text.strip("\n")
 
 
 def _token_of(settings: PreTrainedConfig, field: str) -> int:

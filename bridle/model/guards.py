@@ -66,6 +66,7 @@ VISION_FAMILIES = frozenset(
         "llava_next",
         "llava_onevision",
         "mistral3",
+        "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",
         "qwen3_vl",
@@ -90,7 +91,6 @@ _CROSS = (
 #: Why families that take images are not among those that are served, where it is known.
 _VISION_REASONS = {
     **dict.fromkeys(("gemma3n", "gemma4"), _OF_LAYERS),
-    "paligemma": "all of a prompt sees itself in both directions, its text too, and attention to text is causal here",
     "llama4": "its attention is cut into chunks, and scaled by positions counted inside the model",
     "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
     "mllama": _CROSS,

@@ -115,6 +115,8 @@ def read_model(
         return _read_packed(checkpoint, settings, dtype, device, progress)
     if guards.takes_images(settings):
         kind, names = AutoModelForImageTextToText, PARTS
+        # PaliGemma's layers say that they attend both ways; which tokens do is said by the runs of a prompt.
+        settings.get_text_config().use_bidirectional_attention = False
         return TextPart(
             read_weights(kind, checkpoint, settings, dtype, device, attention_names=names, progress=progress)
         )

@@ -5,6 +5,7 @@ One picture is encoded per call: what it becomes must not depend on others. Know
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.engine.media import MediaArray, Medium
+from bridle.engine.media import PROMPT_IDS, MediaArray, Medium
 from bridle.errors import MediaRefused
 
 
@@ -41,17 +42,32 @@ class MediaEncoder:
         return self._device.type == "cpu"
 
     def encode(self, medium: Medium) -> Features:
-        """The features of a picture. Raises `MediaRefused` if they are not as many as the prompt has places for."""
-        inputs = {array.name: self._tensor(array) for array in medium.arrays}
+        """The features of a picture, or of a prompt that sees all of itself. Raises `MediaRefused` if they are not as
+        many as the prompt has places for."""
         with torch.inference_mode():
-            output = self._inner.get_image_features(**inputs, return_dict=True)
-            rows = self._flat(output.pooler_output)
-            further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
-        if rows.shape[0] != medium.num_rows:
+            if medium.arrays[0].name == PROMPT_IDS:
+                return self._prompt(*medium.arrays)
+            return self._picture(medium.arrays, medium.num_rows)
+
+    def _picture(self, arrays: Sequence[MediaArray], num_rows: int) -> Features:
+        inputs = {array.name: self._tensor(array) for array in arrays}
+        output = self._inner.get_image_features(**inputs, return_dict=True)
+        rows = self._flat(output.pooler_output)
+        further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
+        if rows.shape[0] != num_rows:
             raise MediaRefused(
-                f"the model makes {rows.shape[0]} rows of this picture; the prompt has places for {medium.num_rows}"
+                f"the model makes {rows.shape[0]} rows of this picture; the prompt has places for {num_rows}"
             )
         return Features(rows, further)
+
+    def _prompt(self, ids: MediaArray, *pictures: MediaArray) -> Features:
+        """What stands at each position of a prompt: the embedding of its token, or a row of a picture."""
+        tokens = self._tensor(ids)  # [N]
+        places = (tokens == self._inner.config.image_token_id).nonzero()[:, 0]
+        num_rows = len(places) // max(len(pictures), 1)
+        seen = [self._picture((each,), num_rows).rows for each in pictures]
+        rows: Tensor = self._inner.get_input_embeddings()(tokens).to(self._dtype)
+        return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _tensor(self, array: MediaArray) -> Tensor:
         numbers = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())

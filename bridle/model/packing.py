@@ -37,8 +37,11 @@ class PackedRow:
         return self.context - self.length
 
     def visible(self, window: int | None) -> tuple[int, list[Span]]:
-        """First position that any of these tokens can see, and the spans from there on."""
+        """First position that any of these tokens can see, and the spans from there on. Those that see each other do so
+        beyond the window too."""
         first = max(0, self.start - window + 1) if window is not None else 0
+        if self.mutual:
+            first = min(first, self.mutual[0][0])
         if first == 0:
             return 0, self.spans
         spans, skip = [], first

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
@@ -34,6 +35,9 @@ class TextPart(nn.Module):
         self.model = body
         self.lm_head = whole.lm_head
         vars(self)["inner"] = inner  # the whole without its head; no module of this one: see above
+        # Most families that take images leave the cap of their text part's own class out.
+        has_cap = whole.config.model_type == "paligemma"
+        self._logits_cap = getattr(self.config, "final_logit_softcapping", None) if has_cap else None
 
     @property
     def inner(self) -> Any:
@@ -44,6 +48,8 @@ class TextPart(nn.Module):
     def num_mutual_rows(self) -> int:
         """How many rows a picture has, if they see each other in both directions; else 0."""
         settings = self.inner.config
+        if settings.model_type == "paligemma":
+            return int((settings.vision_config.image_size // settings.vision_config.patch_size) ** 2)
         return int(settings.mm_tokens_per_image) if settings.model_type == "gemma3" else 0
 
     @property
@@ -84,4 +90,7 @@ class TextPart(nn.Module):
         rows = self.model(
             input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, **extra
         ).last_hidden_state
-        return SimpleNamespace(logits=self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep]))
+        logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
+        if self._logits_cap is not None:
+            logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
+        return SimpleNamespace(logits=logits)

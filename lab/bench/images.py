@@ -213,6 +213,8 @@ class Ours:
 class _NoTokens:
     """This family puts no marker texts around pictures."""
 
+    bos_token_id = None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise InternalError(f"no tokens are known for {text!r}")
 

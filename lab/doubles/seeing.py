@@ -36,7 +36,7 @@ _PLACEHOLDERS = {"<image_soft_token>": "<start_of_image>"}
 #: What a chat template writes for a picture, where that is no token.
 _WRITTEN = {"<|IMG_PATCH|>": "<image>"}
 #: The model types of checkpoints that are no family of their own.
-MODEL_TYPES = {"pixtral": "llava"}
+MODEL_TYPES = {"paligemma2": "paligemma", "pixtral": "llava"}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
@@ -255,6 +255,22 @@ FAMILIES["pixtral"] = (
     },
     FAMILIES["mistral3"][1],
 )
+FAMILIES["paligemma"] = (
+    {
+        "text_config": {"model_type": "gemma", **_TEXT},
+        "vision_config": {**_SIGLIP, "patch_size": 8, "vision_use_head": False},
+        "image_token_index": IMAGE,
+        "projection_dim": 32,
+    },
+    {"image_processor_type": "SiglipImageProcessor", "size": {"height": 16, "width": 16}, "image_seq_length": 4},
+)
+FAMILIES["paligemma2"] = (
+    {
+        **FAMILIES["paligemma"][0],
+        "text_config": {**_TEXT, "model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 8},
+    },
+    FAMILIES["paligemma"][1],
+)
 FAMILIES["idefics3"] = (
     FAMILIES["smolvlm"][0],
     {**FAMILIES["smolvlm"][1], "image_processor_type": "Idefics3ImageProcessor"},
@@ -272,6 +288,8 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
     tiny.randomize(model, seed)
     if family == "gemma3":  # its embedding of text is scaled up
         model.model.multi_modal_projector.mm_input_projection_weight.data *= 6
+    elif MODEL_TYPES.get(family, family) == "paligemma":
+        model.model.multi_modal_projector.linear.weight.data *= 6
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)

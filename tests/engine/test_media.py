@@ -295,6 +295,11 @@ def test_controllers_rewind_behind_and_before_pictures_but_not_into_one() -> Non
     assert [one.first.reason for one in (behind, before)] == [FinishReason.LENGTH] * 2
     assert into.first.reason is FinishReason.ERROR
     assert "a part of a picture" in str(into.first.finished)
+    whole = MediaRun(0, 10, (prompt := make_medium("whole", 10)).key, is_mutual=True)
+    sighted = {"media": (prompt,), "runs": (whole,), "temperature": 0.0, "max_tokens": 6}
+    refused, taken = lab.run(*(make_request(range(10), controller=rewinding(n), **sighted) for n in (1, 0)))
+    assert "of a prompt that sees all of itself" in str(refused.first.finished)
+    assert taken.first.reason is FinishReason.LENGTH
     text = lab.run_one([1, 2], controller=rewinding(0), temperature=0.0, max_tokens=6)
     assert before.first.tokens[:6] == text.first.tokens  # what was seen is forgotten
 

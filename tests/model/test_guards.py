@@ -130,7 +130,7 @@ def test_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "why"),
     [
-        ("paligemma", {}, "all of a prompt sees itself in both directions"),
+        ("gemma3n", {}, "differs from layer to layer"),
         ("mllama", {}, "cross attention"),
         ("blip-2", {}, "also takes vision input, and is none of those that are served: aya_vision"),
     ],

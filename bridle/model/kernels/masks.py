@@ -17,7 +17,7 @@ def chunk_mask(
     mutual: Sequence[tuple[int, int]] = (),
 ) -> Tensor | None:
     """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type. Positions
-    within the same pair of `mutual` (first, end) see each other both ways.
+    within the same pair of `mutual` (first, end) see each other both ways, beyond the window too.
 
     None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
     """
@@ -26,9 +26,9 @@ def chunk_mask(
     own = torch.arange(start, context, device=like.device)[:, None]
     other = torch.arange(first, context, device=like.device)[None, :]
     hidden = other > own
-    for low, high in mutual:
-        hidden &= ~((own >= low) & (own < high) & (other >= low) & (other < high))
     if window is not None:
         hidden |= own - other >= window
+    for low, high in mutual:
+        hidden &= ~((own >= low) & (own < high) & (other >= low) & (other < high))
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(hidden, float("-inf"))

@@ -55,9 +55,11 @@ def _visible(row: PackedRow, window: int | None, device: torch.device) -> Tensor
     own = torch.arange(row.start, row.context, device=device)[:, None]
     other = torch.arange(row.context, device=device)[None, :]
     seen = other <= own
+    if window is not None:
+        seen &= own - other < window
     for low, high in row.mutual:
         seen |= (own >= low) & (own < high) & (other >= low) & (other < high)
-    return seen if window is None else seen & (own - other < window)
+    return seen
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
