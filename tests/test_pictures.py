@@ -35,6 +35,7 @@ from bridle.service import ModelRegistry
 from bridle.service.keys import Identity
 from bridle.text import Tokenizer
 from lab.doubles import seeing
+from tests.http.certificates import make_certificate
 from tests.lmtp.harness import Setup
 from tests.media.picture_server import png as drawn_png
 from tests.media.picture_server import served_pictures
@@ -325,6 +326,24 @@ async def test_pictures_of_listed_hosts_are_fetched(
         answer = http.post(path, json=body)
         assert answer.status_code in (400, 422) and "this server fetches nothing" in answer.text
     assert len(submitted) == 7
+
+
+def test_a_pictures_server_is_trusted_by_its_certificate(
+    llm: LLM, http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each API; one that is not trusted is told in one sentence."""
+    assert llm.model.pictures is not None
+    files = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    with served_pictures(*files) as place:
+        monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"{place}=127.0.0.1/32"]))
+        asked = named(f"https://{place}/it.png")
+        for path, body in asked:
+            assert http.post(path, json=body).status_code == 200
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+        for path, body in asked:
+            answer = http.post(path, json=body)
+            assert answer.status_code in (400, 422) and "shows a certificate that is not trusted" in answer.text
 
 
 def test_so_many_requests_fetch_at_once(

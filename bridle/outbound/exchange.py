@@ -73,6 +73,10 @@ class Exchange:
             if self._is_over:  # an end that `abort` made looks like the end of headers or of a body
                 raise TimeoutError
             return answer
+        except ssl.SSLCertVerificationError as error:
+            raise OutboundFailed(
+                f"{target.host} shows a certificate that is not trusted: {error.verify_message} (SSL_CERT_FILE)"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             if self._is_over or isinstance(error, TimeoutError):
                 raise OutboundFailed(f"did not answer within {self._bounds.timeout:g} seconds (timeout)") from None

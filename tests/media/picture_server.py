@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 from PIL import Image
@@ -59,15 +61,23 @@ class Files(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    def handle_error(self, request: object, address: object) -> None:
+        """Say nothing: clients that refuse a certificate hang up."""
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Files)
         self.gate = threading.Event()
 
 
 @contextmanager
-def served_pictures() -> Iterator[str]:
-    """Where the server is: address and port."""
+def served_pictures(certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
+    """Where the server is: address and port. With a certificate it speaks https."""
     server = _Server()
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        # Each connection shakes hands by itself: a client that gives up there must not end the server.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_address[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,11 @@ from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media import ImageHosts, MediaLimits, Source, has_remote
 from bridle.outbound import Bounds, Exchange, OutboundFailed, Target, networks_of
 from bridle.threads import start_thread
+from tests.http.certificates import make_certificate
 from tests.media.picture_server import Files, png, served_pictures
 from tests.waiting import PATIENCE, until
+
+_HINT = r"\(SSL_CERT_FILE\)"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,36 @@ def test_a_picture_of_a_listed_host_is_fetched(place: str) -> None:
     for path in ("it.png", "to/_it.png", f"to/http:__{place}_it.png"):
         assert fetch(hosts, f"http://{place}/{path}") == png()
     assert Source(f"http://{place}/it.png", "it").open(MediaLimits(), hosts, time.monotonic() + PATIENCE) == png()
+
+
+def test_a_certificate_is_trusted_as_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `SSL_CERT_FILE`, or else by what the system trusts; and it must be that of the name that was asked."""
+    files = make_certificate(tmp_path)
+    with served_pictures(*files) as place:
+        port = place.partition(":")[2]
+        hosts = ImageHosts([f"{place}=127.0.0.1/32", f"localhost:{port}=127.0.0.0/8"])
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        refusal = f"^it cannot be fetched: 127.0.0.1 shows a certificate that is not trusted: .* {_HINT}$"
+        Files.asked.clear()
+        with pytest.raises(MediaRefused, match=refusal):
+            fetch(hosts, f"https://{place}/it.png")
+        assert Files.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        for name in (place, f"localhost:{port}"):
+            assert fetch(hosts, f"https://{name}/it.png") == png()
+
+
+def test_a_certificate_of_another_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = make_certificate(tmp_path, names="DNS:pictures.test")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    with served_pictures(*files) as place:
+        port = place.partition(":")[2]
+        hosts = ImageHosts([place, f"localhost:{port}=127.0.0.0/8"])
+        Files.asked.clear()
+        for name, host in ((place, "127.0.0.1"), (f"localhost:{port}", "localhost")):
+            with pytest.raises(MediaRefused, match=f"mismatch, certificate is not valid for '{host}'.*{_HINT}$"):
+                fetch(hosts, f"https://{name}/it.png")
+        assert Files.asked == []
 
 
 @pytest.mark.parametrize(
