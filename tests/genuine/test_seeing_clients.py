@@ -84,6 +84,34 @@ def test_openais_client(server: str, files: list[Path]) -> None:
             client.chat.completions.create(model="eyes", messages=bad)
 
 
+async def test_openais_helpers(server: str, files: list[Path]) -> None:
+    """What collects a stream, and the client for event loops; little detail is a smaller picture."""
+    url = f"data:image/png;base64,{encoded(files[0])}"
+    parts: Any = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
+    asked: Any = {
+        "model": "eyes",
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 8,
+        "temperature": 0.0,
+    }
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
+        with client.chat.completions.stream(**asked) as stream:
+            text = "".join(event.delta for event in stream if event.type == "content.delta")
+        items: Any = [
+            {"type": "input_text", "text": QUESTION},
+            {"type": "input_image", "image_url": url, "detail": "auto"},
+        ]
+        given: Any = [{"role": "user", "content": items}]
+        with client.responses.stream(model="eyes", input=given, max_output_tokens=16, temperature=0.0) as response:
+            said = "".join(event.delta for event in response if event.type == "response.output_text.delta")
+        assert text and said.startswith(text)
+    async with openai.AsyncOpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(**asked)
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    assert answer.choices[0].message.content == text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+
+
 def test_addresses_of_pictures(server: str, elsewhere: str, drawn: Path) -> None:
     """As the clients' documentation shows them first; the answer is that to the picture itself."""
     address, data = f"{elsewhere}/it.png", f"data:image/png;base64,{encoded(drawn)}"
@@ -148,8 +176,30 @@ def test_anthropics_client(server: str, files: list[Path]) -> None:
             assert "".join(stream.text_stream) == block.text
 
 
+async def test_anthropics_tools_and_counts(server: str, files: list[Path]) -> None:
+    """A tool that answers with a picture, how many tokens that makes, and a stream of plain events."""
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(files[0])}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
+    said: Any = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    asked: Any = {"model": "eyes", "max_tokens": 8, "messages": said, "extra_body": {"temperature": 0.0}}
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
+        message = client.messages.create(**asked)
+        usage, counted = message.usage, client.messages.count_tokens(model="eyes", messages=said)
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted.input_tokens > 16
+    async with anthropic.AsyncAnthropic(base_url=server, api_key="none", max_retries=0) as client:
+        events = [event async for event in await client.messages.create(**asked, stream=True)]
+    text = "".join(event.delta.text for event in events if event.type == "content_block_delta")
+    (block,) = message.content
+    assert block.type == "text" and block.text == text
+
+
 def test_huggingfaces_client(server: str, files: list[Path]) -> None:
     script = HERE / "script_seeing.py"
     python = foreign_python("text-generation==0.7.0", "huggingface_hub==0.36.2")
     printed = run_script(python, script, server, *map(str, files))
-    assert printed.count(" ok\n") == script.read_text().count("\ndef check_") == 2
+    assert printed.count(" ok\n") == script.read_text().count("\ndef check_") == 5
