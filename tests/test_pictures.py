@@ -188,7 +188,7 @@ def test_bodies_have_room_for_pictures(http: TestClient, monkeypatch: pytest.Mon
 
 def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also one of more bytes than a body of text may have."""
-    folder = str(llm.model.pictures._folder) if llm.model.pictures else ""
+    folder = str(llm.model.pictures.folder) if llm.model.pictures else ""
     lines = []
     for name, given in (("small", url()), ("large", large_url()), ("odd", "data:image/png;base64,AAAA")):
         parts = [{"type": "image_url", "image_url": {"url": given}}, PARTS[1]]
@@ -414,7 +414,7 @@ def test_sound_and_video_are_refused_with_what_is_read(http: TestClient, path: s
 def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="places for 1 pictures, each the text '<image>'; 2 were sent"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [png(), png()]}}, **GREEDY)
-    with pytest.raises(UnsupportedFeature, match="'audio'"):
+    with pytest.raises(UnsupportedFeature, match="reads only text and pictures; no sounds can be sent"):
         llm.generate({"prompt": "x", "multi_modal_data": {"audio": b"x"}}, **GREEDY)
     with pytest.raises(MediaRefused, match="no-such"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": "no-such.png"}}, **GREEDY)
@@ -429,7 +429,7 @@ def test_the_pages_program_runs(llm: LLM, tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "cat.png").write_bytes(png())
     assert llm.model.pictures is not None
     given = {
-        "llava-hf/llava-1.5-7b-hf": str(llm.model.pictures._folder),
+        "llava-hf/llava-1.5-7b-hf": str(llm.model.pictures.folder),
         "data:image/png;base64,iVBORw0KGgo...": url(),
         '"cat.png"': repr(str(tmp_path / "cat.png")),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.chat.tools.offer import Offer, offer_of
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
+from bridle.media.modalities import reads
 from bridle.service import LoadedModel, check_length
 from bridle.text.chat_template import Look, Prepared, prepare, text_length
 
@@ -91,8 +92,8 @@ def continued(
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation: its text, its tokens, and the pictures among these. It goes on from the KV that a
-    request `continues` has parked."""
+    """The prompt of a conversation: its text, its tokens, and the pictures and sounds among these. It goes on from the
+    KV that a request `continues` has parked."""
 
     text: str
     tokens: tuple[int, ...]
@@ -116,10 +117,13 @@ def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | N
 
 
 def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:
-    """How pictures go into the prompt of a model that has them."""
-    template = tokenizer.chat_template
-    takes_parts = template.takes_parts if conversation.template is None else "image" in conversation.template
-    return Look(tokenizer.token_text(pictures.placeholder), takes_parts, pictures.written)
+    """How pictures and sounds go into the prompt of a model that reads them. A template that names a kind of files, the
+    model's own beside `type`, knows content that is a list of parts."""
+    own, given = tokenizer.chat_template.text, conversation.template
+    named = any(modality in (own if given is None else given) for modality in pictures.senses)
+    takes_parts = named and (given is not None or "type" in own)
+    places = {modality: tokenizer.token_text(sense.placeholder) for modality, sense in pictures.senses.items()}
+    return Look(places, takes_parts, "".join(sense.written for sense in pictures.senses.values()))
 
 
 def prompt_text(
@@ -147,11 +151,6 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     try:
         messages = prepare(conversation.messages, look)
     except UnsupportedFeature as error:
-        raise UnsupportedFeature(f"{error}; {reads(model.name, model.pictures is not None)}", error.param) from None
+        raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
     check_length(model, text_length(messages), "messages")
     return messages
-
-
-def reads(name: str, sees: bool) -> str:
-    """What the model called `name` reads, which `sees` pictures or does not, in words for messages."""
-    return f"{name!r} reads only text" + (" and pictures" if sees else "")

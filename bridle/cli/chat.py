@@ -35,7 +35,8 @@ _POLICIES = PolicyOptions()
 _TOOLS = ToolOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
-    "/image FILE shows a picture with the next turn, /undo takes the last turn back, /quit ends."
+    "/image FILE shows a picture with the next turn, /audio FILE plays a sound with it, "
+    "/undo takes the last turn back, /quit ends."
 )
 
 
@@ -47,6 +48,7 @@ def chat(
     stats: bool = True,
     adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
+    audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
@@ -70,6 +72,8 @@ def chat(
     image
         A picture that goes with the first turn, for models that read some; may be repeated. In the conversation,
         `/image FILE` adds one to the next turn.
+    audio
+        A sound that goes with the first turn, for models that read some, and `/audio FILE` likewise.
     stats
         Show counts and speed below each reply.
     """
@@ -87,7 +91,8 @@ def chat(
         chosen = specs[0].name if specs else None
         params = sampling.to_params(loaded)
         talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
-        talk.show(*image)
+        talk.show("image", *image)
+        talk.show("audio", *audio)
         talk.run()
     return 0
 
@@ -105,7 +110,7 @@ class Conversation:
     tracing: TraceOptions = _TRACING
     traces: list[Trace] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
-    pictures: list[Path] = field(default_factory=list)  # that go with the next turn
+    shown: list[dict[str, Any]] = field(default_factory=list)  # parts that go with the next turn
     console: Console = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,8 +146,8 @@ class Conversation:
         elif word == "/adapter":
             self.choose(rest.strip())
             return
-        elif word == "/image":
-            self._try_to_show(Path(rest.strip()).expanduser())
+        elif word in ("/image", "/audio"):
+            self._try_to_show(word[1:], Path(rest.strip()).expanduser())
             return
         else:
             self._note(_HELP)
@@ -150,31 +155,32 @@ class Conversation:
         num_turns = len(self.turns) // 2
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
-    def show(self, *paths: Path) -> None:
-        """Send pictures along with the next turn. Raises what is wrong with one of them."""
-        from bridle.media import Source
+    def show(self, modality: str, *paths: Path) -> None:
+        """Send pictures or sounds along with the next turn. Raises what is wrong with one of them."""
+        from bridle.media import Source, reads
 
         if not paths:
             return
-        if self.loaded.pictures is None:
-            raise UnsupportedFeature(f"{self.loaded.name} reads only text", "image")
-        self.loaded.pictures.read_all([Source(path, path.name) for path in paths])
-        self.pictures += paths
+        pictures = self.loaded.pictures
+        if pictures is None or modality not in pictures.senses:
+            raise UnsupportedFeature(reads(self.loaded.name, self.loaded.modalities), modality)
+        pictures.read_all([Source(path, path.name, modality=modality) for path in paths])
+        self.shown += [{"type": modality, modality: path} for path in paths]
 
-    def _try_to_show(self, path: Path) -> None:
+    def _try_to_show(self, modality: str, path: Path) -> None:
+        from bridle.media.modalities import WORDS
+
         try:
-            self.show(path)
+            self.show(modality, path)
         except InvalidRequest as error:
             self._note(str(error))
         else:
-            self._note(f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)} for the next turn")
+            number = sum(part["type"] == modality for part in self.shown)
+            self._note(f"{number} {WORDS[modality][number != 1]} for the next turn")
 
     def _content(self, text: str) -> str | list[dict[str, Any]]:
-        """What a turn says: its text, after the pictures that go with it."""
-        if not self.pictures:
-            return text
-        shown: list[dict[str, Any]] = [{"type": "image", "image": path} for path in self.pictures]
-        return [*shown, {"type": "text", "text": text}]
+        """What a turn says: its text, after the pictures and sounds that go with it."""
+        return [*self.shown, {"type": "text", "text": text}] if self.shown else text
 
     def choose(self, name: str) -> None:
         """Use an adapter from now on, or none if the name is empty."""
@@ -196,7 +202,7 @@ class Conversation:
         except ContextOverflow as error:
             self._note(f"{error}. /reset or /undo makes room.")
             return
-        self.turns, self.pictures = [*turns, {"role": "assistant", "content": reply}], []
+        self.turns, self.shown = [*turns, {"role": "assistant", "content": reply}], []
         if self.show_stats:
             self._note(stream.summary)
 

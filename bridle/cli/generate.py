@@ -39,6 +39,7 @@ def generate(
     *,
     chat: Annotated[bool, Parameter(negative="")] = False,
     image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
+    audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     stats: bool = True,
     adapter: str | None = None,
@@ -68,6 +69,8 @@ def generate(
     image
         A picture, for models that read some; may be repeated. With --chat pictures come before the text, else the
         prompt has the model's own placeholder for each.
+    audio
+        A sound, in the same way.
     stats
         Say on stderr how many tokens there were and how fast they came.
     """
@@ -80,10 +83,11 @@ def generate(
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
     config, demands, control = model.to_config(name, warm_up=False), policies.demands(), steering.control()
+    files = [("image", path) for path in image] + [("audio", path) for path in audio]
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
         params = sampling.to_params(loaded)
-        request = replace(_request(loaded, prompt, params, chosen, steering, chat, image), trace=tracing.is_wanted)
+        request = replace(_request(loaded, prompt, params, chosen, steering, chat, files), trace=tracing.is_wanted)
         if as_json:
             _print_json(loaded, request, prompt, tracing)
         else:
@@ -98,9 +102,9 @@ def _request(
     adapter: str | None,
     options: SteeringOptions,
     is_chat: bool,
-    images: Sequence[Path],
+    files: Sequence[tuple[str, Path]],
 ) -> Request:
-    """The checked request, steered as the options say."""
+    """The checked request, steered as the options say. `files` are what goes with the prompt, by modality."""
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.media import NO_SIGHTS
     from bridle.media import Source
@@ -108,9 +112,9 @@ def _request(
     from bridle.service.steering import ignores_eos
 
     given: str | tuple[int, ...] = prompt
-    sources, sights = [Source(path, path.name) for path in images], NO_SIGHTS
+    sources, sights = [Source(path, path.name, modality=modality) for modality, path in files], NO_SIGHTS
     if is_chat:
-        shown = [{"type": "image", "image": path} for path in images]
+        shown: list[dict[str, Any]] = [{"type": modality, modality: path} for modality, path in files]
         content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
         made = make_prompt(loaded, Conversation([{"role": "user", "content": content}]))
         given, sources, sights = made.tokens, [], made.sights

@@ -15,25 +15,30 @@ from bridle.elsewhere.vllm_calls import of_setting
 from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
 from bridle.media import Source
+from bridle.media.modalities import AUDIO, WORDS
 from bridle.sampling import SamplingParams
 
 
 class MultiModalData(TypedDict, total=False):
-    """What a prompt has beside text: a picture or several, for its placeholders in order. Each is bytes, a path, a
-    `data:` URL, an array or an image of Pillow's."""
+    """What a prompt has beside text, for its placeholders in order: a picture or several, a sound or several. Each is
+    bytes, a path, a `data:` URL or an array; a picture may also be an image of Pillow's, a sound an array and its
+    rate."""
 
     image: Any
+    audio: Any
 
 
 #: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 T = TypeVar("T")
+#: What `multi_modal_data` holds, by its names.
+_MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{modality}s")}
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One prompt, and the pictures for its placeholders, in order."""
+    """One prompt, and the pictures and sounds for its placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()
@@ -54,7 +59,9 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     given = as_given(prompts)
     for each in given:
         if each.pictures:
-            raise UnsupportedFeature("pictures were given to a call that reads text alone", "multi_modal_data")
+            raise UnsupportedFeature(
+                "pictures or sounds were given to a call that reads text alone", "multi_modal_data"
+            )
     return [each.prompt for each in given]
 
 
@@ -73,18 +80,29 @@ def _as_one(prompt: Any, where: str) -> Given:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The pictures of a `MultiModalData`: one or a list, each bytes, a path, a `data:` URL, an array or an image of
-    Pillow's."""
+    """The pictures and sounds of a `MultiModalData`."""
     if not data:
         return ()
     if not isinstance(data, Mapping):
         raise InvalidRequest(f"multi_modal_data is {type(data).__name__}; must be a dict", "multi_modal_data")
+    found: list[Source] = []
     for name, value in data.items():
-        if name not in ("image", "images") and value:
-            raise UnsupportedFeature(f"multi_modal_data has {name!r}; only 'image' is read", "multi_modal_data")
-    found = data.get("image", data.get("images"))
-    several = list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
-    return tuple(Source(_as_source(value), f"image[{i}]") for i, value in enumerate(several))
+        modality = _MODALITIES.get(name)
+        if modality is None and value:
+            raise UnsupportedFeature(
+                f"multi_modal_data has {name!r}; must be one of {', '.join(WORDS)}", "multi_modal_data"
+            )
+        if modality is not None:
+            several = _several(value, modality)
+            found += [Source(_as_source(each), f"{name}[{i}]", modality=modality) for i, each in enumerate(several)]
+    return tuple(found)
+
+
+def _several(value: Any, modality: str) -> list[Any]:
+    """One or many. An array and its rate are one sound."""
+    is_sound = modality == AUDIO and isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
+    is_many = isinstance(value, (list, tuple)) and not is_sound
+    return list(value) if is_many else [] if value is None else [value]
 
 
 def _as_source(value: Any) -> Any:

@@ -21,10 +21,12 @@ Arrays = Mapping[str, NDArray[Any]]
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What a picture's placeholder becomes: numbers of rows, and texts of marker tokens, in order. `grid` is how rows
-    lie in time, height and width, for models that count positions so."""
+    lie in time, height and width, for models that count positions so. Marker tokens that templates write `around` the
+    placeholder, before it and behind, go where `parts` have their own."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
+    around: tuple[str, str] = ("", "")
 
     @property
     def num_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Pictures on other servers: fetched from hosts that the operator lists, and from nowhere else.
+"""Pictures and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
 
 What such a server says of its files is not believed: not their type, nor their size. Where it sends on, the new place
 is looked at as the first was.
@@ -15,6 +15,7 @@ from typing import Self
 from urllib.parse import urljoin
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.media.modalities import IMAGE, WORDS
 from bridle.outbound import Answer, Bounds, Exchange, Networks, OutboundFailed, Target, networks_of
 from bridle.shown import shown
 
@@ -24,7 +25,7 @@ _MOST_REDIRECTS = 3
 
 
 def is_remote(url: object) -> bool:
-    """Whether a picture would have to be fetched."""
+    """Whether a file would have to be fetched."""
     return isinstance(url, str) and url[:8].lower().startswith(_SCHEMES)
 
 
@@ -64,7 +65,7 @@ def _itself(host: str) -> Networks:
 
 
 class ImageHosts:
-    """The hosts that pictures are fetched from."""
+    """The hosts that files are fetched from."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Hosts as an operator lists them; raises `InvalidRequest`."""
@@ -73,14 +74,14 @@ class ImageHosts:
     def __bool__(self) -> bool:
         return bool(self._hosts)
 
-    def fetch(self, url: str, max_bytes: int, deadline: float, where: str) -> bytes:
-        """The file at a URL; waits for it until `deadline`, of the monotonic clock. Raises `UnsupportedFeature` for a
-        host that is not listed, and `MediaRefused`."""
+    def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
+        """The file at a URL, a picture or one of another `modality`; waits for it until `deadline`, of the monotonic
+        clock. Raises `UnsupportedFeature` for a host that is not listed, and `MediaRefused`."""
         for _ in range(_MOST_REDIRECTS + 1):
             try:
                 target = Target.of(url)
-                private = self._listed(target, where).private
-                answer = _fetched(target, Bounds(max_bytes, _left(deadline), private, {"Accept": "image/*"}))
+                private = self._listed(target, where, modality).private
+                answer = _fetched(target, Bounds(max_bytes, _left(deadline), private, {"Accept": f"{modality}/*"}))
             except OutboundFailed as error:
                 raise MediaRefused(f"{where} cannot be fetched: {error}", where) from None
             if answer.status == 200:
@@ -91,13 +92,14 @@ class ImageHosts:
             url = urljoin(url, place)
         raise MediaRefused(f"{where} cannot be fetched: sent on more than {_MOST_REDIRECTS} times", where)
 
-    def _listed(self, target: Target, where: str) -> ListedHost:
+    def _listed(self, target: Target, where: str, modality: str) -> ListedHost:
         for host in self._hosts:
             if host.serves(target):
                 return host
         origin = f"{target.scheme}://{target.host}:{target.port}"
         raise UnsupportedFeature(
-            f"{where} is a picture at {origin}; this server fetches none from there (--allow-image-host)", where
+            f"{where} is a {WORDS[modality][0]} at {origin}; this server fetches none from there (--allow-image-host)",
+            where,
         )
 
 

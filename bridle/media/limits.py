@@ -1,4 +1,4 @@
-"""What pictures may cost, before anything is computed for them."""
+"""What pictures, sounds and videos may cost, before anything is computed for them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from dataclasses import dataclass
 
 #: The files that are read, by the names that they are declared with, and what Pillow calls them.
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
+#: The same for sounds, by what soundfile calls them. MP3 is also called by the format's own name.
+SOUND_FORMATS = {
+    **dict.fromkeys(("audio/wav", "audio/wave", "audio/x-wav", "audio/vnd.wave"), "WAV"),
+    **dict.fromkeys(("audio/mpeg", "audio/mp3"), "MP3"),
+    **dict.fromkeys(("audio/flac", "audio/x-flac"), "FLAC"),
+    **dict.fromkeys(("audio/ogg", "audio/opus"), "OGG"),
+}
+#: Rates of a sound in samples a second, and how many channels are mixed.
+LEAST_RATE, MOST_RATE, MOST_CHANNELS = 1_000, 384_000, 16
 #: Sides of a picture in pixels, and how much longer one may be than the other.
 LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request: pictures, bytes of each file and of all, pixels of each file. What a model is given of a
-    picture has at most `max_shown_pixels`; larger ones are made smaller. What it is
-    given of all has at most `max_array_bytes`. Pictures of other servers have `fetch_seconds` to arrive, all of them
+    """Limits of one request: pictures and sounds, bytes of each file and of all, pixels of each picture, seconds of
+    each sound. What a model is given of a picture has at most `max_shown_pixels`; larger ones are made smaller. What it
+    is given of all has at most `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them
     together."""
 
     max_images: int = 16
+    max_sounds: int = 16
+    max_sound_seconds: float = 1_800.0
     max_image_bytes: int = 16 << 20
     max_total_bytes: int = 24 << 20
     max_pixels: int = 64_000_000

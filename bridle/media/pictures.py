@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from typing import Any
 
 from PIL import Image, ImageOps
 
@@ -36,13 +37,25 @@ def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Imag
         raise MediaRefused(f"{where} cannot be read: it is damaged, or no PNG, JPEG, WebP or GIF", where) from None
 
 
-def check_picture(picture: Image.Image, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """A picture that a program has opened itself, in the form that models are given."""
+def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Image.Image:
+    """A picture that a program has opened itself, an image of Pillow's or an array, in the form that models are
+    given."""
+    picture = value if isinstance(value, Image.Image) else _from_array(value, where)
     _check_size(*picture.size, limits, where)
     try:
         return normalized(picture, limits)
     except Exception:
         raise MediaRefused(f"{where} cannot be read: it is damaged or of an unusual kind", where) from None
+
+
+def _from_array(value: Any, where: str) -> Image.Image:
+    try:
+        return Image.fromarray(value)
+    except Exception:
+        kind = type(value).__name__
+        raise MediaRefused(
+            f"{where} is {kind}; must be bytes, a path, an array or an image of Pillow's", where
+        ) from None
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:

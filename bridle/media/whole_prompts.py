@@ -8,22 +8,11 @@ prompt. What is drawn behind it is text in causal order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from bridle.engine.media import PROMPT_IDS, MediaArray, Medium
-
-
-class Tokens(Protocol):
-    """The part of a tokenizer that places pictures."""
-
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
-
-    def token_text(self, token: int) -> str: ...
+from bridle.media.senses import Tokens
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: Tokens) -> list[int]:

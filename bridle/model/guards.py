@@ -74,6 +74,9 @@ VISION_FAMILIES = frozenset(
     }
 )
 
+#: The same for sound.
+HEARING_FAMILIES = frozenset({"voxtral"})
+
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _LAYER_REASONS = {
     "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
@@ -109,7 +112,7 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     name = checkpoint.config.get("model_type")
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
-    known = MODEL_MAPPING_NAMES if pools else {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES}
+    known = MODEL_MAPPING_NAMES if pools else {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES, *HEARING_FAMILIES}
     if "auto_map" in checkpoint.config and name not in known:
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:
@@ -123,14 +126,14 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     return config
 
 
-def takes_images(config: PreTrainedConfig) -> bool:
-    """Whether the model is of a family that takes images beside text, and is served."""
-    return config.model_type in VISION_FAMILIES
+def takes_media(config: PreTrainedConfig) -> bool:
+    """Whether the model is of a family that takes images or sound beside text, and is served."""
+    return config.model_type in VISION_FAMILIES or config.model_type in HEARING_FAMILIES
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the part that reads and writes text; of most models that is all of it."""
-    return config.get_text_config() if takes_images(config) else config
+    return config.get_text_config() if takes_media(config) else config
 
 
 def check_kind(config: PreTrainedConfig) -> None:
@@ -147,7 +150,7 @@ def check_kind(config: PreTrainedConfig) -> None:
                 raise UnsupportedModel(f"model type {name!r} also takes {kind} input: {_VISION_REASONS[name]}")
             raise UnsupportedModel(
                 f"model type {name!r} also takes {kind} input, and is none of those that are served: "
-                f"{', '.join(sorted(VISION_FAMILIES))}"
+                f"{', '.join(sorted(HEARING_FAMILIES if kind == 'audio' else VISION_FAMILIES))}"
             )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
@@ -158,10 +161,12 @@ def check_kind(config: PreTrainedConfig) -> None:
 def check_structure(config: PreTrainedConfig) -> None:
     """Refuse a model that is not a plain decoder of text, or has none as its text part."""
     name = config.model_type
-    if takes_images(config):
+    if takes_media(config):
         _check_text_part(name, text_config(config))
         if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModel(f"model type {name!r} takes images; such models are served from weights in floats")
+            raise UnsupportedModel(
+                f"model type {name!r} takes images or sound; such models are served from weights in floats"
+            )
         return
     check_kind(config)
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

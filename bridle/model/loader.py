@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bridle.config import ModelConfig, Quantization
 from bridle.engine.interfaces import ExecutorInfo, Sampler
@@ -37,7 +37,7 @@ from bridle.model.reading import read_weights
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
-from bridle.model.text_part import PARTS, TextPart
+from bridle.model.text_part import PARTS, TextPart, class_of
 from bridle.progress import Report, part_of
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
@@ -113,8 +113,8 @@ def read_model(
         return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device, progress)
-    if guards.takes_images(settings):
-        kind, names = AutoModelForImageTextToText, PARTS
+    if guards.takes_media(settings):
+        kind, names = class_of(settings), PARTS
         # PaliGemma's layers say that they attend both ways; which tokens do is said by the runs of a prompt.
         settings.get_text_config().use_bidirectional_attention = False
         return TextPart(

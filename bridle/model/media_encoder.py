@@ -1,4 +1,4 @@
-"""Turns one picture into the rows that stand in a prompt in its place, by the model's own tower.
+"""Turns one picture, or one sound, into the rows that stand in a prompt in its place, by the model's own tower.
 
 One picture is encoded per call: what it becomes must not depend on others. Knows nothing of requests or steps.
 """
@@ -26,6 +26,10 @@ class Features:
     further: tuple[Tensor, ...] = ()
 
 
+#: The methods of the library that encode what is no picture, by the array that only these have.
+_METHODS = {"input_features": "get_audio_features", "pixel_values_videos": "get_video_features"}
+
+
 class MediaEncoder:
     """The part of a model that reads pictures. `inner` is the library's model of images and text without its head."""
 
@@ -51,7 +55,8 @@ class MediaEncoder:
 
     def _picture(self, arrays: Sequence[MediaArray], num_rows: int) -> Features:
         inputs = {array.name: self._tensor(array) for array in arrays}
-        output = self._inner.get_image_features(**inputs, return_dict=True)
+        method = next((_METHODS[name] for name in inputs if name in _METHODS), "get_image_features")
+        output = getattr(self._inner, method)(**inputs, return_dict=True)
         rows = self._flat(output.pooler_output)
         further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
         if rows.shape[0] != num_rows:

@@ -1,5 +1,5 @@
-"""The text part of a model that also takes images, as a model of its own: the same logits for text, and a place where
-features of images go in.
+"""The text part of a model that also takes images or sound, as a model of its own: the same logits for text, and a
+place where features of these go in.
 
 Embedding, layers and head are those of the whole model, which is kept: its tower turns images into features. What
 follows here (geometry, lean layers, forms of weights, adapters) sees the text part alone, so the tower stays as the
@@ -14,12 +14,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from bridle.errors import UnsupportedModel
 from bridle.model.attention import ATTENTION_NAME
+from bridle.model.guards import HEARING_FAMILIES
 
 #: Which attention each part of such a model is loaded with: ours is for tokens with a cache.
-PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}
+
+
+def class_of(settings: PreTrainedConfig) -> Any:
+    """What the library loads such a model with."""
+    if settings.model_type in HEARING_FAMILIES:
+        from transformers import VoxtralForConditionalGeneration
+
+        return VoxtralForConditionalGeneration
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText
 
 
 class TextPart(nn.Module):

@@ -44,8 +44,8 @@ def quantize_model(
     if "quantization_config" in checkpoint.config:
         raise UnsupportedModel(f"{model} is quantized already; quantize the original checkpoint")
     settings = guards.read_config(checkpoint)
-    if guards.takes_images(settings):
-        raise UnsupportedModel(f"{model} takes images; such models are written in none of these types")
+    if guards.takes_media(settings):
+        raise UnsupportedModel(f"{model} takes images or sound; such models are written in none of these types")
     progress("reading weights", 0.0)
     loaded = loader.read_model(checkpoint, settings, _own_dtype(settings), torch.device("cpu"))
     if kind == "int8":

@@ -98,6 +98,11 @@ class LoadedModel:
         self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
     @property
+    def modalities(self) -> tuple[str, ...]:
+        """The kinds of files that it reads beside text."""
+        return () if self.pictures is None else tuple(self.pictures.senses)
+
+    @property
     def policy_control(self) -> RuntimePool | None:
         """The runtime of the policies' modules, once one was needed."""
         return None if self.demanded is None else self.demanded.runtime

@@ -15,7 +15,8 @@ from bridle.controllers.composition import compose
 from bridle.engine.media import Sights
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.media import Source
+from bridle.media import Source, reads
+from bridle.media.modalities import WORDS
 from bridle.sampling import SamplingParams
 from bridle.service.requests import (
     RequestOptions,
@@ -71,9 +72,12 @@ def build_request(
 
 
 def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) -> tuple[tuple[int, ...], Sights]:
-    """A prompt of tokens with its pictures in their places; slow. Raises what is wrong with a picture."""
-    if model.pictures is None:
-        raise UnsupportedFeature(f"{model.name!r} reads only text; no pictures can be sent to it", sources[0].where)
+    """A prompt of tokens with its pictures and sounds in their places; slow. Raises what is wrong with one."""
+    for source in sources:
+        if source.modality not in model.modalities:
+            said, what = reads(model.name, model.modalities), WORDS[source.modality][1]
+            raise UnsupportedFeature(f"{said}; no {what} can be sent to it", source.where)
+    assert model.pictures is not None  # else it has no modalities
     return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
+from bridle.media.modalities import IMAGE, OF_PARTS, WORDS
 from bridle.media.sources import Source, source_of
 from bridle.shown import shown
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
@@ -52,11 +53,6 @@ class ChatTemplate:
         self._sources = {name: text for name, text in named.items() if text}
         self._special_tokens = dict(special_tokens)
         self.is_present = bool(self._sources)
-
-    @property
-    def takes_parts(self) -> bool:
-        """Whether a template knows content that is a list of parts, some of them pictures."""
-        return "image" in self.text and "type" in self.text
 
     @property
     def text(self) -> str:
@@ -171,50 +167,54 @@ def _run_engine(task: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Look:
-    """How messages with pictures are prepared. Their content becomes parts, if the template `takes_parts`; else it is
-    text, with `placeholder` at the places of pictures. A template may write `written` there, which is no token.
-    `sources` are the pictures that were found, in order."""
+    """How messages with pictures or sounds are prepared. Their content becomes parts, if the template `takes_parts`;
+    else it is text, with one of `placeholders`, by modality, at their places. A template may write `written` for a
+    picture, which is no token. `sources` are the files that were found, in order."""
 
-    placeholder: str
+    placeholders: Mapping[str, str]
     takes_parts: bool
     written: str = ""
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
-        """Content whose parts are texts and pictures."""
+        """Content whose parts are texts, pictures and sounds."""
         given = [content] if isinstance(content, str) or content is None else content
         if not isinstance(given, Sequence):
             raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
         parts = [self._part(part, f"{where}[{i}]") for i, part in enumerate(given) if part is not None]
         if self.takes_parts:
             return parts
-        return "\n".join(part.get("text", self.placeholder) for part in parts)
+        return "\n".join(part["text"] if "text" in part else self.placeholders[part["type"]] for part in parts)
 
     def _part(self, part: Any, where: str) -> dict[str, str]:
-        source = source_of(part, where) if isinstance(part, Mapping) else None
-        if source is not None:
+        is_read = isinstance(part, Mapping) and OF_PARTS.get(str(part.get("type"))) in self.placeholders
+        if is_read and (source := source_of(part, where)) is not None:
             self.sources.append(source)
-            return {"type": "image"}
+            return {"type": source.modality}
         return {"type": "text", "text": _part(part, where)}
 
     def check(self, messages: Prepared) -> None:
-        """Refuse text that spells a place for a picture, where there are pictures: one could be bound to it."""
+        """Refuse text that spells a place for a picture or a sound, where there are any: one could be bound to it."""
+        stands_for = {spelling: modality for modality, spelling in self.placeholders.items()}
         for i, message in enumerate(messages if self.sources else ()):
             content = message["content"]
             texts = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            own = "" if self.takes_parts else self.placeholder * self._num_places(i)
-            for spelling in filter(None, (self.placeholder, self.written)):
-                if texts.count(spelling) != own.count(spelling):
+            for spelling in filter(None, (*stands_for, self.written)):
+                modality = stands_for.get(spelling, IMAGE)
+                own = 0 if self.takes_parts or spelling not in stands_for else self._num_places(i, modality)
+                if texts.count(spelling) != own:
                     raise InvalidRequest(
-                        f"messages[{i}] has the text {spelling!r}, which stands for a picture", f"messages[{i}]"
+                        f"messages[{i}] has the text {spelling!r}, which stands for a {WORDS[modality][0]}",
+                        f"messages[{i}]",
                     )
 
     def placed(self, text: str) -> str:
         """What a template rendered, with the placeholder wherever it wrote another text."""
-        return text.replace(self.written, self.placeholder) if self.written and self.sources else text
+        return text.replace(self.written, self.placeholders[IMAGE]) if self.written and self.sources else text
 
-    def _num_places(self, number: int) -> int:
-        return sum(source.where.startswith(f"messages[{number}].") for source in self.sources)
+    def _num_places(self, number: int, modality: str) -> int:
+        mine = (source for source in self.sources if source.modality == modality)
+        return sum(source.where.startswith(f"messages[{number}].") for source in mine)
 
 
 def text_length(messages: Prepared) -> int:

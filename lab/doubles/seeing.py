@@ -44,7 +44,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "vocab_size": tiny.VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -81,12 +81,12 @@ _PINPOINTS = [[16, 32], [32, 16], [32, 32]]
 #: Each family's configuration, and that of its image processor.
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": (
-        {"text_config": {"model_type": "llama", **_TEXT}, "vision_config": _CLIP, "image_token_index": IMAGE},
+        {"text_config": {"model_type": "llama", **TEXT}, "vision_config": _CLIP, "image_token_index": IMAGE},
         {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 16}, "crop_size": 16},
     ),
     "llava_next": (
         {
-            "text_config": {"model_type": "mistral", **_TEXT},
+            "text_config": {"model_type": "mistral", **TEXT},
             "vision_config": _CLIP,
             "image_token_index": IMAGE,
             "image_grid_pinpoints": _PINPOINTS,
@@ -100,7 +100,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "llava_onevision": (
         {
-            "text_config": {"model_type": "qwen2", **_TEXT},
+            "text_config": {"model_type": "qwen2", **TEXT},
             "vision_config": _SIGLIP,
             "image_token_index": IMAGE,
             "video_token_index": _VIDEO,
@@ -115,7 +115,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "internvl": (
         {
-            "text_config": {"model_type": "qwen2", **_TEXT},
+            "text_config": {"model_type": "qwen2", **TEXT},
             "vision_config": {"model_type": "internvl_vision", **_EYE, "image_size": [16, 16], "patch_size": [4, 4]},
             "image_token_id": IMAGE,
             "downsample_ratio": 0.5,
@@ -130,7 +130,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "aya_vision": (
         {
-            "text_config": {"model_type": "cohere2", **_TEXT, "sliding_window": 16},
+            "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 16},
             "vision_config": _SIGLIP,
             "image_token_index": IMAGE,
             "downsample_factor": 2,
@@ -147,7 +147,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
         {
             **_QWEN_IDS,
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "text_config": {**TEXT, "rope_parameters": _SECTIONS},
             "vision_config": {**_QWEN_EYE, "embed_dim": 16, "hidden_size": 32, "depth": 2, "mlp_ratio": 2},
         },
         {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "min_pixels": 64, "max_pixels": 1024},
@@ -155,7 +155,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
         {
             **_QWEN_IDS,
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "text_config": {**TEXT, "rope_parameters": _SECTIONS},
             "vision_config": {
                 **_QWEN_EYE,
                 "hidden_size": 16,
@@ -171,7 +171,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (
         {
             **_QWEN_IDS,
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "text_config": {**TEXT, "rope_parameters": _SECTIONS},
             "vision_config": {
                 **_QWEN_EYE,
                 "hidden_size": 16,
@@ -189,7 +189,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **_QWEN_IDS,
             "image_start_token_id": _START,
             "image_end_token_id": _END,
-            "text_config": {**_TEXT, "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 1.0}},
+            "text_config": {**TEXT, "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 1.0}},
             "vision_config": {
                 "hidden_size": 16,
                 "out_hidden_size": 32,
@@ -208,7 +208,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "mistral3": (
         {
-            "text_config": {"model_type": "mistral", **_TEXT},
+            "text_config": {"model_type": "mistral", **TEXT},
             "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8},
             "image_token_index": IMAGE,
         },
@@ -218,7 +218,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "text_config": {
                 "model_type": "gemma3_text",
-                **_TEXT,
+                **TEXT,
                 "sliding_window": 6,
                 "query_pre_attn_scalar": 8,
                 "layer_types": ["sliding_attention", "full_attention"],
@@ -233,7 +233,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "smolvlm": (
         {
-            "text_config": {"model_type": "llama", **_TEXT},
+            "text_config": {"model_type": "llama", **TEXT},
             "vision_config": {**_EYE, "image_size": 16},
             "image_token_id": IMAGE,
             "scale_factor": 2,
@@ -247,7 +247,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 FAMILIES["pixtral"] = (
     {
-        "text_config": {"model_type": "mistral", **_TEXT},
+        "text_config": {"model_type": "mistral", **TEXT},
         "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8},
         "image_token_index": IMAGE,
         "vision_feature_layer": -1,
@@ -295,7 +295,7 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     tiny.save_tokenizer(folder)
-    _name_tokens(folder, names_of(family))
+    name_tokens(folder, names_of(family))
     return folder
 
 
@@ -309,13 +309,15 @@ def placeholder_of(family: str) -> str:
     return _PLACEHOLDERS.get(name, name)
 
 
-def _name_tokens(folder: Path, names: tuple[str, ...]) -> None:
-    """Give the last ids of the vocabulary to the tokens around pictures, the very last to the placeholder."""
+def name_tokens(folder: Path, names: tuple[str, ...], modality: str = "image") -> None:
+    """Give the last ids of the vocabulary to the tokens around pictures, the very last to the placeholder. The chat
+    template knows parts of the one `modality`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     num_free = tiny.VOCAB_SIZE - len(tokenizer) - len(names)
     tokenizer.add_tokens([f"<|free_{number}|>" for number in range(num_free)], special_tokens=True)
     tokenizer.add_tokens(list(reversed(names)), special_tokens=True)
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", (_PLACEHOLDERS | _WRITTEN).get(names[0], names[0]))
+    template = CHAT_TEMPLATE.replace("'image'", repr(modality))
+    tokenizer.chat_template = template.replace("IMAGE", (_PLACEHOLDERS | _WRITTEN).get(names[0], names[0]))
     tokenizer.save_pretrained(folder)

@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media import FAMILIES, MediaLimits, MediaReader, Source, open_reader, source_of
+from bridle.media.seeing import PictureSense
 from bridle.text import Tokenizer
 from bridle.text.chat_template import Look, prepare
 from lab.doubles import seeing
@@ -109,10 +111,16 @@ def test_pictures_are_read_without_torch(folder: Path, reader: MediaReader) -> N
     assert done.stdout.decode().strip() == reader.read(png(5)).medium.key.hex()
 
 
+def processor_of(reader: MediaReader) -> Any:
+    sense = reader.senses["image"]
+    assert isinstance(sense, PictureSense)
+    return sense.processor()
+
+
 def library_text(family: str, reader: MediaReader, results: Any) -> str:
     """What the library's own processor puts in the place of a picture, of those that it can say without being made."""
     names = seeing.names_of(family)
-    marks = SimpleNamespace(image_token=names[0], image_processor=reader._load())
+    marks = SimpleNamespace(image_token=names[0], image_processor=processor_of(reader))
     if family in ("smolvlm", "idefics3"):
         from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
@@ -137,7 +145,7 @@ def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, in
     assert reader is not None
     tokenizer = Tokenizer.load(tmp_path)
     image = Image.fromarray(np.random.RandomState(3).randint(0, 255, (*size, 3), dtype=np.uint8))
-    results = reader._load()(images=[image], return_tensors="np", **(FAMILIES[family].options or {}))
+    results = processor_of(reader)(images=[image], return_tensors="np", **(FAMILIES[family].options or {}))
     wanted = tokenizer.encode(library_text(family, reader, results), add_special_tokens=False)
     placed, _ = reader.place([reader.placeholder], [reader.read(image)], tokenizer)
     assert list(placed) == wanted
@@ -148,7 +156,7 @@ def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
     folder = seeing.make_seeing("aya_vision", tmp_path)
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None and tokenizer.id_of("<image>") is None
-    look = Look(tokenizer.token_text(reader.placeholder), True, reader.written)
+    look = Look({"image": tokenizer.token_text(reader.placeholder)}, True, reader.senses["image"].written)
     said = [{"type": "image", "image": png(1)}, {"type": "text", "text": "What?"}]
     messages = prepare([{"role": "user", "content": said}], look)
     tokens = tokenizer.encode(look.placed(tokenizer.chat_template.render(messages, None, None, {})), False)
@@ -159,8 +167,8 @@ def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
     assert Look(*_words(look)).placed("an <image> of speech") == "an <image> of speech"
 
 
-def _words(look: Look) -> tuple[str, bool, str]:
-    return look.placeholder, look.takes_parts, look.written
+def _words(look: Look) -> tuple[Mapping[str, str], bool, str]:
+    return look.placeholders, look.takes_parts, look.written
 
 
 class Lines:

@@ -78,7 +78,8 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
         "state": slot.state.value,
         "task": None if slot.model is None else slot.model.info.task,
         "has_chat_template": None if slot.model is None else slot.model.tokenizer.chat_template.is_present,
-        "reads_pictures": None if slot.model is None else slot.model.pictures is not None,
+        "reads_pictures": None if slot.model is None else "image" in slot.model.modalities,
+        "input_modalities": None if slot.model is None else ["text", *slot.model.modalities],
     }
     if slot.model is not None and slot.model.pooling is not None:
         row |= _pooling(slot.model)

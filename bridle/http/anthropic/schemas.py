@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from bridle.chat.conversation import reads
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
@@ -21,6 +20,7 @@ from bridle.http.openai.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.media.modalities import reads
 from bridle.shown import shown
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -57,8 +57,8 @@ class MessagesBody(SamplingFields):
     output_config: OutputFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_chat(self, model: str, sees: bool = False) -> tuple[ChatBody, str]:
-        """The same as a chat with `model`, which `sees` pictures or does not, and the beginning of the answer: a last
+    def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[ChatBody, str]:
+        """The same as a chat with `model`, which reads files of `modalities`, and the beginning of the answer: a last
         message of the assistant is continued. Raises `InvalidRequest` that names the message or the tool at fault."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
@@ -67,7 +67,7 @@ class MessagesBody(SamplingFields):
         try:
             messages = self._messages()
         except UnsupportedFeature as error:
-            raise UnsupportedFeature(f"{error}; {reads(model, sees)}", error.param) from None
+            raise UnsupportedFeature(f"{error}; {reads(model, modalities)}", error.param) from None
         prefill = ""
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             prefill = messages.pop()["content"]

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.conversation import reads
 from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
@@ -24,7 +23,8 @@ from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.shaped_route import checked_body
 from bridle.http.transport.sse import SseResponse
-from bridle.media import Source
+from bridle.media import Source, reads
+from bridle.media.modalities import IMAGE
 from bridle.service import LoadedModel
 from bridle.service.prompts import see_apart
 from bridle.service.serving import Serving
@@ -117,11 +117,11 @@ def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]
     """The text with a place for each picture that is written into it, and the pictures."""
     if other := _OTHER_FILE.search(inputs):
         raise UnsupportedFeature(
-            f"inputs has a file of type {other[1]!r}; {reads(model.name, model.pictures is not None)}", "inputs"
+            f"inputs has a file of type {other[1]!r}; {reads(model.name, model.modalities)}", "inputs"
         )
-    if model.pictures is None:
+    if model.pictures is None or IMAGE not in model.modalities:
         if _DATA in inputs:
-            raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
+            raise UnsupportedFeature(f"inputs has an image; {reads(model.name, model.modalities)}", "inputs")
         return inputs, []
     before, *rest = _IMAGE.split(inputs)
     if not rest:

@@ -6,7 +6,7 @@ beyond the vocabulary); these are cut to size. Everything else that is wrong is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -68,17 +68,21 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
 
 
 async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -> tuple[tuple[int, ...], Sights]:
-    """The context with its pictures in their places."""
-    if not asked.images:
+    """The context with its pictures and sounds in their places."""
+    if not (asked.images or asked.audio):
         return context, NO_SIGHTS
     if asked.save is not None:
-        raise UnsupportedFeature("a buffer holds tokens alone: a stream with images cannot be saved as one", "save")
-    sources = []
-    for number, url in enumerate(asked.images):
-        if not isinstance(url, str):
-            raise InvalidRequest(f"images[{number}] is a {type(url).__name__}; must be a URL", "images")
-        sources.append(Source(url, f"images[{number}]"))
+        what = "images" if asked.images else "audio"
+        raise UnsupportedFeature(f"a buffer holds tokens alone: a stream with {what} cannot be saved as one", "save")
+    sources = [*_sources(asked.images, "images", "image"), *_sources(asked.audio, "audio", "audio")]
     return await see_apart(model, context, sources)
+
+
+def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
+    for number, url in enumerate(urls):
+        if not isinstance(url, str):
+            raise InvalidRequest(f"{field}[{number}] is a {type(url).__name__}; must be a URL", field)
+    return [Source(url, f"{field}[{number}]", modality=modality) for number, url in enumerate(urls)]
 
 
 async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:

@@ -46,7 +46,7 @@ async def _answer(body: ResponsesBody, serving: Serving, book: ResponseBook) -> 
     said = body.items(book, serving.identity.user)
     body = body.model_copy(update={"input": said})
     model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
-    chat = body.to_chat(model.name, sees=model.pictures is not None)
+    chat = body.to_chat(model.name, model.modalities)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
     sampling = chat.filled(turn.sampling, model, len(turn.prompt))

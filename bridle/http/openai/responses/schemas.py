@@ -5,12 +5,11 @@ A reference to an earlier response stands for the items that it answered, and it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from bridle.chat.conversation import reads
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
@@ -24,6 +23,7 @@ from bridle.http.openai.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.media.modalities import reads
 from bridle.service.response_book import ResponseBook
 from bridle.shown import shown
 
@@ -80,17 +80,17 @@ class ResponsesBody(SamplingFields):
             raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
         return said
 
-    def to_chat(self, model: str, sees: bool = False) -> ChatBody:
-        """The same as a chat with `model`, which `sees` pictures or does not. Raises `InvalidRequest` that names the
+    def to_chat(self, model: str, modalities: Collection[str] = ()) -> ChatBody:
+        """The same as a chat with `model`, which reads files of `modalities`. Raises `InvalidRequest` that names the
         item, the tool or the field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
             given["response_format"] = _format(self.text.format)
         try:
-            messages = _messages(self.instructions, self.input, sees)
+            messages = _messages(self.instructions, self.input, bool(modalities))
         except UnsupportedFeature as error:
-            raise UnsupportedFeature(f"{error}; {reads(model, sees)}", error.param) from None
+            raise UnsupportedFeature(f"{error}; {reads(model, modalities)}", error.param) from None
         return ChatBody.model_construct(
             **given,
             messages=messages,
@@ -116,12 +116,12 @@ class ResponsesBody(SamplingFields):
             raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
 
 
-def _messages(instructions: str | None, items: str | JsonObjects, sees: bool) -> JsonObjects:
+def _messages(instructions: str | None, items: str | JsonObjects, has_files: bool) -> JsonObjects:
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     for position, item in enumerate(items):
-        _add_item(messages, item, f"input[{position}]", _content if sees else _text)
+        _add_item(messages, item, f"input[{position}]", _content if has_files else _text)
     return messages
 
 
@@ -165,17 +165,17 @@ def _turn(messages: JsonObjects) -> dict[str, Any]:
 
 
 def _content(content: Any, where: str) -> str | JsonObjects:
-    """The text of parts; the parts themselves, in order, where some are pictures."""
-    if not isinstance(content, list) or not any(_is_picture(part) for part in content):
+    """The text of parts; the parts themselves, in order, where some are pictures or sounds."""
+    if not isinstance(content, list) or not any(_is_file(part) for part in content):
         return _text(content, where)
     for position, part in enumerate(content):
-        if not _is_picture(part):
+        if not _is_file(part):
             _text([part], f"{where}[{position}]")
     return list(content)
 
 
-def _is_picture(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
+def _is_file(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("input_image", "input_audio")
 
 
 def _text(content: Any, where: str) -> str:

@@ -1,0 +1,25 @@
+"""The kinds of files that go into prompts beside text, by the names that APIs have for them, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+IMAGE, AUDIO = "image", "audio"
+#: What files of a kind are called in sentences: one, and several.
+WORDS = {IMAGE: ("picture", "pictures"), AUDIO: ("sound", "sounds")}
+#: The types of content parts of each kind.
+PARTS = {
+    IMAGE: ("image_url", "input_image", "image"),
+    AUDIO: ("input_audio", "audio_url", "audio"),
+}
+OF_PARTS = {part: modality for modality, parts in PARTS.items() for part in parts}
+
+
+def counted(number: int, modality: str) -> str:
+    """As in `3 pictures`."""
+    return f"{number} {WORDS[modality][1]}"
+
+
+def reads(name: str, modalities: Collection[str]) -> str:
+    """What the model called `name` reads beside text, in words for messages."""
+    return f"{name!r} reads only " + " and ".join(["text", *(WORDS[modality][1] for modality in modalities)])

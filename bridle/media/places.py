@@ -1,0 +1,119 @@
+"""The places that pictures and sounds take in a prompt: each placeholder grows to rows, with marker tokens around."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bridle.engine.media import MediaRun, Medium, Sights
+from bridle.errors import InvalidRequest
+from bridle.media.families import Layout
+from bridle.media.modalities import IMAGE, counted
+from bridle.media.senses import Sense, Tokens, key_of
+from bridle.media.whole_prompts import completed, is_lines, whole_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture, or one of another `modality`, as a model reads it."""
+
+    medium: Medium
+    layout: Layout
+    modality: str = IMAGE
+
+
+class Placing:
+    """The tokens of a prompt that is being made, and the runs among them."""
+
+    def __init__(self, senses: Mapping[str, Sense], tokenizer: Tokens) -> None:
+        self._senses, self._tokenizer = senses, tokenizer
+        self._tokens: list[int] = []
+        self._left: deque[int] = deque()
+        self._runs: list[MediaRun] = []
+
+    def place(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> tuple[tuple[int, ...], Sights]:
+        """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
+        `InvalidRequest` unless there is a placeholder for each."""
+        whole = next((sense for sense in map(self._sense_of, pictures) if sense.is_whole), None)
+        if whole is not None:
+            prompt = completed(prompt, whole.placeholder, len(pictures), self._tokenizer)
+        waiting = {modality: [each for each in pictures if each.modality == modality] for modality in self._senses}
+        for modality, sense in self._senses.items():
+            self._check(prompt, sense, len(waiting[modality]))
+        coming = {sense.placeholder: iter(waiting[modality]) for modality, sense in self._senses.items()}
+        self._left.extend(prompt)
+        while self._left:
+            token = self._left.popleft()
+            if token in coming:
+                self._grow(next(coming[token]))
+            else:
+                self._tokens.append(token)
+        if whole is not None:
+            return tuple(self._tokens), self._as_one(pictures)
+        media = {picture.medium.key: picture.medium for picture in pictures}
+        return tuple(self._tokens), Sights(tuple(media.values()), tuple(self._runs))
+
+    def _sense_of(self, picture: Picture) -> Sense:
+        return self._senses[picture.modality]
+
+    def _as_one(self, pictures: Sequence[Picture]) -> Sights:
+        """The whole prompt as one medium in one run."""
+        arrays = whole_arrays(self._tokens, [picture.medium for picture in pictures])
+        medium = Medium(key_of(arrays), arrays, len(self._tokens))
+        return Sights((medium,), (MediaRun(0, len(self._tokens), medium.key, is_mutual=True),))
+
+    def _check(self, prompt: Sequence[int], sense: Sense, num_sent: int) -> None:
+        num_places, text = prompt.count(sense.placeholder), self._tokenizer.token_text
+        if sense.row_token != sense.placeholder and sense.row_token in prompt:
+            raise InvalidRequest(
+                f"the prompt has the text {text(sense.row_token)!r}, which stands for a row of one", sense.modality
+            )
+        if num_places != num_sent:
+            raise InvalidRequest(
+                f"the prompt has places for {counted(num_places, sense.modality)}, each the text "
+                f"{text(sense.placeholder)!r}; {num_sent} were sent",
+                sense.modality,
+            )
+
+    def _grow(self, picture: Picture) -> None:
+        """Append what the picture takes; line ends beside it are made tokens of together with the prompt's."""
+        layout, sense, offset = picture.layout, self._senses[picture.modality], 0
+        self._drop_around(*layout.around)
+        for number, part in enumerate(layout.parts):
+            if isinstance(part, str):
+                part = self._lines_before() + part if number == 0 and part.startswith("\n") else part
+                is_last = number + 1 == len(layout.parts)
+                part = part + self._lines_behind() if is_last and part.endswith("\n") else part
+                self._tokens += self._tokenizer.encode(part, add_special_tokens=False)
+            else:
+                key = picture.medium.key
+                run = MediaRun(len(self._tokens), part, key, offset, layout.grid, sense.is_mutual)
+                self._runs.append(run)
+                self._tokens += [sense.row_token] * part
+                offset += part
+
+    def _drop_around(self, before: str, behind: str) -> None:
+        """Leave out marker tokens that a template writes around the placeholder, where the layout has its own."""
+        text = self._tokenizer.token_text
+        has_before = not before or (bool(self._tokens) and text(self._tokens[-1]) == before)
+        has_behind = not behind or (bool(self._left) and text(self._left[0]) == behind)
+        if has_before and has_behind:
+            if before:
+                self._tokens.pop()
+            if behind:
+                self._left.popleft()
+
+    def _lines_before(self) -> str:
+        lines = ""
+        while self._tokens and is_lines(text := self._tokenizer.token_text(self._tokens[-1])):
+            self._tokens.pop()
+            lines = text + lines
+        return lines
+
+    def _lines_behind(self) -> str:
+        lines = ""
+        while self._left and is_lines(text := self._tokenizer.token_text(self._left[0])):
+            self._left.popleft()
+            lines += text
+        return lines

@@ -1,0 +1,180 @@
+"""Sounds through every front-end: the same sound and text give the same prompt and the same answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from starlette.testclient import TestClient
+
+from bridle import LLM
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http import create_app
+from bridle.service import ModelRegistry
+from lab.doubles import hearing
+from tests.lmtp.harness import Setup
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
+TEXT = "What is said?"
+
+
+def noise(seed: int = 0) -> np.ndarray[Any, Any]:
+    return (np.random.RandomState(seed).randint(-9_000, 9_000, 5_000) / 32_768).astype(np.float32)
+
+
+def wav(seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, noise(seed), hearing.RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def encoded(seed: int = 0) -> str:
+    return base64.b64encode(wav(seed)).decode()
+
+
+def part(seed: int = 0) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": encoded(seed), "format": "wav"}}
+
+
+SAID = {"type": "text", "text": TEXT}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hearing.make_hearing(tmp_path_factory.mktemp("ears") / "voxtral")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def http(llm: LLM) -> Iterator[TestClient]:
+    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that reach the engine."""
+    found: list[Request] = []
+    submit = llm.model.client.submit
+
+    def note(request: Request) -> Any:
+        found.append(request)
+        return submit(request)
+
+    monkeypatch.setattr(llm.model.client, "submit", note)
+    return found
+
+
+def places(request: Request) -> tuple[tuple[int, int, bytes], ...]:
+    return tuple((run.position, run.length, run.key) for run in request.runs)
+
+
+def test_every_shape_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: list[Request]) -> None:
+    shapes = [part(), {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{encoded()}"}}]
+    answers = set()
+    for shape in shapes:
+        asked = {"messages": [{"role": "user", "content": [shape, SAID]}], **GREEDY}
+        answers.add(http.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"])
+    items = [part(), {"type": "input_text", "text": TEXT}]
+    asked = {"input": [{"role": "user", "content": items}], "temperature": 0.0, "max_output_tokens": 6}
+    answers.add(http.post("/v1/responses", json=asked).json()["output"][0]["content"][0]["text"])
+    values: list[Any] = [wav(), noise(), (noise(), hearing.RATE), f"data:audio/wav;base64,{encoded()}"]
+    for value in values:
+        output = llm.chat([{"role": "user", "content": [{"type": "audio", "audio": value}, SAID]}], **GREEDY)[0]
+        assert output.outputs[0].message is not None
+        answers.add(output.outputs[0].message.content)
+    assert len(answers) == 1 and len(submitted) == 7
+    assert {request.prompt for request in submitted} == {submitted[0].prompt}
+    for mine in (submitted[:3], submitted[3:]):  # keys are a tenant's
+        assert {places(request) for request in mine} == {places(mine[0])}
+    assert [run.length for run in submitted[0].runs] == [2 * hearing.ROWS]
+
+
+def test_prompts_take_them_beside(llm: LLM, submitted: list[Request], tmp_path: Path) -> None:
+    (tmp_path / "it.wav").write_bytes(wav())
+    values: list[Any] = [str(tmp_path / "it.wav"), [wav()], (noise(), hearing.RATE), [(noise(), hearing.RATE)]]
+    texts = {
+        llm.generate({"prompt": f"[AUDIO]{TEXT}", "multi_modal_data": {"audio": value}}, **GREEDY)[0].outputs[0].text
+        for value in values
+    }
+    assert len(texts) == 1 and len({places(request) for request in submitted}) == 1
+    two = {"prompt": "[AUDIO] and [AUDIO]", "multi_modal_data": {"audio": [wav(), wav(1)]}}
+    assert llm.generate(two, **GREEDY)[0].outputs[0].text
+    assert len({run.key for run in submitted[-1].runs}) == 2
+    with pytest.raises(InvalidRequest, match=r"places for 1 sounds, each the text '\[AUDIO\]'; 2 were sent"):
+        llm.generate({**two, "prompt": "[AUDIO]"}, **GREEDY)
+    with pytest.raises(UnsupportedFeature, match="reads only text and sounds; no pictures can be sent to it"):
+        llm.generate({"prompt": "x", "multi_modal_data": {"image": b"x"}}, **GREEDY)
+
+
+def test_what_is_said_again_is_found(llm: LLM) -> None:
+    given = {"prompt": f"again[AUDIO]{TEXT}", "multi_modal_data": {"audio": wav(7)}}
+    first, again = (llm.generate(given, **GREEDY)[0] for _ in range(2))
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids and (again.num_cached_tokens or 0) > 8
+    other = llm.generate({**given, "multi_modal_data": {"audio": wav(8)}}, **GREEDY)[0]
+    assert (other.num_cached_tokens or 0) <= 8  # `again`, and what begins a sound
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ([{"type": "image_url", "image_url": {"url": "data:,"}}], "reads only text and sounds"),
+    (
+        [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/x.wav"}}],
+        "the sound itself, as data:audio/",
+    ),
+    ([{"type": "audio", "audio": "/etc/hostname"}], "this server fetches nothing"),
+    ([{"type": "audio", "audio": [0.1, 0.2]}], "is list; must be bytes"),
+    ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], "cannot be read: it is damaged"),
+    ([part(), {"type": "text", "text": "hear [AUDIO]"}], "which stands for a sound"),
+    ([part()] * 17, "17 sounds were sent; at most 16"),
+]
+
+
+@pytest.mark.parametrize(("parts", "why"), REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_sentence(http: TestClient, parts: Any, why: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}], **GREEDY})
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]
+
+
+def test_apis_without_sounds_say_what_is_read(http: TestClient) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    said = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    for path, body in [
+        ("/v1/messages", {"max_tokens": 4, "messages": said}),
+        ("/generate", {"inputs": "![](data:image/png;base64,AAAA)"}),
+    ]:
+        answer = http.post(path, json=body)
+        assert answer.status_code in (400, 422) and "'voxtral' reads only text and sounds" in answer.text
+
+
+def test_models_say_what_they_read(http: TestClient) -> None:
+    (row,) = http.get("/v1/models").json()["data"]
+    assert row["input_modalities"] == ["text", "audio"] and row["reads_pictures"] is False
+
+
+async def test_lmtp_takes_them(llm: LLM) -> None:
+    wanted = llm.generate({"prompt": f"[AUDIO]{TEXT}", "multi_modal_data": {"audio": wav()}}, **GREEDY)[0].outputs[0]
+    setup = Setup(llm.model)
+    wire = setup.connect()
+    try:
+        (hello,) = await wire.ask("MODEL_INFO", model=llm.model.name)
+        assert hello["model_info"]["lmtp"]["audio"] is True
+        asked = {"model": llm.model.name, "prompt": f"[AUDIO]{TEXT}", **GREEDY}
+        found = await wire.ask("GENERATE", **asked, audio=[f"data:audio/wav;base64,{encoded()}"])
+        assert [body["token"] for body in found] == list(wanted.token_ids)
+        (body,) = await wire.ask("GENERATE", **asked, audio=[5])
+        assert "audio[0] is a int" in body["error"]
+    finally:
+        await setup.server.close()
