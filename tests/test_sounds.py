@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http import create_app
+from bridle.media import MediaLimits
+from bridle.media.clips import CHOSEN_RATE
+from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_FRAME_PIXELS, MOST_RATE
+from bridle.media.watching import Frames
 from bridle.service import ModelRegistry
 from lab.doubles import hearing
 from tests.lmtp.harness import Setup
+from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 TEXT = "What is said?"
@@ -178,3 +184,35 @@ async def test_lmtp_takes_them(llm: LLM) -> None:
         assert "audio[0] is a int" in body["error"]
     finally:
         await setup.server.close()
+
+
+PAGE = (ROOT / "docs" / "sound-and-video.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_program_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "speech.wav").write_bytes(wav())
+    given = {
+        '"./voxtral"': repr(str(folder)),
+        "UklGRg...": encoded(),
+        '"speech.wav"': repr(str(tmp_path / "speech.wav")),
+    }
+    for name, value in given.items():
+        assert name in program
+        program = program.replace(name, value)
+    names: dict[str, Any] = {}
+    exec(compile(program, "sound-and-video.md", "exec", dont_inherit=True), names)
+    names["llm"].close()
+    assert len(capsys.readouterr().out.strip()) > 2
+
+
+def test_the_pages_figures() -> None:
+    limits = MediaLimits()
+    assert (limits.max_sounds, limits.max_videos) == (16, 4) and "in a request | 16, 4 |" in PAGE
+    assert (limits.max_sound_seconds, limits.max_video_seconds) == (1_800, 3_600) and "| 1,800, 3,600 |" in PAGE
+    assert (LEAST_RATE, MOST_RATE, MOST_CHANNELS) == (1_000, 384_000, 16)
+    assert "| 1,000 to 384,000, at most 16 |" in PAGE
+    assert MOST_FRAME_PIXELS == 10_000_000 and "| 10 million |" in PAGE
+    assert (limits.max_frames, limits.max_video_pixels) == (240, 16_000_000) and "| 240, 16 million |" in PAGE
+    assert limits.decode_seconds == 20 and "| 20 seconds |" in PAGE
+    assert CHOSEN_RATE == 2 == Frames().rate and Frames().fewest == 4 and "at least 4" in PAGE

@@ -36,7 +36,7 @@ _TOOLS = ToolOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
     "/image FILE shows a picture with the next turn, /audio FILE plays a sound with it, "
-    "/undo takes the last turn back, /quit ends."
+    "/video FILE shows a video, /undo takes the last turn back, /quit ends."
 )
 
 
@@ -49,6 +49,7 @@ def chat(
     adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
+    video: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
@@ -74,6 +75,8 @@ def chat(
         `/image FILE` adds one to the next turn.
     audio
         A sound that goes with the first turn, for models that read some, and `/audio FILE` likewise.
+    video
+        A video, in the same way, and `/video FILE`.
     stats
         Show counts and speed below each reply.
     """
@@ -93,6 +96,7 @@ def chat(
         talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
         talk.show("image", *image)
         talk.show("audio", *audio)
+        talk.show("video", *video)
         talk.run()
     return 0
 
@@ -146,7 +150,7 @@ class Conversation:
         elif word == "/adapter":
             self.choose(rest.strip())
             return
-        elif word in ("/image", "/audio"):
+        elif word in ("/image", "/audio", "/video"):
             self._try_to_show(word[1:], Path(rest.strip()).expanduser())
             return
         else:
@@ -156,7 +160,7 @@ class Conversation:
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
     def show(self, modality: str, *paths: Path) -> None:
-        """Send pictures or sounds along with the next turn. Raises what is wrong with one of them."""
+        """Send pictures, sounds or videos along with the next turn. Raises what is wrong with one of them."""
         from bridle.media import Source, reads
 
         if not paths:

@@ -40,6 +40,7 @@ def generate(
     chat: Annotated[bool, Parameter(negative="")] = False,
     image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
+    video: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     stats: bool = True,
     adapter: str | None = None,
@@ -71,6 +72,8 @@ def generate(
         prompt has the model's own placeholder for each.
     audio
         A sound, in the same way.
+    video
+        A video, in the same way.
     stats
         Say on stderr how many tokens there were and how fast they came.
     """
@@ -83,7 +86,8 @@ def generate(
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
     config, demands, control = model.to_config(name, warm_up=False), policies.demands(), steering.control()
-    files = [("image", path) for path in image] + [("audio", path) for path in audio]
+    given = {"image": image, "audio": audio, "video": video}
+    files = [(modality, path) for modality, paths in given.items() for path in paths]
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
         params = sampling.to_params(loaded)

@@ -66,6 +66,9 @@ def _add_runs(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
             message.run_grids.extend(run.grid or _NO_GRID)
             message.run_is_mutual.append(run.is_mutual)
     message.media.extend(numbers)
+    paces = [run.pace for row in rows for run in row.runs]
+    if any(pace != 1.0 for pace in paces):
+        message.run_paces.extend(paces)
 
 
 def decode_plan(message: pb.Plan) -> StepPlan:
@@ -104,16 +107,17 @@ def _runs(message: pb.Plan, num_rows: int, what: str) -> Sequence[Runs]:
     if not message.num_runs:
         return [()] * num_rows
     check_lengths(what, num_rows, message.num_runs)
-    columns = message.run_positions, message.run_lengths, message.run_media, message.run_offsets, message.run_is_mutual
+    columns = message.run_positions, message.run_lengths, message.run_media, message.run_offsets
     num_runs, grids = len(message.run_positions), list(message.run_grids)
-    check_lengths(what, num_runs, *columns)
+    looks = message.run_is_mutual, message.run_paces or [1.0] * num_runs
+    check_lengths(what, num_runs, *columns, *looks)
     check_lengths(what, 3 * num_runs, grids)
     keys = list(message.media)
     runs = []
-    for i, (position, length, number, offset, is_mutual) in enumerate(zip(*columns, strict=True)):
+    for i, (position, length, number, offset, *look) in enumerate(zip(*columns, *looks, strict=True)):
         time, height, width = grids[3 * i : 3 * i + 3]
         grid = (time, height, width) if (time, height, width) != _NO_GRID else None
-        runs.append(MediaRun(position, length, item(keys, number, what), offset, grid, is_mutual))
+        runs.append(MediaRun(position, length, item(keys, number, what), offset, grid, *look))
     return shares(runs, list(message.num_runs), what)
 
 

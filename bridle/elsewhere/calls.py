@@ -13,6 +13,7 @@ from bridle.elsewhere.rows import System, Word, systems_of
 from bridle.elsewhere.vendor_fields import JUDGED
 from bridle.elsewhere.vllm_calls import VLLM_CALLS
 
+_HEARD = "a chat with `input_audio` does it, of models that read sound"
 _STORE = "the server keeps responses alone: send the whole conversation"
 
 
@@ -50,7 +51,7 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM",), "/classify"),
     Route(("vLLM",), "/rerank"),
     Route(("vLLM",), "/pooling", "/v1/embeddings pools as the model's folder says, /v1/classify gives logits"),
-    Route(("vLLM", "Ray"), "/v1/audio/transcriptions", TEXT),
+    Route(("vLLM", "Ray"), "/v1/audio/transcriptions", _HEARD),
     Route(("SGLang", "TGI"), "/generate"),
     Route(("vLLM",), "/generate", but="with the bodies of SGLang and TGI; /v1/completions takes vLLM's `prompt`"),
     Route(("SGLang",), "/flush_cache", "prefixes are dropped when room is needed"),
@@ -88,9 +89,9 @@ ROUTES: tuple[Route, ...] = (
     *_routes("vLLM", "/cohere/v2/chat", "/v1/chat/completions"),
     *_routes("vLLM SGLang", "/v1/responses/{response_id}/cancel", "a client that leaves ends its request"),
     *_routes("vLLM SGLang", "/v1/realtime", TEXT),
-    *_routes("vLLM", "/v1/audio/translations", TEXT),
-    *_routes("SGLang llama.cpp", "/v1/audio/transcriptions", TEXT),
-    *_routes("llama.cpp", "/audio/transcriptions", TEXT),
+    *_routes("vLLM", "/v1/audio/translations", _HEARD),
+    *_routes("SGLang llama.cpp", "/v1/audio/transcriptions", _HEARD),
+    *_routes("llama.cpp", "/audio/transcriptions", _HEARD),
     *_routes(
         "llama.cpp",
         "/chat/completions /completions /embedding /embeddings /models /responses /reranking /v1/reranking /v1/health "
@@ -212,7 +213,8 @@ ROUTES: tuple[Route, ...] = (
     *_routes("OpenAI", "/v1/responses /v1/responses/{response_id}"),
     *_routes("OpenAI", "/v1/batches", "`bridle run-batch` answers such files"),
     *_routes("OpenAI", "/v1/files /v1/conversations", _STORE),
-    *_routes("OpenAI", "/v1/audio/speech /v1/audio/transcriptions /v1/audio/translations", TEXT),
+    *_routes("OpenAI", "/v1/audio/speech", TEXT),
+    *_routes("OpenAI", "/v1/audio/transcriptions /v1/audio/translations", _HEARD),
     *_routes("OpenAI", "/v1/images/generations", TEXT),
     *_routes("OpenAI", "/v1/moderations", JUDGED),
     *_routes("Anthropic", "/v1/messages /v1/messages/count_tokens /v1/models"),

@@ -3,7 +3,7 @@ is here: functions, keywords, classes, and fields of settings."""
 
 from __future__ import annotations
 
-from bridle.elsewhere.programs import TEXT
+from bridle.elsewhere.programs import MEDIA, TEXT
 from bridle.elsewhere.rows import System, Word
 
 _PYTHON = "Python's own: a program goes on with the output's text"
@@ -55,7 +55,8 @@ GUIDANCE: tuple[Word, ...] = (
     Word("guidance", "guidance", ("controller",), why="functions of it that decide as they go"),
     Word("guidance", "role, system, user, assistant", (), ("chat", "session")),
     Word("guidance", "image", (), ("chat",), why="pictures are parts of messages: `docs/pictures.md`"),
-    Word("guidance", "audio, video, gen_audio, gen_image, gen_video", why=TEXT),
+    Word("guidance", "audio, video", (), ("chat",), why=MEDIA),
+    Word("guidance", "gen_audio, gen_image, gen_video", why=TEXT),
 )
 
 OUTLINES: tuple[Word, ...] = (
@@ -98,7 +99,7 @@ OUTLINES: tuple[Word, ...] = (
     ),
     _words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),
     _words("outlines", "Image Vision", "pictures are parts of messages: `docs/pictures.md`", members="chat"),
-    _words("outlines", "Audio Video", TEXT),
+    _words("outlines", "Audio Video", MEDIA, members="chat"),
     _words("outlines", "Template", "Python's own, or Jinja's"),
     _words("outlines", "Application", "a function of your own around `LLM.parse`"),
     _words("outlines", "get_cache clear_cache disable_cache", "what is compiled is kept in memory, within bounds"),

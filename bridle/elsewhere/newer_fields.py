@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same
 
-_TEXT_ONLY = "models here read text and pictures, and write text"
 _SPEED = "how a server computes changes no text"
 _WHOLE = "answers have all of their fields"
 _TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}
@@ -48,8 +47,8 @@ NEWER: tuple[Field, ...] = (
     absent("SGLang", "multi_item_delimiter_indices", "/v1/score takes a list of texts", [1]),
     absent("SGLang", "token_indices_to_pool", "what pools is told by the model's folder", [1]),
     absent("SGLang", "task", "conversations follow the checkpoint's template", "x"),
-    absent("SGLang", "use_audio_in_video", _TEXT_ONLY),
-    absent("SGLang", "video_config", _TEXT_ONLY, {"a": 1}),
+    absent("SGLang", "use_audio_in_video", "of a video the frames are read; its sound is a part of its own"),
+    absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
     absent("llama.cpp", "reasoning_budget_message", "thoughts that end early end as the template has it", "x"),
     absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's template says how tools are told", "x"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from bridle.elsewhere.rows import Word
 
-TEXT = "models here read text and pictures, and write text"
+TEXT = "models here read text, pictures, sounds and videos, and write text"
+#: How files other than pictures are sent.
+MEDIA = "sounds and videos are parts of messages: `docs/sound-and-video.md`"
 
 
 def _steering_words() -> list[Word]:
@@ -61,7 +63,7 @@ def _inferlet_words() -> list[Word]:
         pie("forward-pass.adapter", why="a request names its `adapter`; it is the same for the whole text"),
         pie("forward-pass.attention-mask", why=engine_owns),
         pie("forward-pass.input-image", why="pictures are parts of messages; a controller adds none"),
-        pie("forward-pass.input-audio", why=TEXT),
+        pie("forward-pass.input-audio", why="sounds are parts of messages; a controller adds none"),
         pie("sampler.multinomial sampler.top-k sampler.top-p sampler.min-p sampler.top-k-top-p", "Branch.sampling"),
         pie("sampler.dist sampler.logprob sampler.logprobs", "Branch.top_logprobs", "SequenceView.candidates"),
         pie("sampler.raw-logits sampler.entropy", why="candidates come with probabilities, not the whole row"),
@@ -99,7 +101,8 @@ def _inferlet_words() -> list[Word]:
             why="nothing is trained here",
         ),
         pie("image.from-bytes", why="pictures are parts of messages: `docs/pictures.md`"),
-        pie("video.from-bytes audio.from-bytes speech.generate", why=TEXT),
+        pie("video.from-bytes audio.from-bytes", why=MEDIA),
+        pie("speech.generate", why=TEXT),
         pie(
             "chat.system chat.user chat.assistant chat.cue chat.seal chat.stop-tokens chat.create-decoder",
             members=("chat", "session"),

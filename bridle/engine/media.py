@@ -1,5 +1,5 @@
 """What requests hold beside tokens: pictures, as the numbers that a model's tower reads, and the places in the prompt
-where their features go.
+where their features go. What is said of pictures holds for sounds and videos.
 
 A `Medium` is one picture, made ready for a model. A `MediaRun` says that rows of it stand at positions of a prompt; one
 picture may have several runs. The tokens at these positions are placeholders: what is computed there depends on the
@@ -9,6 +9,7 @@ placeholder's id that was drawn or typed is text. Plain data; knows nothing of h
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -43,8 +44,9 @@ class Medium:
 @dataclass(frozen=True, slots=True)
 class MediaRun:
     """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
-    (time, height, width) is how the rows lie in the picture, for models whose positions have three coordinates. Rows of
-    a run that `is_mutual` see each other in both directions, so they are computed in one step."""
+    (time, height, width) is how the rows of the run lie in the picture, for models whose positions have three
+    coordinates, and neighbouring times of it are `pace` positions apart. Rows of a run that `is_mutual` see each other
+    in both directions, so they are computed in one step."""
 
     position: int
     length: int
@@ -52,6 +54,7 @@ class MediaRun:
     offset: int = 0
     grid: tuple[int, int, int] | None = None
     is_mutual: bool = False
+    pace: float = 1.0
 
     @property
     def end(self) -> int:
@@ -86,13 +89,14 @@ NO_SIGHTS = Sights()
 
 def marks(runs: Runs, start: int, end: int) -> bytes:
     """What distinguishes tokens `start .. end-1` from the same tokens with other pictures: for every run among them
-    which rows of which medium stand where."""
+    which rows of which medium stand where, and at which positions, where these depend on more."""
     parts = []
     for run in runs:
         first, last = max(run.position, start), min(run.end, end)
         if first < last:
             numbers = (first - start, last - start, run.offset + first - run.position)
-            parts.append(run.key + b"".join(number.to_bytes(8, "little") for number in numbers))
+            pace = b"" if run.pace == 1.0 else struct.pack("<d", run.pace)
+            parts.append(run.key + b"".join(number.to_bytes(8, "little") for number in numbers) + pace)
     return b"".join(parts)
 
 

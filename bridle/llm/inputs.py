@@ -15,17 +15,18 @@ from bridle.elsewhere.vllm_calls import of_setting
 from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
 from bridle.media import Source
-from bridle.media.modalities import AUDIO, WORDS
+from bridle.media.modalities import IMAGE, VIDEO, WORDS
 from bridle.sampling import SamplingParams
 
 
 class MultiModalData(TypedDict, total=False):
-    """What a prompt has beside text, for its placeholders in order: a picture or several, a sound or several. Each is
-    bytes, a path, a `data:` URL or an array; a picture may also be an image of Pillow's, a sound an array and its
-    rate."""
+    """What a prompt has beside text, for its placeholders in order: a picture, a sound or a video, or several. Each
+    is bytes, a path, a `data:` URL or an array; a picture may also be an image of Pillow's, a sound an array and its
+    rate, a video a list of pictures, or its frames and their rate."""
 
     image: Any
     audio: Any
+    video: Any
 
 
 #: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
@@ -38,7 +39,7 @@ _MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{mo
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One prompt, and the pictures and sounds for its placeholders, in order."""
+    """One prompt, and the pictures, sounds and videos for its placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()
@@ -60,7 +61,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     for each in given:
         if each.pictures:
             raise UnsupportedFeature(
-                "pictures or sounds were given to a call that reads text alone", "multi_modal_data"
+                "pictures, sounds or videos were given to a call that reads text alone", "multi_modal_data"
             )
     return [each.prompt for each in given]
 
@@ -80,7 +81,7 @@ def _as_one(prompt: Any, where: str) -> Given:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The pictures and sounds of a `MultiModalData`."""
+    """The pictures, sounds and videos of a `MultiModalData`."""
     if not data:
         return ()
     if not isinstance(data, Mapping):
@@ -99,9 +100,11 @@ def as_pictures(data: Any) -> tuple[Source, ...]:
 
 
 def _several(value: Any, modality: str) -> list[Any]:
-    """One or many. An array and its rate are one sound."""
-    is_sound = modality == AUDIO and isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
-    is_many = isinstance(value, (list, tuple)) and not is_sound
+    """One or many. An array and its rate are one sound; a list of pictures is one video, unless it holds files."""
+    has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
+    is_many = isinstance(value, (list, tuple)) and not (has_rate and modality != IMAGE)
+    if is_many and modality == VIDEO and not all(isinstance(each, (list, tuple, str, Path, bytes)) for each in value):
+        is_many = any(getattr(each, "ndim", 0) == 4 for each in value)
     return list(value) if is_many else [] if value is None else [value]
 
 

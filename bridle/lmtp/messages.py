@@ -34,6 +34,7 @@ FEATURES: Mapping[str, Any] = {
     "terms": True,
     "images": True,
     "audio": True,
+    "video": True,
     "traces": True,
     "tool_results": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
@@ -52,9 +53,9 @@ class Generate:
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
     `position`. With `rewind` = `event` the client is told of rewinds and forks instead of waiting for final tokens.
-    `images` are the pictures of the context's placeholders, in order, each a `data:` URL, and `audio` the sounds.
-    `trace` asks the server to
-    keep how each token came to be (true), and to tell it as well (`events`).
+    `images` are the pictures of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
+    `video` the videos. `trace` asks the server to keep how each token came to be (true), and to tell it as well
+    (`events`).
     Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
     of no use any more.
     """
@@ -81,6 +82,7 @@ class Generate:
     rewind: str = "hold"
     images: tuple[Any, ...] = ()
     audio: tuple[Any, ...] = ()
+    video: tuple[Any, ...] = ()
     trace: bool | str | None = None
     priority: int | None = None
     deadline: float | None = None

@@ -22,11 +22,13 @@ Arrays = Mapping[str, NDArray[Any]]
 class Layout:
     """What a picture's placeholder becomes: numbers of rows, and texts of marker tokens, in order. `grid` is how rows
     lie in time, height and width, for models that count positions so. Marker tokens that templates write `around` the
-    placeholder, before it and behind, go where `parts` have their own."""
+    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie `pace`
+    positions apart."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
     around: tuple[str, str] = ("", "")
+    pace: float = 1.0
 
     @property
     def num_rows(self) -> int:

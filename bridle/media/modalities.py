@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-IMAGE, AUDIO = "image", "audio"
+IMAGE, AUDIO, VIDEO = "image", "audio", "video"
 #: What files of a kind are called in sentences: one, and several.
-WORDS = {IMAGE: ("picture", "pictures"), AUDIO: ("sound", "sounds")}
+WORDS = {IMAGE: ("picture", "pictures"), AUDIO: ("sound", "sounds"), VIDEO: ("video", "videos")}
 #: The types of content parts of each kind.
 PARTS = {
     IMAGE: ("image_url", "input_image", "image"),
     AUDIO: ("input_audio", "audio_url", "audio"),
+    VIDEO: ("video_url", "input_video", "video"),
 }
 OF_PARTS = {part: modality for modality, parts in PARTS.items() for part in parts}
 
@@ -22,4 +23,5 @@ def counted(number: int, modality: str) -> str:
 
 def reads(name: str, modalities: Collection[str]) -> str:
     """What the model called `name` reads beside text, in words for messages."""
-    return f"{name!r} reads only " + " and ".join(["text", *(WORDS[modality][1] for modality in modalities)])
+    words = ["text", *(WORDS[modality][1] for modality in modalities)]
+    return f"{name!r} reads only " + (", ".join(words[:-1]) + " and " if words[1:] else "") + words[-1]

@@ -88,7 +88,7 @@ class Placing:
                 self._tokens += self._tokenizer.encode(part, add_special_tokens=False)
             else:
                 key = picture.medium.key
-                run = MediaRun(len(self._tokens), part, key, offset, layout.grid, sense.is_mutual)
+                run = MediaRun(len(self._tokens), part, key, offset, layout.grid, sense.is_mutual, layout.pace)
                 self._runs.append(run)
                 self._tokens += [sense.row_token] * part
                 offset += part

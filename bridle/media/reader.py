@@ -1,4 +1,4 @@
-"""From pictures and sounds in a request to what an engine takes: `Medium` and `MediaRun`.
+"""From pictures, sounds and videos in a request to what an engine takes: `Medium` and `MediaRun`.
 
 The reader belongs to a model: it has a sense for each kind of files that the model reads, which makes arrays of one,
 and says what stands in a prompt for it. Files that were read lately are kept by the digest of their bytes: a chat sends
@@ -25,11 +25,12 @@ from bridle.media.families import FAMILIES
 from bridle.media.hearing import HEARING, SoundSense
 from bridle.media.hosts import ImageHosts
 from bridle.media.limits import MediaLimits
-from bridle.media.modalities import AUDIO, IMAGE, WORDS, counted
+from bridle.media.modalities import AUDIO, IMAGE, VIDEO, WORDS, counted
 from bridle.media.places import Picture, Placing
 from bridle.media.seeing import PictureSense
 from bridle.media.senses import Sense, Tokens, key_of, quiet
 from bridle.media.sources import NO_HOSTS, Source
+from bridle.media.watching import WATCHING, VideoSense
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -41,8 +42,8 @@ LOW_PIXELS = 512 * 512
 
 
 class MediaReader:
-    """Reads pictures and sounds for the checkpoint in `folder`, whose configuration is `settings`. Those that are named
-    by an address are fetched from `hosts`. `senses` are the kinds of files that its model reads."""
+    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Those that are named by an address
+    are fetched from `hosts`. `senses` are the kinds of files that its model reads."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class MediaReader:
     def read_all(self, sources: Sequence[Source]) -> list[Picture]:
         """The files of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
         limits = self.limits
-        most = {IMAGE: limits.max_images, AUDIO: limits.max_sounds}
+        most = {IMAGE: limits.max_images, AUDIO: limits.max_sounds, VIDEO: limits.max_videos}
         for modality, count in Counter(source.modality for source in sources).items():
             if count > most[modality]:
                 raise MediaRefused(f"{counted(count, modality)} were sent; at most {most[modality]}", modality)
@@ -91,7 +92,7 @@ class MediaReader:
         num_bytes = 0
         for source in sources:
             file = source.open(limits, self.hosts, deadline)
-            num_bytes += len(file) if isinstance(file, bytes) else 0
+            num_bytes += sum(len(part) for part in _parts(file) if isinstance(part, bytes))
             if num_bytes > limits.max_total_bytes:
                 what = WORDS[source.modality][1]
                 raise MediaRefused(
@@ -147,6 +148,11 @@ class MediaReader:
         return Placing(self.senses, tokenizer).place(prompt, pictures)
 
 
+def _parts(file: Any) -> Sequence[Any]:
+    """The files of frames, or the one file."""
+    return file if isinstance(file, list) else [file]
+
+
 def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, Sense]:
     kind = settings.model_type
     senses: dict[str, Sense] = {}
@@ -154,6 +160,8 @@ def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, Sense]:
         senses[IMAGE] = PictureSense(folder, settings, FAMILIES[kind])
     if kind in HEARING:
         senses[AUDIO] = SoundSense(folder, settings, HEARING[kind])
+    if kind in WATCHING:
+        senses[VIDEO] = VideoSense(folder, settings, WATCHING[kind])
     return senses
 
 

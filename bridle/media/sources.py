@@ -1,5 +1,5 @@
-"""Pictures and sounds as they are written in requests: parts of messages in the shapes of several APIs, `data:` URLs
-and base64. No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
+"""Pictures, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs,
+`data:` URLs and base64. No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
 
 Every refusal has a sentence of its own, which says nothing of what the bytes hold.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media.hosts import ImageHosts, is_remote
-from bridle.media.limits import FORMATS, SOUND_FORMATS, MediaLimits
-from bridle.media.modalities import AUDIO, IMAGE, OF_PARTS, WORDS
+from bridle.media.limits import FORMATS, SOUND_FORMATS, VIDEO_FORMATS, MediaLimits
+from bridle.media.modalities import AUDIO, IMAGE, OF_PARTS, VIDEO, WORDS
 from bridle.shown import shown
 
 _PREFIX = "data:"
 #: The types that files of a kind are declared with, and what such a type begins with.
-_TYPES = {IMAGE: FORMATS, AUDIO: SOUND_FORMATS}
+_TYPES: Mapping[str, Mapping[str, str]] = {IMAGE: FORMATS, AUDIO: SOUND_FORMATS, VIDEO: VIDEO_FORMATS}
 NO_HOSTS = ImageHosts()
 
 
@@ -51,7 +51,7 @@ class Source:
         if isinstance(value, str) and self.kind is None:
             return read_url(value, limits, where, self.modality)
         if isinstance(value, str):
-            return read_base64(value, self.kind, limits, where, self.modality)
+            return read_typed(value, self.kind, limits, where, self.modality)
         if isinstance(value, (bytes, bytearray)):
             return bytes(value)
         if isinstance(value, Path):
@@ -61,8 +61,8 @@ class Source:
 
 def source_of(part: Mapping[str, Any], where: str) -> Source | None:
     """The file of a content part: OpenAI's `image_url` and `input_audio`, its `input_image` of responses, Anthropic's
-    `image` with a `source`, vLLM's `audio_url`, or `image` and `audio` with a picture or a sound itself. None if the
-    part is none of these."""
+    `image` with a `source`, vLLM's `audio_url` and `video_url`, or `image`, `audio` and `video` with the thing itself.
+    None if the part is none of these."""
     modality = OF_PARTS.get(str(part.get("type")))
     if modality is None:
         return None
@@ -125,8 +125,8 @@ def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
         raise MediaRefused(f"{where}: {path} cannot be read: {error.strerror}", where) from None
 
 
-def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: str = IMAGE) -> bytes:
-    """The bytes of a `data:` URL."""
+def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: str = IMAGE) -> Any:
+    """The bytes of a `data:` URL, or of each frame in it."""
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
@@ -138,7 +138,16 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
     kind, _, encoding = head[len(_PREFIX) :].partition(";")
     if not comma or encoding.rpartition(";")[2].strip().lower() != "base64":
         raise MediaRefused(f"{where} must be data:{modality}/...;base64,...", where)
-    return read_base64(text, kind, limits, where, modality)
+    return read_typed(text, kind, limits, where, modality)
+
+
+def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, modality: str) -> Any:
+    """The bytes behind base64, or of each frame where these are pictures with commas between them."""
+    if modality != VIDEO or kind is None or VIDEO_FORMATS.get(kind.strip().lower()) != "frames":
+        return read_base64(text, kind, limits, where, modality)
+    if (count := text.count(",") + 1) > limits.max_frames:
+        raise MediaRefused(f"{where} has {count} frames; at most {limits.max_frames}", where)
+    return [read_base64(frame, None, limits, f"{where}, frame {i}") for i, frame in enumerate(text.split(","))]
 
 
 def read_base64(text: str, kind: str | None, limits: MediaLimits, where: str = "image", modality: str = IMAGE) -> bytes:

@@ -154,7 +154,7 @@ def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
     """[3, end-start] of the tokens from `start` on. A picture takes as many positions as its longest side has rows or
-    columns; what follows goes on behind these."""
+    columns, or its times take; what follows goes on behind the largest."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # how far tokens behind the runs so far stand from their number
     for run in runs:
@@ -162,11 +162,18 @@ def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
             continue
         first, last = max(run.position, start), min(run.end, end)
         if first < last:
-            cells = np.unravel_index(np.arange(first, last) - run.position + run.offset, run.grid)
-            places[:, first - start : last - start] = run.position + shift + np.stack(cells)
-        shift += max(run.grid) - run.length
+            time, row, column = np.unravel_index(np.arange(first, last) - run.position, run.grid)
+            cells = np.stack((_paced(time, run.pace), row, column))
+            places[:, first - start : last - start] = run.position + shift + cells
+        last_time = int(_paced(np.array(run.grid[0] - 1), run.pace))
+        shift += max(last_time + 1, run.grid[1], run.grid[2]) - run.length
         places[:, max(run.end - start, 0) :] = np.arange(max(run.end, start), end) + shift
     return places
+
+
+def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
+    """Positions of times, rounded down, in the precision in which the library counts them."""
+    return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)
 
 
 def _merge(numbers: list[int], extra: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int64]:

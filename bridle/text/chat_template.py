@@ -167,9 +167,9 @@ def _run_engine(task: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Look:
-    """How messages with pictures or sounds are prepared. Their content becomes parts, if the template `takes_parts`;
-    else it is text, with one of `placeholders`, by modality, at their places. A template may write `written` for a
-    picture, which is no token. `sources` are the files that were found, in order."""
+    """How messages with pictures, sounds or videos are prepared. Their content becomes parts, if the template
+    `takes_parts`; else it is text, with one of `placeholders`, by modality, at their places. A template may write
+    `written` for a picture, which is no token. `sources` are the files that were found, in order."""
 
     placeholders: Mapping[str, str]
     takes_parts: bool
@@ -177,7 +177,7 @@ class Look:
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
-        """Content whose parts are texts, pictures and sounds."""
+        """Content whose parts are texts, pictures, sounds and videos."""
         given = [content] if isinstance(content, str) or content is None else content
         if not isinstance(given, Sequence):
             raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)

@@ -44,6 +44,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+_VIDEO_PART = "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+
 TEXT: dict[str, Any] = {
     "vocab_size": tiny.VOCAB_SIZE,
     "hidden_size": 32,
@@ -319,5 +321,7 @@ def name_tokens(folder: Path, names: tuple[str, ...], modality: str = "image") -
     tokenizer.add_tokens([f"<|free_{number}|>" for number in range(num_free)], special_tokens=True)
     tokenizer.add_tokens(list(reversed(names)), special_tokens=True)
     template = CHAT_TEMPLATE.replace("'image'", repr(modality))
+    if "<|video_pad|>" in names:
+        template = template.replace("{% else %}{{ part['text'] }}", f"{_VIDEO_PART}{{% else %}}{{{{ part['text'] }}}}")
     tokenizer.chat_template = template.replace("IMAGE", (_PLACEHOLDERS | _WRITTEN).get(names[0], names[0]))
     tokenizer.save_pretrained(folder)

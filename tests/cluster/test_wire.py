@@ -64,6 +64,8 @@ RUNS = st.builds(
     st.sampled_from([b"x" * 16, b"y" * 16]),
     SMALL,
     st.one_of(st.none(), st.tuples(SIDES, SIDES, SIDES)),
+    st.booleans(),
+    st.sampled_from([1.0, 0.16, 4.0]),
 )
 PLANS = st.builds(
     StepPlan,
@@ -297,6 +299,7 @@ def plan_with_runs(**changed: Any) -> pb.Plan:
         ({"run_grids": [1, 2]}, "a column has 2 entries for 3 rows"),
         ({"run_lengths": []}, "a column has 0 entries for 1 rows"),
         ({"run_media": [1]}, "entry 1 of 1 is named"),
+        ({"run_paces": [1.0, 2.0]}, "a column has 2 entries for 1 rows"),
         ({"num_runs": [2]}, "the rows have 2 entries in all, but 1 came"),
     ],
 )

@@ -255,6 +255,11 @@ def test_marks_say_what_stands_where(parts: list[tuple[int, int, str, int]], see
         assert len(found[0]) != len(found[1]) or len(found[0]) > 40
 
 
+def test_the_same_frames_at_another_pace_stand_elsewhere() -> None:
+    runs = [(MediaRun(1, 4, b"x" * 16, 0, (2, 1, 2), pace=pace),) for pace in (1.0, 2.0, 0.5)]
+    assert len({marks(each, 0, 4) for each in runs}) == 3
+
+
 def test_a_picture_that_cannot_be_encoded_ends_its_request_alone() -> None:
     store = FakeMediaStore(Random(0), room=0)  # never ready
     lab = MediaLab(store, vocab_size=VOCAB)

@@ -237,7 +237,7 @@ class Reset(_message.Message):
     def __init__(self) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "media")
+    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "run_paces", "media")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,7 @@ class Plan(_message.Message):
     RUN_MEDIA_FIELD_NUMBER: _ClassVar[int]
     RUN_GRIDS_FIELD_NUMBER: _ClassVar[int]
     RUN_IS_MUTUAL_FIELD_NUMBER: _ClassVar[int]
+    RUN_PACES_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     step: int
     seq_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -295,8 +296,9 @@ class Plan(_message.Message):
     run_media: _containers.RepeatedScalarFieldContainer[int]
     run_grids: _containers.RepeatedScalarFieldContainer[int]
     run_is_mutual: _containers.RepeatedScalarFieldContainer[bool]
+    run_paces: _containers.RepeatedScalarFieldContainer[float]
     media: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., media: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., run_paces: _Optional[_Iterable[float]] = ..., media: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("slot", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "logprobs", "processed_logprobs", "watermark", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breaker_ids")

@@ -95,7 +95,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
         "--mtmd-batch-max-tokens --media-path",
         reasons.MEDIA,
     ),
-    *refused("llama.cpp", "--video-*", reasons.TEXT_ONLY),
+    *refused("llama.cpp", "--video-*", reasons.VIDEO),
     # Adapters.
     *refused("llama.cpp", "--lora --lora-scaled --lora-init-without-apply", "--adapter NAME=SOURCE"),
     # Drafted tokens.

@@ -134,7 +134,7 @@ VLLM: tuple[Flag, ...] = (
         "--default-mm-loras",
         reasons.MEDIA,
     ),
-    *refused("vLLM", "--video-*", reasons.TEXT_ONLY),
+    *refused("vLLM", "--video-*", reasons.VIDEO),
     # Adapters.
     *refused("vLLM", "--max-cpu-loras", "--adapter-host-memory, in bytes"),
     *refused(

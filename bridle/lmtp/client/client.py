@@ -87,15 +87,16 @@ class Client:
         rewind: str = "hold",
         images: Sequence[str] = (),
         audio: Sequence[str] = (),
+        video: Sequence[str] = (),
         trace: bool | str | None = None,
         priority: int | None = None,
         deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
         """Begin a stream, and return it as soon as the request is sent. `options` are further sampling parameters, by
-        the server's names; `images` and `audio` are `data:` URLs, for the placeholders of the prompt in order. `trace`
-        asks for a trace, which the server keeps; with `"events"` its records are among the stream's items. Waits while
-        as many streams are open as may be."""
+        the server's names; `images`, `audio` and `video` are `data:` URLs, for the placeholders of the prompt in order.
+        `trace` asks for a trace, which the server keeps; with `"events"` its records are among the stream's items.
+        Waits while as many streams are open as may be."""
         for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
@@ -122,14 +123,14 @@ class Client:
             rewind=rewind,
             images=tuple(images),
             audio=tuple(audio),
+            video=tuple(video),
             trace=trace,
             priority=priority,
             deadline=deadline,
         )
-        if images:
-            await self._needs("images")
-        if audio:
-            await self._needs("audio")
+        for extension, urls in (("images", images), ("audio", audio), ("video", video)):
+            if urls:
+                await self._needs(extension)
         if trace:
             await self._needs("traces")
         return await self._stream(await self._as_understood(request))

@@ -128,7 +128,7 @@ class Progress:
         request = self.request
         assert isinstance(request, Generate)
         is_free = request.controller is None and not request.controllers and request.constraint is None
-        is_free = is_free and not (request.images or request.audio)  # drawn placeholders are no places
+        is_free = is_free and not (request.images or request.audio or request.video)  # drawn placeholders are no places
         return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
 
     def _is_repeatable(self) -> bool:

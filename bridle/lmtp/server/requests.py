@@ -68,13 +68,14 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
 
 
 async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -> tuple[tuple[int, ...], Sights]:
-    """The context with its pictures and sounds in their places."""
-    if not (asked.images or asked.audio):
+    """The context with its pictures, sounds and videos in their places."""
+    if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
     if asked.save is not None:
-        what = "images" if asked.images else "audio"
+        what = "images" if asked.images else "audio" if asked.audio else "video"
         raise UnsupportedFeature(f"a buffer holds tokens alone: a stream with {what} cannot be saved as one", "save")
-    sources = [*_sources(asked.images, "images", "image"), *_sources(asked.audio, "audio", "audio")]
+    given = ("images", "image", asked.images), ("audio", "audio", asked.audio), ("video", "video", asked.video)
+    sources = [source for field, modality, urls in given for source in _sources(urls, field, modality)]
     return await see_apart(model, context, sources)
 
 

@@ -1,0 +1,174 @@
+"""Prompts with videos give the logits of the library's own eager pass over frames: whole, in chunks that cut videos,
+packed with pictures and text. Positions are those that the models were trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
+
+from bridle.config import EngineConfig
+from bridle.engine.engine import Engine
+from bridle.engine.request import Request
+from bridle.media import Picture
+from bridle.media.watching import WATCHING
+from bridle.model.packing import grid_positions
+from bridle.sampling import SamplingParams
+from bridle.text import Tokenizer
+from lab.doubles import seeing
+from tests.model.driver import load
+from tests.model.test_pictures import LIMIT, Eyes, Prompt, error, make_ready, open_reader, play, pool_of, run_packed
+
+VIDEO = seeing.IMAGE - 3
+PLACES = {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+
+
+def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list[np.ndarray[Any, Any]]:
+    return list(np.random.RandomState(seed).randint(0, 255, (count, height, width, 3), dtype=np.uint8))
+
+
+class Watcher(Eyes):
+    """As `Eyes`, for videos as well."""
+
+    def prompt(self, *parts: str | Picture) -> Prompt:
+        text = "".join(part if isinstance(part, str) else PLACES[part.modality] for part in parts)
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
+        return Prompt(placed, sights.runs, sights.media, pictures)
+
+    def video(self, seed: int, count: int = 6, rate: float | None = 8.0, **size: int) -> Picture:
+        shown = frames(seed, count, **size)
+        return self.reader.read(shown if rate is None else (shown, rate), modality="video")
+
+    def logits(self, prompt: Prompt, more: Any = (), positions: Tensor | None = None) -> Tensor:
+        """[L, V] of the library's eager pass, at its own positions or at these."""
+        ids = torch.tensor([[*prompt.tokens, *more]])
+        inputs = self._pixels(prompt)
+        if self.family == "qwen2_5_vl":
+            paces = {run.key: run.pace for run in prompt.runs if run.key in _videos(prompt)}
+            speed = self.whole.config.vision_config.tokens_per_second
+            inputs["second_per_grid_ts"] = torch.tensor([paces[key] / speed for key in _videos(prompt)])
+        inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
+        if positions is not None:
+            inputs["position_ids"] = positions
+        self.whole.model.rope_deltas = None
+        with torch.inference_mode():
+            return self.whole(input_ids=ids, **inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+def _videos(prompt: Prompt) -> list[bytes]:
+    return [picture.medium.key for picture in prompt.pictures if picture.modality == "video"]
+
+
+@pytest.fixture(scope="module")
+def watchers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def make(family: str) -> Watcher:
+        folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
+        whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+        reader = open_reader(folder)
+        assert reader is not None
+        return Watcher(family, folder, whole, reader, Tokenizer.load(folder))
+
+    return make
+
+
+@pytest.fixture
+def executor(watchers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    loaded = load(watchers(request.getfixturevalue("family")).folder)
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("family", WATCHING)
+def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: Any) -> None:
+    mine: Watcher = watchers(family)
+    one, two = mine.video(1), mine.video(2)
+    prompts = [
+        mine.prompt("watch ", one, " here ", mine.picture(4), " and ", two, " say"),
+        mine.prompt("only text here"),
+        mine.prompt(mine.video(3, 1, height=9, width=40), "x"),
+    ]
+    make_ready(executor, [medium for prompt in prompts for medium in prompt.media])
+    wanted = [mine.logits(prompt) for prompt in prompts]
+    for chunks in ((300,), (5, 1, 9, 2)):
+        for found, want in zip(run_packed(executor, prompts, chunks), wanted, strict=True):
+            assert error(found, want) < LIMIT
+    swapped = mine.prompt("watch ", two, " here ", mine.picture(4), " and ", one, " say")
+    assert swapped.tokens == prompts[0].tokens
+    assert error(run_packed(executor, [swapped], (300,))[0], wanted[0]) > 1000 * LIMIT
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_text_stands_behind_all_times_of_a_long_video(family: str, watchers: Any, executor: Any) -> None:
+    """As these models were trained: behind the largest position of what comes before. The library's own count goes by
+    height and width alone, and would put text among the last times."""
+    mine: Watcher = watchers(family)
+    prompt = mine.prompt("see ", mine.video(5, 16, None, height=12, width=12), " say")
+    (run,) = prompt.runs
+    assert run.grid is not None and run.pace == {"qwen2_vl": 1.0, "qwen2_5_vl": 4.0}[family]
+    times = np.floor(np.arange(run.grid[0]) * run.pace).astype(np.int64)
+    cells = np.stack([part.reshape(-1) for part in np.meshgrid(times, *map(np.arange, run.grid[1:]), indexing="ij")])
+    seen = cells + run.position
+    text = np.arange(len(prompt.tokens) - run.end) + seen.max() + 1
+    wanted = np.concatenate([np.tile(np.arange(run.position), (3, 1)), seen, np.tile(text, (3, 1))], 1)
+    num = len(prompt.tokens)
+    for start, end in ((0, num), (3, 20), (run.position + 5, num), (num - 1, num)):
+        assert (grid_positions(prompt.runs, start, end) == wanted[:, start:end]).all()
+    make_ready(executor, prompt.media)
+    positions = torch.from_numpy(wanted)[:, None]
+    assert error(run_packed(executor, [prompt], (7,))[0], mine.logits(prompt, (), positions)) < LIMIT
+
+
+@pytest.mark.parametrize("family", WATCHING)
+def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
+    mine: Watcher = watchers(family)
+    prompt = mine.prompt("ab", mine.video(1), "c", mine.picture(2, 50, 9), "d", mine.video(3, 4, 6.0), "e")
+    ids = torch.tensor([prompt.tokens])
+    pixels = mine._pixels(prompt)
+    given: dict[str, Any] = {name: pixels[name] for name in ("image_grid_thw", "video_grid_thw")}
+    if family == "qwen2_5_vl":
+        speed = mine.whole.config.vision_config.tokens_per_second
+        paces = {run.key: run.pace for run in prompt.runs}
+        given["second_per_grid_ts"] = torch.tensor([paces[key] / speed for key in _videos(prompt)])
+    types = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
+    wanted, _ = mine.whole.model.get_rope_index(ids, types, **given)
+    num = len(prompt.tokens)
+    for start in range(0, num, 3):
+        for end in (start + 1, min(start + 7, num), num):
+            assert (grid_positions(prompt.runs, start, end) == wanted[:, 0, start:end].numpy()).all()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
+    """Again from the prefix cache, and with another video of the same tokens."""
+    mine: Watcher = watchers(family)
+    first = mine.prompt("see ", mine.video(1), " say")
+    answer = mine.logits(first)[-1, :VIDEO].argmax()
+    others = (mine.prompt("see ", mine.video(seed), " say") for seed in range(5, 200))
+    other = next(each for each in others if mine.logits(each)[-1, :VIDEO].argmax() != answer)
+    assert other.tokens == first.tokens
+    executor = load(mine.folder, num_blocks=128)
+    engine = Engine(executor, EngineConfig(max_num_batched_tokens=9), media=pool_of(executor))
+    bias = dict.fromkeys(range(VIDEO, seeing.IMAGE + 1), -1000.0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
+    prompts = {"first": first, "other": other}
+
+    def asked(name: str) -> Request:
+        return Request(name, prompts[name].tokens, sampling, media=prompts[name].media, runs=prompts[name].runs)
+
+    early, _ = play(engine, [asked(name) for name in prompts])
+    for name, prompt in prompts.items():
+        late, finished = play(engine, [asked(name)])
+        assert late[name, 0] == early[name, 0]
+        assert finished[0].usage.cached_tokens >= len(prompt.tokens) // 4 * 4 - 4
+        wanted = mine.logits(prompt, late[name, 0])[len(prompt.tokens) - 1 : -1]
+        assert wanted[:, :VIDEO].argmax(-1).tolist() == late[name, 0]
+    engine.close()
