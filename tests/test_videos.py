@@ -146,6 +146,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(http: TestClient, parts:
 def test_models_say_what_they_read(http: TestClient) -> None:
     (row,) = http.get("/v1/models").json()["data"]
     assert row["input_modalities"] == ["text", "image", "video"] and row["reads_pictures"] is True
+    assert http.get("/info").json()["input_modalities"] == ["text", "image", "video"]
 
 
 async def test_lmtp_takes_them(llm: LLM) -> None:

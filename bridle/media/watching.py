@@ -26,6 +26,9 @@ from bridle.media.senses import read_settings, token_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+Shown = Sequence[NDArray[np.uint8]]
+Grid = tuple[int, int, int]
+
 _FILES = (
     ("video_preprocessor_config.json", ""),
     ("processor_config.json", "video_processor"),
@@ -82,7 +85,7 @@ class Seen:
     count: int
     rate: float
     temporal: int
-    grid: tuple[int, int, int]
+    grid: Grid
 
     @property
     def seconds(self) -> float:
@@ -99,11 +102,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """How a family reads videos: `sample` chooses frames, `size` says how large they are shown (height, width), and
-    `lay_out` what stands in a prompt. `base` is what its processor has where a checkpoint says nothing."""
+    """How a family reads videos: `sample` chooses frames, `size` says how large they are shown (height, width), `make`
+    what the tower is given, with a grid of it by time, height and width, and `lay_out` what stands in a prompt. `base`
+    is what its processor has where a checkpoint says nothing."""
 
     sample: Callable[[Clip, Frames, int], Sequence[int]]
-    size: Callable[[Clip, int, Frames, int], tuple[int, int]]
+    size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
+    make: Callable[[Shown, Frames], tuple[Arrays, Grid]]
     lay_out: Callable[[Config, Seen], Layout]
     base: Frames = Frames()
 
@@ -126,13 +131,13 @@ def _from_end_to_end(clip: Clip, frames: Frames, many: int) -> list[int]:
     return [int(index) for index in np.linspace(0, clip.count - 1, num).round()]
 
 
-def _size_of_each(clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+def _size_of_each(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
     """Each frame between the least and the most, and all together within the budget."""
     most = min(frames.most, _FRAME_ROWS * frames.side**2, budget // num)
     return fitted(clip.height, clip.width, frames.side, min(frames.least, most), most)
 
 
-def _size_of_all(clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
     """All frames together between the least and the most."""
     height, width, side = clip.height, clip.width, frames.side
     if min(height, width) < side:
@@ -178,16 +183,51 @@ def _with_times(config: Config, seen: Seen) -> Layout:
     return Layout(tuple(parts), (1, height, width), around=("<|vision_start|>", "<|vision_end|>"))
 
 
-_QWEN2 = Watching(_evenly, _size_of_each, _in_one_run)
+def _patches(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
+    patches, (times, height, width) = patches_of(shown, frames)
+    rows = times, height // frames.merge, width // frames.merge
+    return {"pixel_values_videos": patches, "video_grid_thw": np.array([(times, height, width)], np.int64)}, rows
+
+
+_QWEN2 = Watching(_evenly, _size_of_each, _patches, _in_one_run)
 _QWEN3 = Watching(
     _from_end_to_end,
     _size_of_all,
+    _patches,
     _with_times,
     Frames(16, least=128 * 32 * 32, most=768 * 32 * 32, mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5)),
 )
 
+# -- LLaVA-OneVision ------------------------------------------------------------------------------------------------
+
+
+def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """The tower's own size."""
+    side = int(config["vision_config"]["image_size"])
+    return side, side
+
+
+def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
+    pixels = normalized(np.stack(shown), frames).transpose(0, 3, 1, 2)
+    return {"pixel_values_videos": pixels[None]}, (len(shown), 1, 1)
+
+
+def _pooled(config: Config, seen: Seen) -> Layout:
+    """Each frame with half as many rows and columns as it has patches, and one row at the end."""
+    vision = config["vision_config"]
+    side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
+    return Layout((seen.grid[0] * side * side + 1,))
+
+
+_ONEVISION = Watching(_from_end_to_end, _tile, _pixels, _pooled, Frames(temporal=1, fewest=32, many=32))
+
 #: Families whose videos are read.
-WATCHING: Mapping[str, Watching] = {"qwen2_5_vl": _QWEN2, "qwen2_vl": _QWEN2, "qwen3_vl": _QWEN3}
+WATCHING: Mapping[str, Watching] = {
+    "llava_onevision": _ONEVISION,
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_vl": _QWEN2,
+    "qwen3_vl": _QWEN3,
+}
 
 
 # -- what a tower reads --------------------------------------------------------------------------------------------
@@ -213,30 +253,33 @@ class VideoSense:
         if max(clip.width, clip.height) > MOST_RATIO * min(clip.width, clip.height):
             raise MediaRefused(f"{where} has frames with a side {MOST_RATIO} times as long as the other", where)
         chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, limits.max_frames)
-        height, width = family.size(clip, len(chosen), frames, limits.max_video_pixels)
+        height, width = family.size(self._config, clip, len(chosen), frames, limits.max_video_pixels)
         shown = [_resized(frame, width, height) for frame in clip.unpack(chosen)]
-        patches, grid = patches_of(shown, frames)
-        rows = grid[0], grid[1] // frames.merge, grid[2] // frames.merge
-        seen = Seen(tuple(chosen), clip.count, clip.rate, frames.temporal, rows)
-        arrays: Arrays = {"pixel_values_videos": patches, "video_grid_thw": np.array([grid], np.int64)}
-        return arrays, family.lay_out(self._config, seen)
+        arrays, grid = family.make(shown, frames)
+        return arrays, family.lay_out(self._config, Seen(tuple(chosen), clip.count, clip.rate, frames.temporal, grid))
 
 
 def _resized(frame: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
     return np.asarray(frame.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
 
 
-def patches_of(shown: Sequence[NDArray[np.uint8]], frames: Frames) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]:
+    """Colours [..., 3] as a tower has learned them."""
+    mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
+    found: NDArray[np.float32] = (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
+    return found
+
+
+def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
     """Frames [height, width, 3] -> patches [N, 3 x temporal x patch x patch], those of a row together, and how many
     there are by time, height and width. The last frame stands for those that are missing."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
     times = len(padded) // frames.temporal
-    mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
     found = np.empty((times, height * width, 3 * frames.temporal * frames.patch**2), np.float32)
     for time in range(times):
         part = np.stack(padded[time * frames.temporal : (time + 1) * frames.temporal])
-        pixels = (part.astype(np.float32) / np.float32(255) - mean) / deviation
+        pixels = normalized(part, frames)
         split = pixels.reshape(
             frames.temporal,
             *(height // frames.merge, frames.merge, frames.patch),

@@ -20,6 +20,7 @@ _START, _END, _VIDEO = IMAGE - 1, IMAGE - 2, IMAGE - 3
 _TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
 _QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 NAMES: dict[str, tuple[str, ...]] = {
+    "llava_onevision": ("<image>", "<|image_start|>", "<|image_end|>", "<video>"),
     "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
     "aya_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
     "qwen2_vl": _QWEN_NAMES,

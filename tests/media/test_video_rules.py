@@ -55,13 +55,13 @@ def test_frames_are_chosen_as_by_the_library(family: str, count: int, rate: floa
 @pytest.mark.parametrize("num", [2, 8, 240])
 def test_frames_have_the_librarys_size(family: str, width: int, height: int, num: int) -> None:
     frames, budget = Frames(patch=14, least=4 * 784, most=200 * 784 * (num if family == "qwen3_vl" else 1)), 10**12
-    found = WATCHING[family].size(clip(num, 2.0, width, height), num, frames, budget)
+    found = WATCHING[family].size({}, clip(num, 2.0, width, height), num, frames, budget)
     if family == "qwen2_vl":
         wanted = library(family, "smart_resize")(height, width, 28, frames.least, frames.most)
     else:
         wanted = library(family, "smart_resize")(num, height, width, 2, 28, frames.least, frames.most)
     assert found == wanted
-    tall, wide = WATCHING[family].size(clip(num, 2.0, width, height), num, frames, 7_840 * num)
+    tall, wide = WATCHING[family].size({}, clip(num, 2.0, width, height), num, frames, 7_840 * num)
     assert tall * wide <= 2 * 7_840  # more only where a side has the least length
 
 

@@ -26,7 +26,12 @@ from tests.model.driver import load
 from tests.model.test_pictures import LIMIT, Eyes, Prompt, error, make_ready, open_reader, play, pool_of, run_packed
 
 VIDEO = seeing.IMAGE - 3
-PLACES = {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+PLACES = {
+    "qwen": {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"},
+    "llava_onevision": {"image": "<image>", "video": "<video>"},
+}
+#: Families whose positions have three coordinates.
+GRIDDED = tuple(family for family in WATCHING if family.startswith("qwen"))
 
 
 def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list[np.ndarray[Any, Any]]:
@@ -37,7 +42,8 @@ class Watcher(Eyes):
     """As `Eyes`, for videos as well."""
 
     def prompt(self, *parts: str | Picture) -> Prompt:
-        text = "".join(part if isinstance(part, str) else PLACES[part.modality] for part in parts)
+        places = PLACES.get(self.family, PLACES["qwen"])
+        text = "".join(part if isinstance(part, str) else places[part.modality] for part in parts)
         pictures = [part for part in parts if isinstance(part, Picture)]
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
@@ -55,7 +61,8 @@ class Watcher(Eyes):
             paces = {run.key: run.pace for run in prompt.runs if run.key in _videos(prompt)}
             speed = self.whole.config.vision_config.tokens_per_second
             inputs["second_per_grid_ts"] = torch.tensor([paces[key] / speed for key in _videos(prompt)])
-        inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
+        if self.family in GRIDDED:
+            inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
         if positions is not None:
             inputs["position_ids"] = positions
         self.whole.model.rope_deltas = None
@@ -127,7 +134,7 @@ def test_text_stands_behind_all_times_of_a_long_video(family: str, watchers: Any
     assert error(run_packed(executor, [prompt], (7,))[0], mine.logits(prompt, (), positions)) < LIMIT
 
 
-@pytest.mark.parametrize("family", WATCHING)
+@pytest.mark.parametrize("family", GRIDDED)
 def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
     mine: Watcher = watchers(family)
     prompt = mine.prompt("ab", mine.video(1), "c", mine.picture(2, 50, 9), "d", mine.video(3, 4, 6.0), "e")
@@ -146,7 +153,7 @@ def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
             assert (grid_positions(prompt.runs, start, end) == wanted[:, 0, start:end].numpy()).all()
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl"])
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
     """Again from the prefix cache, and with another video of the same tokens."""
     mine: Watcher = watchers(family)

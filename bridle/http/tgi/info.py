@@ -46,6 +46,7 @@ def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
         "chunked_prefill": batching.chunked_prefill,
         "validation_workers": 1,
         "max_client_batch_size": settings.max_prompts,
+        "input_modalities": ["text", *model.modalities],
         "adapters": [adapter.name for adapter in model.adapters.list()],
         "router": "bridle",
         "version": bridle.__version__,
