@@ -101,8 +101,8 @@ class AdapterRefused(InvalidRequest):
 
 
 class MediaRefused(InvalidRequest):
-    """A picture cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a limit. The message says
-    which, and never repeats what a library said of it."""
+    """A picture, a sound or a video cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a
+    limit. The message says which, and never repeats what a library said of it."""
 
     code = "media_refused"
 

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "docs/pictures.md": "test_pictures.py",
     "docs/python-api.md": "test_python_api_page.py",
     "docs/scripts-python.md": "controllers/test_py_steps.py",
+    "docs/sound-and-video.md": "test_sounds.py",
 }
 #: Pages whose programs start processes or take long.
 SLOW = ("docs/shards.md", "docs/simulation.md")

@@ -18,13 +18,14 @@ from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http import create_app
-from bridle.media import MediaLimits
+from bridle.media import ImageHosts, MediaLimits
 from bridle.media.clips import CHOSEN_RATE
 from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_FRAME_PIXELS, MOST_RATE
 from bridle.media.watching import Frames
 from bridle.service import ModelRegistry
 from lab.doubles import hearing
 from tests.lmtp.harness import Setup
+from tests.media.picture_server import served_pictures
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -131,6 +132,17 @@ def test_what_is_said_again_is_found(llm: LLM) -> None:
     assert again.outputs[0].token_ids == first.outputs[0].token_ids and (again.num_cached_tokens or 0) > 8
     other = llm.generate({**given, "multi_modal_data": {"audio": wav(8)}}, **GREEDY)[0]
     assert (other.num_cached_tokens or 0) <= 8  # `again`, and what begins a sound
+
+
+def test_sounds_of_listed_hosts_are_fetched(llm: LLM, http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.model.pictures is not None
+    with served_pictures() as elsewhere:
+        parts = [{"type": "audio_url", "audio_url": {"url": f"http://{elsewhere}/it.png"}}, SAID]
+        asked = {"messages": [{"role": "user", "content": parts}], **GREEDY}
+        monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts(["example.org"]))
+        assert "is a sound at http" in http.post("/v1/chat/completions", json=asked).text
+        monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
+        assert "or no WAV, MP3, FLAC or Ogg" in http.post("/v1/chat/completions", json=asked).text
 
 
 REFUSED: list[tuple[Any, str]] = [

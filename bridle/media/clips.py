@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
+import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +26,14 @@ from bridle.media.sources import read_url
 
 #: Frames a second of those that a client has chosen itself, unless it says otherwise.
 CHOSEN_RATE = 2.0
-#: What FFmpeg calls containers and codecs that are read.
-_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
+#: What FFmpeg calls the codecs that are read.
 _CODECS = frozenset({"av1", "h264", "hevc", "libdav1d", "mpeg4", "vp8", "vp9", "libvpx", "libvpx-vp9"})
+#: What a decoder may not go beyond, whatever a film says of its size within.
+_BOUNDS = {"max_pixels": str(MOST_FRAME_PIXELS)}
+#: The tables of an MP4 that say how many samples there are, and how many there may be.
+_TABLES, _MOST_SAMPLES = re.compile(b"stsz|stz2|trun"), 2_000_000
+
+Unpack = Callable[[Sequence[int]], Iterator[Image.Image]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Clip:
     rate: float
     width: int
     height: int
-    unpack: Callable[[Sequence[int]], Iterator[Image.Image]]
+    unpack: Unpack
     is_chosen: bool = False
 
     def checked(self, limits: MediaLimits, where: str) -> Clip:
@@ -62,39 +69,49 @@ def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
     """The video in a file. Raises `MediaRefused` in words of our own."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
+    clock = _Clock(limits.decode_seconds, where)
     is_drawn = data[:4] == b"GIF8" or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
     is_film = data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
     try:
         if not is_drawn and not is_film:
             raise ValueError
-        clip = _animation(data, limits, where) if is_drawn else _film(data, where)
+        clip = _animation(data, limits, where, clock) if is_drawn else _film(data, where, clock)
     except InvalidRequest:
         raise
     except Exception:  # whatever a decoder raises: its words are not for clients
         raise unreadable(where) from None
     clip = clip.checked(limits, where)
-    return replace(clip, unpack=_guarded(clip.unpack, limits.decode_seconds, where))
+    return replace(clip, unpack=_guarded(clip.unpack, where))
 
 
 def unreadable(where: str) -> MediaRefused:
     return MediaRefused(f"{where} cannot be read: it is damaged, or no MP4, WebM, GIF or WebP", where)
 
 
-def _guarded(
-    unpack: Callable[[Sequence[int]], Iterator[Image.Image]], seconds: float, where: str
-) -> Callable[[Sequence[int]], Iterator[Image.Image]]:
-    """The same in our own words, and within its time."""
+class _Clock:
+    """The time that a file has to be unpacked."""
+
+    def __init__(self, seconds: float, where: str) -> None:
+        self._seconds, self._where = seconds, where
+        self._end = time.monotonic() + seconds
+
+    def check(self) -> None:
+        if time.monotonic() > self._end:
+            raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)
+
+
+def _guarded(unpack: Unpack, where: str) -> Unpack:
+    """The same in our own words."""
 
     def guarded(indices: Sequence[int]) -> Iterator[Image.Image]:
-        end = time.monotonic() + seconds
         frames = unpack(indices)
         for _ in indices:
             try:
                 frame = next(frames)
+            except InvalidRequest:
+                raise
             except Exception:
                 raise unreadable(where) from None
-            if time.monotonic() > end:
-                raise MediaRefused(f"{where} takes more than {seconds:g} seconds to unpack", where)
             yield frame
 
     return guarded
@@ -103,7 +120,7 @@ def _guarded(
 # -- drawn ------------------------------------------------------------------------------------------------------
 
 
-def _animation(data: bytes, limits: MediaLimits, where: str) -> Clip:
+def _animation(data: bytes, limits: MediaLimits, where: str, clock: _Clock) -> Clip:
     """A GIF or a WebP. Its frames may take different times: they are seen as if each took as long as the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,12 +128,16 @@ def _animation(data: bytes, limits: MediaLimits, where: str) -> Clip:
         count = getattr(file, "n_frames", 1)
 
     def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
+        next_one = 0
         for index in indices:
-            file.seek(index)
+            for number in range(next_one, index + 1):  # each is drawn on the one before
+                clock.check()
+                file.seek(number)
+            next_one = index + 1
             yield check_picture(file, limits)
 
     sized = Clip(1, 1.0, *file.size, unpack).checked(limits, where)
-    file.load()  # a WebP says it then
+    file.load()  # a WebP says how long a frame takes then
     milliseconds = max(float(file.info.get("duration") or 0), 20.0)  # browsers show no frame for less
     return replace(sized, count=count, rate=1_000 / milliseconds)
 
@@ -124,15 +145,18 @@ def _animation(data: bytes, limits: MediaLimits, where: str) -> Clip:
 # -- filmed -----------------------------------------------------------------------------------------------------
 
 
-def _film(data: bytes, where: str) -> Clip:
+def _film(data: bytes, where: str, clock: _Clock) -> Clip:
     """An MP4 or a WebM. Its packets are counted, since a header need not tell how many frames there are."""
     try:
         import av
     except ImportError:
         raise UnsupportedFeature(f"{where} is a film, which needs `pip install 'bridle[video]'`", where) from None
+    is_mp4 = data[4:8] == b"ftyp"
+    if is_mp4:
+        _check_samples(data)
 
     def opened() -> Any:
-        return av.open(io.BytesIO(data), format=_CONTAINERS.split(",")[0 if data[4:8] == b"ftyp" else 6])
+        return av.open(io.BytesIO(data), format="mp4" if is_mp4 else "matroska", options=dict(_BOUNDS))
 
     with opened() as container:
         stream = container.streams.video[0]
@@ -140,13 +164,18 @@ def _film(data: bytes, where: str) -> Clip:
             raise ValueError
         rate = float(stream.average_rate or stream.guessed_rate or CHOSEN_RATE)
         width, height = stream.codec_context.width, stream.codec_context.height
-        count = sum(1 for packet in container.demux(stream) if packet.size)
+        count = 0
+        for packet in container.demux(stream):
+            clock.check()
+            count += bool(packet.size)
 
     def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
         wanted, last = set(indices), None
         with opened() as container:
-            container.streams.video[0].codec_context.thread_count = 1
+            context = container.streams.video[0].codec_context
+            context.options, context.thread_count = dict(_BOUNDS), 1
             for index, frame in enumerate(container.decode(video=0)):
+                clock.check()
                 if (frame.width, frame.height) != (width, height):
                     raise ValueError
                 if index in wanted:
@@ -155,6 +184,22 @@ def _film(data: bytes, where: str) -> Clip:
         yield from itertools.repeat(last)  # decoders may keep some frames back
 
     return Clip(count, rate, width, height, unpack)
+
+
+def _check_samples(data: bytes) -> None:
+    """Refuse an MP4 that claims more samples than any film has: a few bytes can say so, and its reader would believe
+    them. The tables that say it stand outside of the films' own data; packed ones are refused as well."""
+    start = 0
+    while start + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, start)
+        size = struct.unpack_from(">Q", data, start + 8)[0] if size == 1 else size or len(data) - start
+        if size < 8 or (kind != b"mdat" and b"cmov" in data[start : start + size]):
+            raise ValueError
+        for found in _TABLES.finditer(data, start, start + size) if kind != b"mdat" else ():
+            offset = found.end() + (4 if found[0] == b"trun" else 8)
+            if struct.unpack_from(">I", data, offset)[0] > _MOST_SAMPLES:
+                raise ValueError
+        start += size
 
 
 # -- already chosen -----------------------------------------------------------------------------------------------

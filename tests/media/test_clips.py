@@ -106,12 +106,18 @@ def test_limits_of_files() -> None:
         open_clip(FILES["MP4"], MediaLimits(max_video_seconds=1))
     with pytest.raises(MediaRefused, match="has 101 bytes; at most 100"):
         open_clip(bytes(101), MediaLimits(max_image_bytes=100))
-    clip = open_clip(FILES["MP4"], MediaLimits(decode_seconds=-1.0))
-    with pytest.raises(MediaRefused, match="takes more than -1 seconds to unpack"):
-        list(clip.unpack([0]))
+    for name in FILES:
+        with pytest.raises(MediaRefused, match="takes more than -1 seconds to unpack"):
+            list(open_clip(FILES[name], MediaLimits(decode_seconds=-1.0)).unpack([0]))
     wide = drawn("GIF", plain([0, 9], 5_000, 2_001))
     with pytest.raises(MediaRefused, match="5000 x 2001 pixels; at most 10000000 in all"):
         open_clip(wide, LIMITS)
+
+
+def claiming(count: int) -> bytes:
+    """An MP4 that says it has so many samples of one size."""
+    head, table, rest = FILES["MP4"].partition(b"stsz")
+    return head + table + bytes(4) + (1).to_bytes(4, "big") + count.to_bytes(4, "big") + rest[12:]
 
 
 DAMAGED: dict[str, bytes] = {
@@ -122,6 +128,8 @@ DAMAGED: dict[str, bytes] = {
     "of a codec that is not read": film("mp4", "mjpeg"),
     "a list of files": b"#EXTM3U\n/etc/passwd\n",
     "a script that names files": b"ffconcat version 1.0\nfile /etc/passwd\n",
+    "of more samples than any film has": claiming(2_000_001),
+    "with its tables packed": FILES["MP4"].replace(b"stsz", b"cmov"),
     "noise behind a good beginning": b"\x1a\x45\xdf\xa3" + bytes(range(200)),
 }
 
