@@ -236,7 +236,7 @@ WATCHING: Mapping[str, Watching] = {
 class VideoSense:
     """Implements `bridle.media.senses.Sense` for videos."""
 
-    modality, written, is_mutual = VIDEO, "", False
+    modality, written, is_mutual, is_whole = VIDEO, "", False, False
 
     def __init__(self, folder: Path, settings: PreTrainedConfig, family: Watching) -> None:
         self._folder, self._config, self._family = folder, settings.to_dict(), family

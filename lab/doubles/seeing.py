@@ -260,7 +260,7 @@ FAMILIES["pixtral"] = (
 )
 FAMILIES["paligemma"] = (
     {
-        "text_config": {"model_type": "gemma", **_TEXT},
+        "text_config": {"model_type": "gemma", **TEXT},
         "vision_config": {**_SIGLIP, "patch_size": 8, "vision_use_head": False},
         "image_token_index": IMAGE,
         "projection_dim": 32,
@@ -270,7 +270,7 @@ FAMILIES["paligemma"] = (
 FAMILIES["paligemma2"] = (
     {
         **FAMILIES["paligemma"][0],
-        "text_config": {**_TEXT, "model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 8},
+        "text_config": {**TEXT, "model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 8},
     },
     FAMILIES["paligemma"][1],
 )
