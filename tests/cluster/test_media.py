@@ -35,7 +35,7 @@ from bridle.service.control import ControlSettings
 from bridle.service.loading import load_model
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Tokenizer
-from lab.doubles import seeing
+from lab.doubles import hearing, seeing
 from tests.cluster.kit import Said, hosted, said_by
 
 
@@ -116,6 +116,32 @@ def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[s
         assert found == expected
         assert there.num_losses == 1
         assert num_encoded == 2 * num_media  # once before the loss and once after it
+
+
+@pytest.mark.parametrize("modality", ["audio", "video"])
+def test_sounds_and_videos_go_to_a_shard(modality: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    is_sound, random = modality == "audio", np.random.RandomState(1)
+    folder = hearing.make_hearing(tmp_path) if is_sound else folders("qwen2_5_vl")
+    reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
+    assert reader is not None
+    shown = random.randint(0, 255, (6, 24, 30, 3), dtype=np.uint8), 8.0
+    one = reader.read(random.randn(5_000).astype(np.float32) if is_sound else shown, modality=modality)
+    name = tokenizer.token_text(reader.senses[modality].placeholder)
+    tokens, sights = reader.place(tokenizer.encode(f"say {name} now", add_special_tokens=False), [one], tokenizer)
+    assert [run.pace for run in sights.runs] == [1.0 if is_sound else 1.5]
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    request = Request("r", tokens, sampling, media=sights.media, runs=sights.runs)
+
+    def said(executor: Executor) -> Said:
+        engine = engine_over(executor)
+        try:
+            return said_by(engine, [request])
+        finally:
+            engine.close()
+
+    expected = said(load_executor(config_of(folder)))
+    with hosted(load_executor(config_of(folder))) as host:
+        assert said(host.connect()) == expected
 
 
 def test_a_loss_while_pictures_are_encoded(folders: Callable[[str], Path]) -> None:
