@@ -31,9 +31,9 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 class MediaLimits:
     """Limits of one request: pictures, sounds and videos, bytes of each file and of all, pixels of each picture,
     seconds of each sound and video. What a model is given of a picture has at most `max_shown_pixels`; larger ones are
-    made smaller. Of a video it is given at most `max_frames`, which have `max_video_pixels` together. A video has
-    `decode_seconds` to be unpacked. What a model is given of all has at most `max_array_bytes`. Files of other servers
-    have `fetch_seconds` to arrive, all of them together."""
+    made smaller. Of a video it is given at most `max_frames`, with at most `max_video_pixels` and
+    `max_video_rows` together. A video has `decode_seconds` to be unpacked. What a model is given of all has at most
+    `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them together."""
 
     max_images: int = 16
     max_sounds: int = 16
@@ -42,6 +42,7 @@ class MediaLimits:
     max_video_seconds: float = 3_600.0
     max_frames: int = 240
     max_video_pixels: int = 16_000_000
+    max_video_rows: int = 16_384
     decode_seconds: float = 20.0
     max_image_bytes: int = 16 << 20
     max_total_bytes: int = 24 << 20

@@ -62,6 +62,11 @@ class MediaReader:
         """The token that stands for a picture in a prompt."""
         return self.senses[IMAGE].placeholder
 
+    def fit(self, num_tokens: int) -> None:
+        """Let a video take at most half of a sequence of so many tokens."""
+        rows = max(min(self.limits.max_video_rows, num_tokens // 2), 1)
+        self.limits = replace(self.limits, max_video_rows=rows)
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_all(self, sources: Sequence[Source]) -> list[Picture]:

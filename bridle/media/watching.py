@@ -253,7 +253,8 @@ class VideoSense:
         if max(clip.width, clip.height) > MOST_RATIO * min(clip.width, clip.height):
             raise MediaRefused(f"{where} has frames with a side {MOST_RATIO} times as long as the other", where)
         chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, limits.max_frames)
-        height, width = family.size(self._config, clip, len(chosen), frames, limits.max_video_pixels)
+        budget = min(limits.max_video_pixels, limits.max_video_rows * frames.temporal * frames.side**2)
+        height, width = family.size(self._config, clip, len(chosen), frames, budget)
         shown = [_resized(frame, width, height) for frame in clip.unpack(chosen)]
         arrays, grid = family.make(shown, frames)
         return arrays, family.lay_out(self._config, Seen(tuple(chosen), clip.count, clip.rate, frames.temporal, grid))

@@ -95,6 +95,8 @@ class LoadedModel:
         self.answers = AnswerBook(self.engine.park_seconds if self._parks else 0.0)
         self.batching = Batching.of(self.engine, info)
         self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+        if self.pictures is not None:
+            self.pictures.fit(self.max_sequence_tokens)
         self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
     @property

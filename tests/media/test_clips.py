@@ -193,5 +193,7 @@ def test_what_a_model_is_shown_has_a_bound(tmp_path: Path) -> None:
     assert reader.read(FILES["MP4"], modality="video") is video
     assert video.layout.grid is not None and video.layout.grid[0] == 2
     assert video.medium.num_rows <= 2 * 4
+    reader.fit(6)
+    assert reader.read(plain(GREYS[:4]), modality="video").medium.num_rows == 2  # two times, of the least size
     with pytest.raises(MediaRefused, match="2 videos were sent; at most 1"):
         reader.read_all([Source(FILES["MP4"], "a", modality="video")] * 2)
