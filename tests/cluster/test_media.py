@@ -330,7 +330,7 @@ def test_the_next_shard_encodes_again(folders: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "internvl"])
+@pytest.mark.parametrize("family", ["llava", "paligemma2", "qwen2_vl", "internvl"])
 def test_two_ranks_say_what_one_process_says(family: str, folders: Callable[[str], Path]) -> None:
     config = config_of(folders(family))
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config), "--shards", "2"]
