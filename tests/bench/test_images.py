@@ -27,7 +27,9 @@ def test_peers_say_the_same_and_a_picture_is_encoded_once(monkeypatch: pytest.Mo
     assert {each["prompt_tokens"] for each in report["prompts"]} == {25, 25 + 2 * 4}
     assert report["chat"]["num_encoded"] == 1
     assert {len(times) for times in report["chat"]["first_token_seconds"].values()} == {report["chat"]["turns"]} == {3}
-    assert report["neighbours"]["ratio"] > 0
+    neighbours = report["neighbours"]
+    assert neighbours["ratio"] > 0 and neighbours["processor_ratio"] > 0 and neighbours["picture_share"] > 0
+    assert neighbours["pairs"] == 12
     assert "encoded 1 time." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
