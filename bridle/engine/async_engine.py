@@ -227,7 +227,7 @@ class AsyncEngine:
             unparks, self._unparks = self._unparks, []
         for request in requests:
             try:
-                self._engine.add(request)
+                self._engine.accept(request)
             except BridleError as error:
                 event = Finished(request.id, 0, FinishReason.ERROR, error=error)
                 self._deliver([event])

@@ -184,7 +184,7 @@ class Engine:
             self._interruptible.on_change = on_change
 
     def check(self, request: Request) -> None:
-        """Raise what `add` would raise, as far as it depends on the request alone. Safe from any thread."""
+        """Raise what `add` raises, as far as it depends on the request alone. Safe from any thread."""
         self._intake.check(request)
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
@@ -200,13 +200,17 @@ class Engine:
         Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; then nothing was
         changed.
         """
+        self.check(request)
+        self.accept(request)
+
+    def accept(self, request: Request) -> None:
+        """`add` a request that was checked, perhaps by another thread."""
         if self._closed:
             raise EngineClosed("the engine is shut down")
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
-        self.check(request)
         if request.adapter is not None:
             self._rotation.open(request.adapter)
         if request.media:
