@@ -255,6 +255,8 @@ class VideoSense:
         chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, limits.max_frames)
         budget = min(limits.max_video_pixels, limits.max_video_rows * frames.temporal * frames.side**2)
         height, width = family.size(self._config, clip, len(chosen), frames, budget)
+        if (pixels := len(chosen) * height * width) > (most := 2 * limits.max_video_pixels):
+            raise MediaRefused(f"{where} has {pixels} pixels, as this model is shown it; at most {most}", where)
         shown = [_resized(frame, width, height) for frame in clip.unpack(chosen)]
         arrays, grid = family.make(shown, frames)
         return arrays, family.lay_out(self._config, Seen(tuple(chosen), clip.count, clip.rate, frames.temporal, grid))

@@ -195,5 +195,10 @@ def test_what_a_model_is_shown_has_a_bound(tmp_path: Path) -> None:
     assert video.medium.num_rows <= 2 * 4
     reader.fit(6)
     assert reader.read(plain(GREYS[:4]), modality="video").medium.num_rows == 2  # two times, of the least size
+    other = open_reader(seeing.make_seeing("llava_onevision", tmp_path / "tiles"), limits)
+    assert other is not None
+    other.limits = MediaLimits(max_video_pixels=4 * 128 - 1)
+    with pytest.raises(MediaRefused, match="has 1024 pixels, as this model is shown it; at most 1022"):
+        other.read(plain(GREYS[:4]), modality="video")
     with pytest.raises(MediaRefused, match="2 videos were sent; at most 1"):
         reader.read_all([Source(FILES["MP4"], "a", modality="video")] * 2)
