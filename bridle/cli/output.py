@@ -33,6 +33,7 @@ class TextStream:
     first: float = 0.0
     last: float = 0.0
     num_tokens: int = 0
+    num_first: int = 0  # tokens that came with the first one
     trace: Trace | None = None  # of a request that asks for one
     on_record: Callable[[Record], None] | None = None
     _stream: EventStream | None = None
@@ -62,6 +63,7 @@ class TextStream:
         for events in stream:
             self._events.extend(events)
             yield from self._take()
+            self.num_first = self.num_first or self.num_tokens
 
     def _take(self) -> Iterator[str]:
         while self._events:
@@ -86,9 +88,10 @@ class TextStream:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second after the first token, so that the prompt's time does not count."""
+        """Tokens per second after those that came first, so that the prompt's time does not count; 0 if none came
+        later."""
         seconds = self.last - self.first
-        return (self.num_tokens - 1) / seconds if seconds > 0 else 0.0
+        return (self.num_tokens - self.num_first) / seconds if seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:
@@ -99,7 +102,7 @@ class TextStream:
         parts.append(f"{self.usage.completion_tokens} out")
         if self.num_tokens:
             parts.append(f"first after {self.first - self.started:.2f} s")
-        if self.num_tokens > 1:
+        if self.num_tokens > self.num_first:
             parts.append(f"then {self.tokens_per_second:.1f} tokens/s")
         if self.reason is FinishReason.LENGTH:
             parts.append("cut at --max-tokens or the context limit")
