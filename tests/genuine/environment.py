@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +85,9 @@ def run_script(python: Path, script: Path, *arguments: str) -> str:
 
 
 def _printed(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    with tempfile.TemporaryDirectory() as folder:  # what clients leave behind
+        own = {**environment, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=own)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -57,7 +57,8 @@ def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any
 
 def run_program(python: Path, folder: Path, program: Path, *words: str) -> dict[str, Any]:
     """The JSON that a program of LMQL's users prints in its last line."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder)}
+    own = {"HOME": str(folder), "TMPDIR": str(folder)}  # it leaves compiled queries behind
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **own}
     done = subprocess.run(
         [str(python), str(program), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
