@@ -4,6 +4,8 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8080
 MODEL ?= demo
+# What is served if nobody names a model: the demo model, and beside it the one that sees.
+SERVED := $(if $(filter file,$(origin MODEL)),demo demo-sees,$(MODEL))
 ARGS ?=
 
 VENV := .venv
@@ -32,8 +34,8 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS='more flags'"
 
-serve: $(STAMP)-core ## serve the demo model (or MODEL=...) on port 8080 (or PORT=...)
-	@$(PY) -m bridle serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+serve: $(STAMP)-core ## serve the demo models (or MODEL=...) on port 8080 (or PORT=...)
+	@$(PY) -m bridle serve $(SERVED) --host $(HOST) --port $(PORT) $(ARGS)
 
 chat: $(STAMP)-core ## talk to the demo model (or MODEL=...) in the terminal
 	@$(PY) -m bridle chat $(MODEL) $(ARGS)

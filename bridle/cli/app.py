@@ -44,7 +44,8 @@ HELP = Group("Help", sort_key=9)
 
 EPILOGUE = """\
 MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a hub id such as Qwen/Qwen3-0.6B (owner/name:Q4_K_M for a
-GGUF file there), or `demo`, the small model that comes with bridle and needs no download.
+GGUF file there), or one of the small models that come with bridle and need no download: `demo`, and `demo-sees` for
+pictures.
 
 Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`, and an entry of a YAML
 file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under `serve:`. The command line

@@ -65,7 +65,7 @@ def chat(
     Parameters
     ----------
     name
-        Folder, hub id or `demo`.
+        Folder, hub id, `demo` or `demo-sees`.
     system
         System prompt: what the model should know or be before the first turn.
     adapter

@@ -16,6 +16,7 @@ from bridle.cli.options import ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.trace_options import TraceOptions
+from bridle.demo import DEMO_MODELS
 from bridle.elsewhere.names import nearest
 from bridle.errors import InvalidRequest
 
@@ -141,7 +142,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
     if len(words) not in (1, 2):
         raise InvalidRequest(_misuse(words), "PROMPT")
     name, prompt = words if len(words) == 2 else ("demo", words[0])
-    if len(words) == 1 and (prompt == "demo" or Path(prompt, "config.json").is_file()):
+    if len(words) == 1 and (prompt in DEMO_MODELS or Path(prompt, "config.json").is_file()):
         raise InvalidRequest(f"generate takes [MODEL] PROMPT, but got the model {prompt!r} alone; add a text", "PROMPT")
     return name, sys.stdin.read() if prompt == "-" else prompt
 

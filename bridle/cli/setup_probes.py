@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.cli.finding import Finding
+from bridle.demo import DEMO_MODELS
 
 #: Extras of the package, and what is missing without each.
 EXTRAS = {
@@ -210,7 +211,7 @@ def _local_folder(name: str) -> Path | None:
     """Where a model is on this disk; None for one that would have to be fetched. Raises what its name has wrong."""
     from bridle.model import resolve_model
 
-    if name == "demo" or Path(name).expanduser().exists():
+    if name in DEMO_MODELS or Path(name).expanduser().exists():
         return resolve_model(name)
     from huggingface_hub import try_to_load_from_cache
 

@@ -1,19 +1,25 @@
-"""The demo model in the package: a very small Llama with a tokenizer and a chat template of its own.
+"""The demo models in the package: a very small Llama, and a very small SmolVLM that is asked about pictures of shapes.
 
-It exists so that the quickstart, the examples and the tests show sensible text with nothing to download. It
-is an ordinary Hugging Face folder. In a checkout `lab.demo.corpus` generates the text it was trained on,
-`lab.demo.train` trains it again, `lab.demo.evaluate` measures it. Importing this package loads neither
-torch nor transformers.
+They exist so that the quickstart, the examples and the tests show sensible text with nothing to download. Each
+is an ordinary Hugging Face folder with a tokenizer and a chat template of its own. In a checkout `lab.demo` generates
+what they were trained on, trains them again and measures them. Importing this package loads neither torch nor
+transformers.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+_FOLDERS = {"demo": "weights", "demo-sees": "seeing"}
 
-def demo_model_path() -> Path:
-    """The folder with the demo model, to be given to whatever loads a Hugging Face folder."""
-    return Path(__file__).parent / "weights"
+#: Their names; these come before folders and hub ids.
+DEMO_MODELS = tuple(_FOLDERS)
 
 
-__all__ = ["demo_model_path"]
+def demo_model_path(name: str = "demo") -> Path:
+    """The folder with a demo model, to be given to whatever loads a Hugging Face folder. Raises `KeyError` for a name
+    that is not in `DEMO_MODELS`."""
+    return Path(__file__).parent / _FOLDERS[name]
+
+
+__all__ = ["DEMO_MODELS", "demo_model_path"]

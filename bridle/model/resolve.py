@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import unpack
 from bridle.gguf.shards import is_first_piece
@@ -22,15 +23,16 @@ _FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 
 
 def resolve_model(model: str, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The folder of `model`: the demo model (`demo`), a folder, a GGUF file, or a hub id, fetched or found in the hub's
-    cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
-    file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its own.
+    """The folder of `model`: a demo model (`demo`, `demo-sees`), a folder, a GGUF file, or a hub id, fetched or found
+    in the hub's cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights
+    are in one GGUF file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its
+    own.
 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
     `UnsupportedModel` if the hub does not have it or cannot be reached.
     """
-    if model == "demo":
-        return _demo_folder()
+    if model in DEMO_MODELS:
+        return demo_model_path(model)
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return _unpacked(folder.resolve(), None)
@@ -44,7 +46,7 @@ def resolve_model(model: str, revision: str | None = None, progress: Progress | 
         return _unpacked(fetch(repository, revision, wanted, (), progress), kind)
     if not _HUB_ID.fullmatch(model) or ".." in model:
         raise InvalidRequest(
-            f"{model!r} is neither 'demo', nor an existing folder, nor a hub id such as 'owner/name'", "model"
+            f"{model!r} is neither 'demo', 'demo-sees', an existing folder, nor a hub id such as 'owner/name'", "model"
         )
     return fetch(model, revision, HUB_PATTERNS, HUB_IGNORED, progress)
 
@@ -64,11 +66,3 @@ def _unpacked(folder: Path, kind: str | None) -> Path:
     names = ", ".join(path.name for path in found[:8]) or "none"
     what = f"no GGUF file of type {kind!r}" if not wanted else f"{len(wanted)} GGUF files that are meant"
     raise UnsupportedModel(f"{folder} has {what} (there are: {names}); name one of them")
-
-
-def _demo_folder() -> Path:
-    try:
-        from bridle.demo import demo_model_path
-    except ImportError as error:
-        raise UnsupportedModel("this build of bridle does not contain the demo model") from error
-    return Path(demo_model_path())

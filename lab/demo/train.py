@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,11 +22,16 @@ from rich.progress import (
 )
 
 from lab.demo.tokenizer import train_tokenizer
-from lab.demo.trainer import Recipe, Trainer, checkpoints
+from lab.demo.trainer import Course, Recipe, Trainer, checkpoints
 
 
-def run(trainer: Trainer, work: Path, checkpoint_every: int, log_every: int = 50) -> None:
-    """Trains to the end of the recipe, showing progress and saving checkpoints on the way."""
+def run(trainer: Course[Any], work: Path, checkpoint_every: int, log_every: int = 50) -> None:
+    """Trains to the end of the recipe, showing progress and saving checkpoints on the way.
+
+    Goes on from the newest checkpoint in `work`.
+    """
+    if found := checkpoints(work):
+        trainer.load_checkpoint(found[-1])
     console = Console()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(),
     TextColumn("loss {task.fields[loss]:.4f}"),
@@ -43,6 +49,7 @@ def run(trainer: Trainer, work: Path, checkpoint_every: int, log_every: int = 50
                 recent, began = [], time.monotonic()
             if trainer.num_done % checkpoint_every == 0:
                 trainer.save_checkpoint(work)
+    trainer.save_checkpoint(work)
 
 
 def main() -> None:
@@ -63,10 +70,7 @@ def main() -> None:
     recipe = Recipe(seed=options.seed)
     trainer = Trainer(recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile)
     work = options.work or options.output.with_name(options.output.name + ".work")
-    if found := checkpoints(work):
-        trainer.load_checkpoint(found[-1])
     run(trainer, work, options.checkpoint_every)
-    trainer.save_checkpoint(work)
     trainer.export(options.output)
 
 

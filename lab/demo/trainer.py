@@ -9,13 +9,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch import nn
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from lab.demo.batches import Batch, BatchShape, make_batch
 from lab.demo.corpus.document import END, EOS
@@ -54,38 +64,37 @@ class Recipe:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        for (begin, first), (end, last) in pairwise(self.rates):
-            if step < end:
-                return first + (last - first) * (step + 1 - begin) / (end - begin)
-        return self.rates[-1][1]
+        return rate_at(self.rates, step)
 
 
-class Trainer:
-    """A model, its optimizer and its place in the recipe."""
+class AnyRecipe(Protocol):
+    """What every recipe has: it is a dataclass."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: PreTrainedTokenizerFast,
-        device: str = "cpu",
-        use_compile: bool = False,
-    ):
-        """Starts at step 0 with weights drawn from the recipe's seed."""
-        torch.manual_seed(recipe.seed)
-        self.recipe, self.tokenizer, self.device = recipe, tokenizer, device
-        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(device=device, dtype=torch.bfloat16)
-        self.optimizer = Optimizer(self.model)
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def steps(self) -> int: ...
+
+
+R = TypeVar("R", bound=AnyRecipe)
+
+
+class Course(ABC, Generic[R]):
+    """A place in a recipe, with the optimizer of the model that follows it."""
+
+    def __init__(self, recipe: R, model: nn.Module) -> None:
+        """Starts at step 0."""
+        self.recipe = recipe
+        self.optimizer = Optimizer(model)
         self.num_done = 0
-        self._body = torch.compile(self.model.model, dynamic=False) if use_compile else self.model.model
 
+    @abstractmethod
     def step(self) -> float:
         """Does the next step and returns its loss in nats per target token."""
-        batch = make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
-        loss = self._loss(batch)
-        torch.autograd.backward(loss)
-        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
-        self.num_done += 1
-        return float(loss.detach())
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Writes the model as a Hugging Face folder in bf16."""
 
     def save_checkpoint(self, folder: Path) -> Path:
         """Writes `folder/step-N` (complete or not at all) and drops all but the newest few."""
@@ -115,8 +124,35 @@ class Trainer:
         different = [key for key in wanted if written.get(key) != wanted[key]]
         if different:
             raise ValueError(f"{checkpoint} has another recipe ({', '.join(different)}); use another folder")
-        self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors", device=self.device))
+        self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors"))
         self.num_done = state["num_done"]
+
+
+class Trainer(Course[Recipe]):
+    """A model, its optimizer and its place in the recipe."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerFast,
+        device: str = "cpu",
+        use_compile: bool = False,
+    ):
+        """Starts at step 0 with weights drawn from the recipe's seed."""
+        torch.manual_seed(recipe.seed)
+        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(device=device, dtype=torch.bfloat16)
+        super().__init__(recipe, self.model)
+        self.tokenizer, self.device = tokenizer, device
+        self._body = torch.compile(self.model.model, dynamic=False) if use_compile else self.model.model
+
+    def step(self) -> float:
+        """Does the next step and returns its loss in nats per target token."""
+        batch = make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
+        loss = self._loss(batch)
+        torch.autograd.backward(loss)
+        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
+        self.num_done += 1
+        return float(loss.detach())
 
     def export(self, folder: Path) -> None:
         """Writes the model as a Hugging Face folder in bf16."""
@@ -130,15 +166,23 @@ class Trainer:
         return torch.nn.functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
 
 
+def rate_at(rates: Sequence[tuple[int, float]], step: int) -> float:
+    """The learning rate of a step, counted from 0: straight between those that are given."""
+    for (begin, first), (end, last) in pairwise(rates):
+        if step < end:
+            return first + (last - first) * (step + 1 - begin) / (end - begin)
+    return rates[-1][1]
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first."""
     return sorted(folder.glob("step-*"))
 
 
-def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Writes config, weights, tokenizer, chat template and generation settings."""
     model.config.dtype = "bfloat16"
-    ids = _stop_ids(tokenizer)
+    ids = stop_ids(tokenizer)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=ids,
@@ -159,7 +203,8 @@ def _name_as_before(path: Path) -> None:
     path.write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n", encoding="utf-8")
 
 
-def _stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """What ends a text, and what ends a turn."""
     ids = tokenizer.convert_tokens_to_ids([EOS, END])
     assert isinstance(ids, list)
     return ids
@@ -177,6 +222,6 @@ def _model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaCo
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=_stop_ids(tokenizer),
+        eos_token_id=stop_ids(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
     )

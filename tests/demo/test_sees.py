@@ -1,0 +1,141 @@
+"""The shipped demo model that sees, through bridle: small, and right about pictures of scenes that it never saw."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from bridle import LLM, Choice, Controller, Decision, SequenceView
+from bridle.cli import main
+from bridle.demo import DEMO_MODELS, demo_model_path
+from bridle.http import create_app
+from bridle.model.resolve import resolve_model
+from bridle.service import ModelRegistry
+from lab.demo.corpus.split import split_of
+from lab.demo.seeing.evaluate import evaluate, scores
+from lab.demo.seeing.questions import HELLO, KINDS, NO_PICTURE
+from lab.demo.seeing.scenes import PLACES, Scene, Thing
+from lab.demo.seeing.tokenizer import CHAT_TEMPLATE
+from tests.sources import ROOT
+
+MAX_BYTES = 4_000_000
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 48}
+EXAMPLE = ROOT / "examples" / "pictures" / "shapes.png"
+EXAMPLE_SCENE: Scene = (Thing("circle", "red"), None, Thing("star", "blue"), Thing("square", "yellow"))
+DESCRIBED = "A red circle in the top left, a blue star in the bottom left, a yellow square in the bottom right."
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo-sees") as loaded:
+        yield loaded
+
+
+def asked(text: str, *pictures: object) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": picture} for picture in pictures]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def answer(llm: LLM, text: str, *pictures: object, **options: Any) -> str:
+    return llm.chat(asked(text, *pictures), **GREEDY, **options)[0].text
+
+
+def test_the_folder_is_complete_and_small() -> None:
+    folder = demo_model_path("demo-sees")
+    assert resolve_model("demo-sees") == folder
+    assert DEMO_MODELS == ("demo", "demo-sees")
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+        "preprocessor_config.json", "chat_template.jinja",
+    }  # fmt: skip
+    assert sum(path.stat().st_size for path in folder.iterdir()) < MAX_BYTES
+    assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE.read_text(encoding="utf-8")
+
+
+def test_pictures_that_it_never_saw(llm: LLM) -> None:
+    verdicts = evaluate(llm, number=12, seed=1)
+    assert {verdict.exam.question.kind for verdict in verdicts} == set(KINDS)
+    assert {split_of(("scene", *map(str, verdict.exam.scene))) for verdict in verdicts} == {"heldout"}
+    shares = scores(verdicts)
+    assert sum(shares.values()) / len(shares) >= 0.95, shares
+    assert min(shares.values()) >= 0.8, shares
+
+
+@pytest.mark.slow
+def test_many_pictures_that_it_never_saw(llm: LLM) -> None:
+    shares = scores(evaluate(llm, number=200, seed=2))
+    assert sum(shares.values()) / len(shares) >= 0.95, shares
+    assert min(shares.values()) >= 0.9, shares
+
+
+def test_the_example(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its scene was held out, too."""
+    assert split_of(("scene", *map(str, EXAMPLE_SCENE))) == "heldout"
+    assert answer(llm, "What do you see?", EXAMPLE) == DESCRIBED
+    words = ["--chat", "--image", str(EXAMPLE), "--temperature", "0", "--no-stats"]
+    assert main(["generate", "demo-sees", "Where is the blue shape?", *words]) == 0
+    assert "In the bottom left." in capsys.readouterr().out
+
+
+def test_a_conversation(llm: LLM) -> None:
+    session = llm.session(**GREEDY)
+    first = [{"type": "image", "image": EXAMPLE}, {"type": "text", "text": "How many shapes are there?"}]
+    assert session.send([{"role": "user", "content": first}]) == "Three."
+    assert session.send("What color is the shape in the bottom right?") == "Yellow."
+
+
+def test_without_a_picture(llm: LLM) -> None:
+    assert answer(llm, "What do you see?") == NO_PICTURE
+    assert answer(llm, "Hello!") == HELLO
+
+
+def test_a_choice_bounds_the_answer(llm: LLM) -> None:
+    places = Choice([f"In the {place}" for place in PLACES])
+    assert answer(llm, "Where is the blue shape?", EXAMPLE, constraint=places) == "In the bottom left"
+
+
+class Not(Controller):
+    """Any first token but one."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def next(self, view: SequenceView) -> Decision:
+        others = (token for token in range(view.vocab_size) if token != self._token)
+        return Decision.sample() if view.generated else Decision.sample(view.mask_of(others))
+
+
+def test_a_controller_steers_the_answer(llm: LLM) -> None:
+    assert answer(llm, "Is there a yellow shape?", EXAMPLE) == "Yes."
+    (yes,) = llm.tokenizer.encode("Yes", add_special_tokens=False)
+    assert answer(llm, "Is there a yellow shape?", EXAMPLE, controller=Not(yes)) != "Yes."
+
+
+def test_over_http(llm: LLM) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(EXAMPLE.read_bytes()).decode()}"
+    content = [{"type": "text", "text": "What do you see?"}, {"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "demo-sees", "messages": [{"role": "user", "content": content}], **GREEDY}
+    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert model["id"] == "demo-sees"
+        reply = client.post("/v1/chat/completions", json=body).json()
+        assert reply["choices"][0]["message"]["content"] == DESCRIBED
+        assert reply["choices"][0]["finish_reason"] == "stop"
+        said = client.post("/v1/chat/completions", json=body | {"stream": True}).text
+    pieces = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces) == DESCRIBED
+
+
+@pytest.mark.parametrize("side", [64, 300, 1000])
+def test_pictures_of_any_size(llm: LLM, side: int) -> None:
+    file = io.BytesIO()
+    with Image.open(EXAMPLE) as example:
+        example.convert("RGB").resize((side, side)).save(file, "PNG")
+    assert answer(llm, "What do you see?", file.getvalue()) == DESCRIBED
