@@ -65,14 +65,14 @@ def test_pictures_that_it_never_saw(llm: LLM) -> None:
     assert {split_of(("scene", *map(str, verdict.exam.scene))) for verdict in verdicts} == {"heldout"}
     shares = scores(verdicts)
     assert sum(shares.values()) / len(shares) >= 0.95, shares
-    assert min(shares.values()) >= 0.8, shares
+    assert min(shares.values()) >= 0.85, shares
 
 
 @pytest.mark.slow
 def test_many_pictures_that_it_never_saw(llm: LLM) -> None:
     shares = scores(evaluate(llm, number=200, seed=2))
     assert sum(shares.values()) / len(shares) >= 0.95, shares
-    assert min(shares.values()) >= 0.9, shares
+    assert min(shares.values()) >= 0.95, shares
 
 
 def test_the_example(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +89,22 @@ def test_a_conversation(llm: LLM) -> None:
     first = [{"type": "image", "image": EXAMPLE}, {"type": "text", "text": "How many shapes are there?"}]
     assert session.send([{"role": "user", "content": first}]) == "Three."
     assert session.send("What color is the shape in the bottom right?") == "Yellow."
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("What color is the circle?", "Red."),
+        ("What color is the triangle?", "There is no triangle."),
+        ("Where is the star?", "In the bottom left."),
+        ("Where is the yellow square?", "In the bottom right."),
+        ("How many circles are there?", "One."),
+        ("Is there a blue star?", "Yes."),
+        ("Is there a triangle?", "No."),
+    ],
+)
+def test_it_finds_things_by_their_shape(llm: LLM, question: str, said: str) -> None:
+    assert answer(llm, question, EXAMPLE) == said
 
 
 def test_without_a_picture(llm: LLM) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bridle import LLM
 from bridle.demo import demo_model_path
-from lab.demo.seeing.questions import KINDS, Question, ask, is_hard
+from lab.demo.seeing.questions import KINDS, Question, ask
 from lab.demo.seeing.scenes import Scene, draw_scene, paint
 
 MAX_TOKENS = 48
@@ -51,24 +51,15 @@ class Verdict(NamedTuple):
         return self.is_ended and self.written == self.exam.question.answer
 
 
-EXTRA_KINDS = {
-    "color by shape": "color",
-    "where by shape": "where",
-    "count of a sort": "count",
-    "yes/no of both": "yes/no",
-}
-"""Kinds beyond the target: the hard questions of another one."""
-
-
 def exams(kind: str, number: int, seed: int) -> list[Exam]:
     """Questions of one kind, each about a picture of its own."""
     rng = random.Random(f"evaluate:{seed}:{kind}")
     found: list[Exam] = []
     while len(found) < number:
         scene = draw_scene(rng, "heldout")
-        question = ask(rng, scene, EXTRA_KINDS.get(kind, kind))
-        if question is not None and is_hard(question) == (kind in EXTRA_KINDS):
-            found.append(Exam(question._replace(kind=kind), paint(scene, rng), scene))
+        question = ask(rng, scene, kind)
+        if question is not None:
+            found.append(Exam(question, paint(scene, rng), scene))
     return found
 
 
@@ -104,12 +95,11 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=shipped, help="default: the one in the package")
     parser.add_argument("--number", type=int, default=100, help="pictures of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--extra", action="store_true", help="also the kinds beyond the target")
     parser.add_argument("--show-wrong", action="store_true", help="print the answers that were not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     options = parser.parse_args()
     with LLM(str(options.model)) as llm:
-        verdicts = evaluate(llm, options.number, options.seed, [*KINDS, *(EXTRA_KINDS if options.extra else ())])
+        verdicts = evaluate(llm, options.number, options.seed)
     shares, console = scores(verdicts), Console()
     overall = sum(shares[kind] for kind in KINDS) / len(KINDS)
     console.print(_table(shares, options.number))

@@ -113,6 +113,8 @@ STAGES: tuple[Weights, ...] = (
     {"place": 6, "color": 3, "where": 2, "count": 1, "yes/no": 1, "describe": 5},
     WEIGHTS,
     {"place": 1, "color": 3, "where": 3, "count": 7, "yes/no": 5, "describe": 1},
+    {"place": 1, "color": 5, "where": 6, "count": 5, "yes/no": 4, "describe": 1},
+    {"place": 2, "color": 3, "where": 4, "count": 6, "yes/no": 5, "describe": 5},
 )
 """The same in the stages of training: first to know shapes, then to find them, and last what takes longest."""
 
@@ -137,17 +139,6 @@ def ask(rng: random.Random, scene: Scene, kind: str) -> Question | None:
     """A question of a kind about a scene; None if the one that was drawn has no single answer."""
     found = KINDS[kind](rng, scene)
     return Question(kind, *found) if found else None
-
-
-def is_hard(question: Question) -> bool:
-    """Whether it asks to find something by its shape, how many of the shapes are of a sort, or whether one has this
-    shape and this color: the model practices all of it, but does not become good at it."""
-    text = question.text
-    if question.kind == "count":
-        return "many shapes" not in text
-    if question.kind in ("color", "where"):
-        return any(f" {shape}" in text for shape in SHAPES)
-    return question.kind == "yes/no" and any(f"{color} {shape}" in text for color in COLORS for shape in SHAPES)
 
 
 def any_question(rng: random.Random, scene: Scene, weights: Weights = WEIGHTS) -> Question:

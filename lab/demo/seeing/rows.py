@@ -38,7 +38,7 @@ class RowShape:
 
     rows: int = 24
     length: int = 128
-    stages: tuple[int, ...] = (300, 750)
+    stages: tuple[int, ...] = (300, 750, 1250, 3000)
 
 
 class Rows(NamedTuple):

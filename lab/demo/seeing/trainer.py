@@ -46,6 +46,9 @@ class SeeingRecipe:
         (750, 0.0),
         (790, 0.012),
         (1250, 0.0),
+        (1290, 0.016),
+        (3000, 0.016),
+        (4000, 0.0),
     )
     """Learning rates at some steps, as in `lab.demo.trainer.Recipe`."""
     hidden_size: int = 128
