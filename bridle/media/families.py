@@ -230,5 +230,6 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl": _GRIDDED,
     "qwen2_vl": _GRIDDED,
     "qwen3_vl": _GRIDDED,
+    "qwen3_vl_moe": _GRIDDED,
     "smolvlm": _TILED,
 }

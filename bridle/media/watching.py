@@ -227,6 +227,7 @@ WATCHING: Mapping[str, Watching] = {
     "qwen2_5_vl": _QWEN2,
     "qwen2_vl": _QWEN2,
     "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
 }
 
 

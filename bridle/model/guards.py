@@ -70,6 +70,7 @@ VISION_FAMILIES = frozenset(
         "qwen2_5_vl",
         "qwen2_vl",
         "qwen3_vl",
+        "qwen3_vl_moe",
         "smolvlm",
     }
 )
@@ -184,7 +185,18 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
         )
     if getattr(config, "alibi", False):
         raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
+    if name == "qwen3_vl_moe":
+        _check_experts(name, config.hidden_size, config.moe_intermediate_size)
     _check_layer_types(name, config)
+
+
+def _check_experts(name: str, size: int, inner: int) -> None:
+    """Files of this family have the experts' matrices either way round, and the library goes by their shapes."""
+    if size in (inner, 2 * inner):
+        raise UnsupportedModel(
+            f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "
+            "square, and nothing says which way round a file has them"
+        )
 
 
 def _check_layer_types(name: str, config: PreTrainedConfig) -> None:

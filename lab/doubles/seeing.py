@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qwen2_vl": _QWEN_NAMES,
     "qwen2_5_vl": _QWEN_NAMES,
     "qwen3_vl": _QWEN_NAMES,
+    "qwen3_vl_moe": _QWEN_NAMES,
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "glm4v": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
@@ -248,6 +249,12 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
+#: Sides of different lengths, since the library tells by these which way the matrices of a file lie.
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES["qwen3_vl_moe"] = (
+    {**FAMILIES["qwen3_vl"][0], "text_config": {**TEXT, "rope_parameters": _SECTIONS, **_EXPERTS}},
+    FAMILIES["qwen3_vl"][1],
+)
 FAMILIES["pixtral"] = (
     {
         "text_config": {"model_type": "mistral", **TEXT},

@@ -21,10 +21,11 @@ def argmax_sampler(logits: Any, batch: SampleBatch, history: HistoryLookup) -> S
     return StepResult(batch.step, tokens, [None] * len(tokens))
 
 
-def load(path: Any, **settings: Any) -> LocalExecutor:
-    """An executor over `path` with a small pool and a greedy sampler."""
+def load(path: Any, *, sampler: Any = argmax_sampler, **settings: Any) -> LocalExecutor:
+    """An executor over `path` with a small pool and a greedy sampler; with None in its place, the engine's own, which
+    also knows biases."""
     config = ModelConfig(model=str(path), **{"num_blocks": 128, "block_size": 4, **settings})
-    return load_executor(config, sampler=argmax_sampler)
+    return load_executor(config, sampler=sampler)
 
 
 class NaiveDriver:

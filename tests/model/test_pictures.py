@@ -196,7 +196,7 @@ def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: Local
         assert error(run_packed(executor, [flat], (300,))[0], wanted[0]) > 1000 * LIMIT
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, executor: LocalExecutor) -> None:
     prompt = eyes(family).prompt("a", eyes(family).picture(1), "b")
     make_ready(executor, prompt.media)
@@ -204,6 +204,20 @@ def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, execut
     features = executor.media._features
     features.update({key: Features(found.rows) for key, found in features.items()})
     assert error(run_packed(executor, [prompt], (300,))[0], eyes(family).logits(prompt)) > 1000 * LIMIT
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe"])
+def test_rows_of_pictures_go_through_their_own_experts(family: str, eyes: Any) -> None:
+    mine: Eyes = eyes(family)
+    prompt, executor = mine.prompt("a", mine.picture(1), "b"), load(mine.folder)
+    make_ready(executor, prompt.media)
+    assert executor._runner is not None
+    routers = [tensor for name, tensor in executor._runner.model.named_parameters() if name.endswith("mlp.gate.weight")]
+    assert len(routers) == 2
+    for router in routers:
+        router.copy_(router.roll(1, 0))
+    assert error(run_packed(executor, [prompt], (300,))[0], mine.logits(prompt)) > 1000 * LIMIT
+    executor.close()
 
 
 def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, int], list[int]], list[Finished]]:
@@ -237,7 +251,9 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
     return Request(name, prompt.tokens, sampling, media=prompt.media, runs=prompt.runs, **fields)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava", "paligemma", "paligemma2", "qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "llava", "paligemma", "paligemma2", "qwen2_vl", "qwen3_vl_moe", "smolvlm"]
+)
 @pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
 def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:
     """Together and alone, in a pool that is too small for all, again from the prefix cache, and with other pixels."""
@@ -250,7 +266,7 @@ def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget
         "text": mine.prompt("no picture at all, but a long text"),
     }
     assert prompts["other"].tokens == first.tokens
-    executor = load(mine.folder, num_blocks=len(first.tokens) // 4 + 18 if is_small else 128)
+    executor = load(mine.folder, sampler=None, num_blocks=len(first.tokens) // 4 + 18 if is_small else 128)
     if is_whole(first.runs, len(first.tokens)):
         budget = max(budget, len(first.tokens))
     if is_small:  # all is there from the start: then who is preempted is the same each time

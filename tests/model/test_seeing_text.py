@@ -43,6 +43,24 @@ def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
     executor.close()
 
 
+def test_experts_may_lie_either_way_round(tmp_path: Path) -> None:
+    """As published files have them, and as the library writes them; not where both have one shape."""
+    folder = seeing.make_seeing("qwen3_vl_moe", tmp_path / "model")
+    found = []
+    for _ in range(2):
+        executor = load(folder)
+        found.append(NaiveDriver(executor, PROMPTS).generate(6))
+        executor.close()
+        weights = load_file(folder / "model.safetensors")
+        turned = {name: t.transpose(1, 2).contiguous() if ".experts." in name else t for name, t in weights.items()}
+        save_file(turned, folder / "model.safetensors", {"format": "pt"})
+    assert found[0] == found[1]
+    for inner in (16, 32):
+        square = seeing.make_seeing("qwen3_vl_moe", tmp_path / str(inner), moe_intermediate_size=inner)
+        with pytest.raises(UnsupportedModel, match=f"experts of size {inner} at a hidden size of 32"):
+            load(square)
+
+
 def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
     folder = seeing.make_seeing("llava", tmp_path)
     weights = load_file(folder / "model.safetensors")

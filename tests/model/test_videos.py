@@ -153,7 +153,7 @@ def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
             assert (grid_positions(prompt.runs, start, end) == wanted[:, 0, start:end].numpy()).all()
 
 
-@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
     """Again from the prefix cache, and with another video of the same tokens."""
     mine: Watcher = watchers(family)
@@ -162,7 +162,7 @@ def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None
     others = (mine.prompt("see ", mine.video(seed), " say") for seed in range(5, 200))
     other = next(each for each in others if mine.logits(each)[-1, :VIDEO].argmax() != answer)
     assert other.tokens == first.tokens
-    executor = load(mine.folder, num_blocks=128)
+    executor = load(mine.folder, sampler=None, num_blocks=128)
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=9), media=pool_of(executor))
     bias = dict.fromkeys(range(VIDEO, seeing.IMAGE + 1), -1000.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
