@@ -123,7 +123,8 @@ def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversat
     named = any(modality in (own if given is None else given) for modality in pictures.senses)
     takes_parts = named and (given is not None or "type" in own)
     places = {modality: tokenizer.token_text(sense.placeholder) for modality, sense in pictures.senses.items()}
-    return Look(places, takes_parts, "".join(sense.written for sense in pictures.senses.values()))
+    written = {modality: sense.written for modality, sense in pictures.senses.items() if sense.written}
+    return Look(places, takes_parts, written)
 
 
 def prompt_text(

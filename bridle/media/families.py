@@ -123,11 +123,15 @@ def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple
 # -- tiles, rows and grids ---------------------------------------------------------------------------------------
 
 
-def _internvl(config: Config, arrays: Arrays) -> Layout:
+def internvl_rows(config: Config) -> int:
+    """Of a tile."""
     vision = config["vision_config"]
-    (size, _), (patch, _) = _pair(vision["image_size"]), _pair(vision["patch_size"])
-    rows = int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
-    return Layout(("<img>", rows * arrays["pixel_values"].shape[0], "</img>"))
+    (size, _), (patch, _) = pair(vision["image_size"]), pair(vision["patch_size"])
+    return int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
+
+
+def _internvl(config: Config, arrays: Arrays) -> Layout:
+    return Layout(("<img>", internvl_rows(config) * arrays["pixel_values"].shape[0], "</img>"))
 
 
 def _aya(config: Config, arrays: Arrays) -> Layout:
@@ -139,15 +143,20 @@ def _aya(config: Config, arrays: Arrays) -> Layout:
     return Layout(tuple(_joined([*parts, "TILE_GLOBAL", rows, "<|END_OF_IMG|>"])))
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def pair(value: Any) -> tuple[int, int]:
     first, second = value if isinstance(value, (list, tuple)) else (value, value)
     return int(first), int(second)
 
 
+def idefics_rows(config: Config) -> int:
+    """Of a tile."""
+    vision = config["vision_config"]
+    return int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
+
+
 def _idefics(config: Config, arrays: Arrays) -> Layout:
     """Tiles row by row, then the whole, each between marker tokens; a small picture is a whole alone."""
-    vision = config["vision_config"]
-    rows = int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
+    rows = idefics_rows(config)
     tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
     num_rows, num_columns = tiles
     around = "<fake_token_around_image>"

@@ -65,7 +65,8 @@ class Placing:
 
     def _check(self, prompt: Sequence[int], sense: Sense, num_sent: int) -> None:
         num_places, text = prompt.count(sense.placeholder), self._tokenizer.token_text
-        if sense.row_token != sense.placeholder and sense.row_token in prompt:
+        is_place = any(sense.row_token == other.placeholder for other in self._senses.values())
+        if not is_place and sense.row_token in prompt:
             raise InvalidRequest(
                 f"the prompt has the text {text(sense.row_token)!r}, which stands for a row of one", sense.modality
             )
@@ -77,15 +78,14 @@ class Placing:
             )
 
     def _grow(self, picture: Picture) -> None:
-        """Append what the picture takes; line ends beside it are made tokens of together with the prompt's."""
+        """Append what the picture takes; space before it is made tokens of together with it, as in one text."""
         layout, sense, offset = picture.layout, self._senses[picture.modality], 0
         self._drop_around(*layout.around)
         for number, part in enumerate(layout.parts):
             if isinstance(part, str):
-                part = self._lines_before() + part if number == 0 and part.startswith("\n") else part
-                is_last = number + 1 == len(layout.parts)
-                part = part + self._lines_behind() if is_last and part.endswith("\n") else part
-                self._tokens += self._tokenizer.encode(part, add_special_tokens=False)
+                part = part if number else self._space_before() + part
+                is_end = number + 1 == len(layout.parts) and part.endswith("\n")
+                self._tokens += self._ended(part) if is_end else self._encode(part)
             else:
                 key = picture.medium.key
                 run = MediaRun(len(self._tokens), part, key, offset, layout.grid, sense.is_mutual, layout.pace)
@@ -104,12 +104,24 @@ class Placing:
             if behind:
                 self._left.popleft()
 
-    def _lines_before(self) -> str:
-        lines = ""
-        while self._tokens and is_lines(text := self._tokenizer.token_text(self._tokens[-1])):
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _space_before(self) -> str:
+        space = ""
+        while self._tokens and (text := self._tokenizer.token_text(self._tokens[-1])).isspace():
             self._tokens.pop()
-            lines = text + lines
-        return lines
+            space = text + space
+        return space
+
+    def _ended(self, part: str) -> list[int]:
+        """Tokens of a text that ends in line ends: which these are may depend on the text behind."""
+        part += self._lines_behind()
+        if self._left and (text := self._tokenizer.token_text(self._left[0])):
+            *tokens, last = self._encode(part + text)
+            if last == self._left[0]:
+                return tokens
+        return self._encode(part)
 
     def _lines_behind(self) -> str:
         lines = ""

@@ -7,6 +7,7 @@ the same ones in each turn. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -166,7 +167,8 @@ def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, Sense]:
     if kind in HEARING:
         senses[AUDIO] = SoundSense(folder, settings, HEARING[kind])
     if kind in WATCHING:
-        senses[VIDEO] = VideoSense(folder, settings, WATCHING[kind])
+        with contextlib.suppress(UnsupportedFeature):  # it reads pictures, even if it cannot say where a video is
+            senses[VIDEO] = VideoSense(folder, settings, WATCHING[kind])
     return senses
 
 

@@ -66,6 +66,18 @@ def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
     return found
 
 
+def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
+    """The first of `texts` that is a token which a checkpoint's tokenizer was given beside its vocabulary."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        found = {token["content"]: token["id"] for token in added}
+    for text in texts:
+        if text in found:
+            return found[text]
+    raise UnsupportedFeature(f"the checkpoint has no token that stands for a {WORDS[modality][0]}", modality)
+
+
 def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
     """What a checkpoint says of how files are made ready: the first of `names` that is there, each a file and a part
     of it, or the whole where the part is unnamed."""

@@ -7,27 +7,23 @@ tests. What they leave without a bound has one here: all frames together have no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from bridle.errors import MediaRefused
 from bridle.media.clips import Clip, check_clip, open_clip
 from bridle.media.families import Arrays, Config, Layout
+from bridle.media.frames import Frames, Grid, Seen, Shown, Watching, normalized, patches_of
+from bridle.media.frames_as_pictures import AS_PICTURES
 from bridle.media.limits import MOST_RATIO, MediaLimits
 from bridle.media.modalities import VIDEO
-from bridle.media.senses import read_settings, token_of
+from bridle.media.senses import added_token, read_settings, token_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-Shown = Sequence[NDArray[np.uint8]]
-Grid = tuple[int, int, int]
 
 _FILES = (
     ("video_preprocessor_config.json", ""),
@@ -36,81 +32,6 @@ _FILES = (
 )
 #: Rows of a frame that Qwen's own tools show at most.
 _FRAME_ROWS = 768
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """How a checkpoint's frames are made: patches of `patch` x `patch` pixels over `temporal` frames, `merge` x `merge`
-    of which are a row; between `least` and `most` pixels; `rate` frames of a second, `fewest` to `many` in all."""
-
-    patch: int = 14
-    temporal: int = 2
-    merge: int = 2
-    least: int = 128 * 28 * 28
-    most: int = 768 * 28 * 28
-    rate: float = 2.0
-    fewest: int = 4
-    many: int = 768
-    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
-    deviation: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], base: Frames) -> Frames:
-        """As a checkpoint says; what it leaves out is as in `base`."""
-        size = settings.get("size") or {}
-        return cls(
-            int(settings.get("patch_size", base.patch)),
-            int(settings.get("temporal_patch_size", base.temporal)),
-            int(settings.get("merge_size", base.merge)),
-            int(settings.get("min_pixels") or size.get("shortest_edge") or base.least),
-            int(settings.get("max_pixels") or size.get("longest_edge") or base.most),
-            float(settings.get("fps") or base.rate),
-            int(settings.get("min_frames") or base.fewest),
-            int(settings.get("max_frames") or base.many),
-            tuple(settings.get("image_mean") or base.mean),
-            tuple(settings.get("image_std") or base.deviation),
-        )
-
-    @property
-    def side(self) -> int:
-        """Pixels along a side of a row."""
-        return self.patch * self.merge
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What is seen of a clip: frames at `indices`, of `rate` in a second, as `grid` rows by time, height and width."""
-
-    indices: tuple[int, ...]
-    count: int
-    rate: float
-    temporal: int
-    grid: Grid
-
-    @property
-    def seconds(self) -> float:
-        """Between two times of the grid."""
-        return self.temporal / (len(self.indices) / self.count * self.rate)
-
-    @property
-    def times(self) -> list[float]:
-        """Of each time of the grid the middle, in seconds."""
-        padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % self.temporal)]
-        ends = zip(padded[:: self.temporal], padded[self.temporal - 1 :: self.temporal], strict=True)
-        return [(first / self.rate + last / self.rate) / 2 for first, last in ends]
-
-
-@dataclass(frozen=True, slots=True)
-class Watching:
-    """How a family reads videos: `sample` chooses frames, `size` says how large they are shown (height, width), `make`
-    what the tower is given, with a grid of it by time, height and width, and `lay_out` what stands in a prompt. `base`
-    is what its processor has where a checkpoint says nothing."""
-
-    sample: Callable[[Clip, Frames, int], Sequence[int]]
-    size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
-    make: Callable[[Shown, Frames], tuple[Arrays, Grid]]
-    lay_out: Callable[[Config, Seen], Layout]
-    base: Frames = Frames()
 
 
 # -- Qwen ---------------------------------------------------------------------------------------------------------
@@ -223,6 +144,7 @@ _ONEVISION = Watching(_from_end_to_end, _tile, _pixels, _pooled, Frames(temporal
 
 #: Families whose videos are read.
 WATCHING: Mapping[str, Watching] = {
+    **AS_PICTURES,
     "llava_onevision": _ONEVISION,
     "qwen2_5_vl": _QWEN2,
     "qwen2_vl": _QWEN2,
@@ -237,57 +159,39 @@ WATCHING: Mapping[str, Watching] = {
 class VideoSense:
     """Implements `bridle.media.senses.Sense` for videos."""
 
-    modality, written, is_mutual, is_whole = VIDEO, "", False, False
+    modality, is_mutual, is_whole = VIDEO, False, False
 
     def __init__(self, folder: Path, settings: PreTrainedConfig, family: Watching) -> None:
         self._folder, self._config, self._family = folder, settings.to_dict(), family
         self._frames: Frames | None = None
-        self.placeholder = token_of(settings, "video_token_id", VIDEO)
-        self.row_token = self.placeholder
+        named = added_token(folder, family.places, VIDEO) if family.places else None
+        self.placeholder = token_of(settings, "video_token_id", VIDEO) if named is None else named
+        self.row_token = token_of(settings, family.rows_in, VIDEO)
+        self.written = family.written
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, Layout]:
         """Of a video in a file, a list or an array of frames, or these and their rate."""
         if self._frames is None:
-            self._frames = Frames.of(read_settings(self._folder, _FILES, VIDEO), self._family.base)
+            settings = self._family.settings(read_settings(self._folder, _FILES, VIDEO))
+            self._frames = Frames.of(settings, self._family.base)
         frames, family = self._frames, self._family
         clip = open_clip(file, limits, where) if isinstance(file, bytes) else check_clip(file, limits, where)
         if max(clip.width, clip.height) > MOST_RATIO * min(clip.width, clip.height):
             raise MediaRefused(f"{where} has frames with a side {MOST_RATIO} times as long as the other", where)
-        chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, limits.max_frames)
+        chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, self._most(clip, frames, limits))
         budget = min(limits.max_video_pixels, limits.max_video_rows * frames.temporal * frames.side**2)
         height, width = family.size(self._config, clip, len(chosen), frames, budget)
         if (pixels := len(chosen) * height * width) > (most := 2 * limits.max_video_pixels):
             raise MediaRefused(f"{where} has {pixels} pixels, as this model is shown it; at most {most}", where)
-        shown = [_resized(frame, width, height) for frame in clip.unpack(chosen)]
+        shown = [family.draw(frame, clip, frames, height, width) for frame in clip.unpack(chosen)]
         arrays, grid = family.make(shown, frames)
         return arrays, family.lay_out(self._config, Seen(tuple(chosen), clip.count, clip.rate, frames.temporal, grid))
 
-
-def _resized(frame: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
-    return np.asarray(frame.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
-
-
-def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]:
-    """Colours [..., 3] as a tower has learned them."""
-    mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
-    found: NDArray[np.float32] = (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
-    return found
-
-
-def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
-    """Frames [height, width, 3] -> patches [N, 3 x temporal x patch x patch], those of a row together, and how many
-    there are by time, height and width. The last frame stands for those that are missing."""
-    padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
-    height, width = (side // frames.patch for side in shown[0].shape[:2])
-    times = len(padded) // frames.temporal
-    found = np.empty((times, height * width, 3 * frames.temporal * frames.patch**2), np.float32)
-    for time in range(times):
-        part = np.stack(padded[time * frames.temporal : (time + 1) * frames.temporal])
-        pixels = normalized(part, frames)
-        split = pixels.reshape(
-            frames.temporal,
-            *(height // frames.merge, frames.merge, frames.patch),
-            *(width // frames.merge, frames.merge, frames.patch, 3),
-        )
-        found[time] = split.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(height * width, -1)
-    return found.reshape(times * height * width, -1), (times, height, width)
+    def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
+        """How many frames are seen at most: those of one size cannot be made smaller."""
+        if self._family.rows is None:
+            return limits.max_frames
+        height, width = self._family.size(self._config, clip, 1, frames, limits.max_video_pixels)
+        by_pixels = 2 * limits.max_video_pixels // (height * width)
+        by_rows = limits.max_video_rows // max(self._family.rows(self._config), 1)
+        return max(min(limits.max_frames, by_pixels, by_rows), 1)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
-from bridle.media.modalities import IMAGE, OF_PARTS, WORDS
+from bridle.media.modalities import OF_PARTS, WORDS
 from bridle.media.sources import Source, source_of
 from bridle.shown import shown
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
@@ -169,11 +169,11 @@ def _run_engine(task: str) -> dict[str, Any]:
 class Look:
     """How messages with pictures, sounds or videos are prepared. Their content becomes parts, if the template
     `takes_parts`; else it is text, with one of `placeholders`, by modality, at their places. A template may write
-    `written` for a picture, which is no token. `sources` are the files that were found, in order."""
+    `written`, by modality, for one, which is no token. `sources` are the files that were found, in order."""
 
     placeholders: Mapping[str, str]
     takes_parts: bool
-    written: str = ""
+    written: Mapping[str, str] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
@@ -195,13 +195,13 @@ class Look:
 
     def check(self, messages: Prepared) -> None:
         """Refuse text that spells a place for a picture or a sound, where there are any: one could be bound to it."""
-        stands_for = {spelling: modality for modality, spelling in self.placeholders.items()}
+        tokens = set(self.placeholders.values())
+        stands_for = {spelling: modality for modality, spelling in (*self.written.items(), *self.placeholders.items())}
         for i, message in enumerate(messages if self.sources else ()):
             content = message["content"]
             texts = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            for spelling in filter(None, (*stands_for, self.written)):
-                modality = stands_for.get(spelling, IMAGE)
-                own = 0 if self.takes_parts or spelling not in stands_for else self._num_places(i, modality)
+            for spelling, modality in stands_for.items():
+                own = 0 if self.takes_parts or spelling not in tokens else self._num_places(i, modality)
                 if texts.count(spelling) != own:
                     raise InvalidRequest(
                         f"messages[{i}] has the text {spelling!r}, which stands for a {WORDS[modality][0]}",
@@ -210,7 +210,9 @@ class Look:
 
     def placed(self, text: str) -> str:
         """What a template rendered, with the placeholder wherever it wrote another text."""
-        return text.replace(self.written, self.placeholders[IMAGE]) if self.written and self.sources else text
+        for modality, spelling in self.written.items() if self.sources else ():
+            text = text.replace(spelling, self.placeholders[modality])
+        return text
 
     def _num_places(self, number: int, modality: str) -> int:
         mine = (source for source in self.sources if source.modality == modality)

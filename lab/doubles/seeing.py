@@ -21,7 +21,7 @@ _TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2
 _QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 NAMES: dict[str, tuple[str, ...]] = {
     "llava_onevision": ("<image>", "<|image_start|>", "<|image_end|>", "<video>"),
-    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
     "aya_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
     "qwen2_vl": _QWEN_NAMES,
     "qwen2_5_vl": _QWEN_NAMES,
@@ -300,6 +300,8 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
         model.model.multi_modal_projector.mm_input_projection_weight.data *= 6
     elif MODEL_TYPES.get(family, family) == "paligemma":
         model.model.multi_modal_projector.linear.weight.data *= 6
+    elif family == "smolvlm":  # there is much text between the frames of a video
+        model.model.connector.modality_projection.proj.weight.data *= 6
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)

@@ -134,7 +134,7 @@ def library_text(family: str, reader: MediaReader, results: Any) -> str:
         return AyaVisionProcessor.replace_image_token(marks, results, 0)
     from transformers.models.internvl.processing_internvl import InternVLProcessor
 
-    marks.start_image_token, marks.end_image_token, marks.image_seq_length = *names[1:], 4
+    marks.start_image_token, marks.end_image_token, marks.image_seq_length = *names[1:3], 4
     return InternVLProcessor.replace_image_token(marks, results, 0)
 
 
@@ -156,7 +156,7 @@ def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
     folder = seeing.make_seeing("aya_vision", tmp_path)
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None and tokenizer.id_of("<image>") is None
-    look = Look({"image": tokenizer.token_text(reader.placeholder)}, True, reader.senses["image"].written)
+    look = Look({"image": tokenizer.token_text(reader.placeholder)}, True, {"image": reader.senses["image"].written})
     said = [{"type": "image", "image": png(1)}, {"type": "text", "text": "What?"}]
     messages = prepare([{"role": "user", "content": said}], look)
     tokens = tokenizer.encode(look.placed(tokenizer.chat_template.render(messages, None, None, {})), False)
@@ -167,7 +167,7 @@ def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
     assert Look(*_words(look)).placed("an <image> of speech") == "an <image> of speech"
 
 
-def _words(look: Look) -> tuple[Mapping[str, str], bool, str]:
+def _words(look: Look) -> tuple[Mapping[str, str], bool, Mapping[str, str]]:
     return look.placeholders, look.takes_parts, look.written
 
 

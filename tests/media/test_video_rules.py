@@ -24,12 +24,12 @@ from lab.doubles import seeing
 FAMILIES = ("qwen2_vl", "qwen3_vl")
 
 
-def library(family: str, name: str) -> Any:
+def library(family: str, name: str, **more: Any) -> Any:
     """A function of the library's video processor, whose module cannot be imported without torchvision."""
     path = Path(transformers.__file__).parent / "models" / family / f"video_processing_{family}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
-    names: dict[str, Any] = {"torch": torch, "np": np, "math": math}
+    names: dict[str, Any] = {"torch": torch, "np": np, "math": math, **more}
     code = ast.Module([found], [])
     exec(compile(code, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True), names)
     return names[name]

@@ -29,9 +29,13 @@ VIDEO = seeing.IMAGE - 3
 PLACES = {
     "qwen": {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"},
     "llava_onevision": {"image": "<image>", "video": "<video>"},
+    "internvl": {"image": "<IMG_CONTEXT>", "video": "<video>"},
+    "smolvlm": {"image": "<image>", "video": "<global-img>"},
 }
 #: Families whose positions have three coordinates.
 GRIDDED = tuple(family for family in WATCHING if family.startswith("qwen"))
+#: Frames a second of a video, where not all of its frames would be seen at 8.
+RATES = {"smolvlm": 2.0}
 
 
 def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list[np.ndarray[Any, Any]]:
@@ -49,9 +53,11 @@ class Watcher(Eyes):
         placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
         return Prompt(placed, sights.runs, sights.media, pictures)
 
-    def video(self, seed: int, count: int = 6, rate: float | None = 8.0, **size: int) -> Picture:
+    def video(self, seed: int, count: int = 6, rate: float | None = 0.0, **size: int) -> Picture:
         shown = frames(seed, count, **size)
-        return self.reader.read(shown if rate is None else (shown, rate), modality="video")
+        return self.reader.read(
+            shown if rate is None else (shown, rate or RATES.get(self.family, 8.0)), modality="video"
+        )
 
     def logits(self, prompt: Prompt, more: Any = (), positions: Tensor | None = None) -> Tensor:
         """[L, V] of the library's eager pass, at its own positions or at these."""
@@ -68,6 +74,14 @@ class Watcher(Eyes):
         self.whole.model.rope_deltas = None
         with torch.inference_mode():
             return self.whole(input_ids=ids, **inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+    def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
+        """As the library's processors do where frames are pictures: all in order, none of them hidden."""
+        found = [picture.medium.arrays[0] for picture in prompt.pictures]
+        if {array.name for array in found} != {"pixel_values"}:
+            return super()._pixels(prompt)
+        numbers = [np.frombuffer(array.data, array.dtype).reshape(array.shape).copy() for array in found]
+        return {"pixel_values": torch.cat([torch.from_numpy(each) for each in numbers], numbers[0].ndim - 4)}
 
 
 def _videos(prompt: Prompt) -> list[bytes]:
@@ -89,7 +103,7 @@ def watchers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def executor(watchers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    loaded = load(watchers(request.getfixturevalue("family")).folder)
+    loaded = load(watchers(request.getfixturevalue("family")).folder, num_blocks=256)
     yield loaded
     loaded.close()
 
@@ -153,7 +167,7 @@ def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
             assert (grid_positions(prompt.runs, start, end) == wanted[:, 0, start:end].numpy()).all()
 
 
-@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"])
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
     """Again from the prefix cache, and with another video of the same tokens."""
     mine: Watcher = watchers(family)
@@ -162,7 +176,7 @@ def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None
     others = (mine.prompt("see ", mine.video(seed), " say") for seed in range(5, 200))
     other = next(each for each in others if mine.logits(each)[-1, :VIDEO].argmax() != answer)
     assert other.tokens == first.tokens
-    executor = load(mine.folder, sampler=None, num_blocks=128)
+    executor = load(mine.folder, sampler=None, num_blocks=192)
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=9), media=pool_of(executor))
     bias = dict.fromkeys(range(VIDEO, seeing.IMAGE + 1), -1000.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
