@@ -262,7 +262,9 @@ class Speculation:
         chances = {}
         for seq in sequences:
             self._settle_watched(seq)
-            chances[seq.id] = seq.drafts.copied.chance_among(self._copied, _LEAST_COPIED, self._num_sequences)
+            chances[seq.id] = seq.drafts.copied.chance_among(
+                self._copied, _LEAST_COPIED, self._num_sequences, is_far=seq.drafts.told is not None
+            )
             seq.drafts.copied.fade(num_steps)
         return chances
 
