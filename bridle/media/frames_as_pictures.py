@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -124,6 +125,35 @@ def _numbered(config: Config, seen: Seen) -> Layout:
         end = "</img>\n" if parts else ""
         parts += [f"{end}Frame{number}: <img>", internvl_rows(config)]
     return Layout((*parts, "</img>"))
+
+
+# -- GLM-4V -------------------------------------------------------------------------------------------------------
+
+
+def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
+    """So many frames of each second, or of a long video as many as of the longest that is seen so. That an odd number
+    of them gets the last one twice, those who cut patches see to."""
+    last, seconds = clip.count - 1, clip.count / clip.rate
+    most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
+    num = max(math.floor(seconds * frames.rate), 1)
+    if seconds <= frames.longest and num <= most:
+        times = [number * clip.rate / frames.rate for number in range(num)]
+    elif most >= clip.count:
+        times = [float(index) for index in range(clip.count)]
+    else:
+        times = [time * clip.rate for time in np.linspace(0, seconds, most)]
+    return sorted({min(last, math.ceil(time)) for time in times})
+
+
+def behind_frames(config: Config, seen: Seen) -> Layout:
+    """A run for each two frames, with the second of the first in figures behind it."""
+    _, height, width = seen.grid
+    parts: list[int | str] = []
+    text = ""
+    for start in seen.starts:
+        parts += [f"{text}<|begin_of_image|>", height * width]
+        text = f"<|end_of_image|>{int(start)}"
+    return Layout((*parts, text), (1, height, width))
 
 
 _HALVES = (0.5, 0.5, 0.5)

@@ -17,7 +17,7 @@ from bridle.errors import MediaRefused
 from bridle.media.clips import Clip, check_clip, open_clip
 from bridle.media.families import Arrays, Config, Layout
 from bridle.media.frames import Frames, Grid, Seen, Shown, Watching, normalized, patches_of
-from bridle.media.frames_as_pictures import AS_PICTURES
+from bridle.media.frames_as_pictures import AS_PICTURES, behind_frames, by_seconds
 from bridle.media.limits import MOST_RATIO, MediaLimits
 from bridle.media.modalities import VIDEO
 from bridle.media.senses import added_token, read_settings, token_of
@@ -119,6 +119,23 @@ _QWEN3 = Watching(
     Frames(16, least=128 * 32 * 32, most=768 * 32 * 32, mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5)),
 )
 
+# -- GLM-4V -------------------------------------------------------------------------------------------------------
+
+
+def _size_of_pairs(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """As above; of an odd number of frames that were not chosen by a client the last counts twice."""
+    return _size_of_all(config, clip, num if clip.is_chosen else num + -num % frames.temporal, frames, budget)
+
+
+_GLM = Watching(
+    by_seconds,
+    _size_of_pairs,
+    _patches,
+    behind_frames,
+    Frames(least=112 * 112, most=28 * 28 * 2 * 30_000),
+    rows_in="image_token_id",
+)
+
 # -- LLaVA-OneVision ------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +162,7 @@ _ONEVISION = Watching(_from_end_to_end, _tile, _pixels, _pooled, Frames(temporal
 #: Families whose videos are read.
 WATCHING: Mapping[str, Watching] = {
     **AS_PICTURES,
+    "glm4v": _GLM,
     "llava_onevision": _ONEVISION,
     "qwen2_5_vl": _QWEN2,
     "qwen2_vl": _QWEN2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.video_utils import VideoMetadata
@@ -134,6 +136,33 @@ def test_internvl_numbers_frames(place: str, tmp_path: Path) -> None:
     prompt = tokenizer.encode(place.replace("{}", "<video>"), add_special_tokens=False)
     placed, _ = reader.place(prompt, [video] * place.count("{}"), tokenizer)
     assert list(placed) == tokenizer.encode(place.replace("{}", text), add_special_tokens=False)
+
+
+@pytest.mark.parametrize(("count", "rate"), [*CLIPS, (9_000, 30.0), (9_001, 30.0)])
+def test_glm_sees_frames_by_seconds(count: int, rate: float) -> None:
+    """A frame that the library has twice at the end stands once, and counts for the size."""
+    family = WATCHING["glm4v"]
+    wanted = sampled("glm4v", {"fps": 2, "max_duration": 300}, count, rate)
+    assert list(family.sample(clip(count, rate), family.base, 768)) == list(dict.fromkeys(wanted))
+    assert len(family.sample(clip(count, rate), family.base, 8)) <= 8
+    num = len(family.sample(clip(count, rate), family.base, 768))
+    size = library("glm4v", "smart_resize")(len(wanted), 720, 1280, 2, 28, 112 * 112, 28 * 28 * 2 * 30_000)
+    assert family.size({}, clip(count, rate, 1280, 720), num, family.base, 10**12) == size
+
+
+def test_glm_says_seconds_behind_frames(tmp_path: Path) -> None:
+    reader, tokenizer = opened("glm4v", tmp_path)
+    video = reader.read((np.zeros((21, 24, 32, 3), np.uint8), 3.0), modality="video")
+    indices = list(WATCHING["glm4v"].sample(clip(21, 3.0), WATCHING["glm4v"].base, 240))
+    itself: Any = SimpleNamespace(image_token="<|image|>", video_processor=SimpleNamespace(merge_size=2))
+    itself.replace_frame_token_id = partial(Glm4vProcessor.replace_frame_token_id, itself)
+    metadata = VideoMetadata(total_num_frames=21, fps=3.0, frames_indices=indices)
+    grid = np.frombuffer(video.medium.arrays[1].data, np.int64).reshape(1, 3)
+    text = Glm4vProcessor.replace_video_token(itself, {"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+    assert text.endswith("<|end_of_image|>6") and grid[0, 0] == 7
+    around = "<|begin_of_video|>{}<|end_of_video|>"
+    placed, _ = reader.place(tokenizer.encode(around.format("<|video|>"), add_special_tokens=False), [video], tokenizer)
+    assert list(placed) == tokenizer.encode(around.format(text), add_special_tokens=False)
 
 
 @pytest.mark.parametrize("family", ["internvl", "smolvlm"])

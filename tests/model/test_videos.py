@@ -29,13 +29,14 @@ VIDEO = seeing.IMAGE - 3
 PLACES = {
     "qwen": {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"},
     "llava_onevision": {"image": "<image>", "video": "<video>"},
+    "glm4v": {"image": "<|image|>", "video": "<|begin_of_video|><|video|><|end_of_video|>"},
     "internvl": {"image": "<IMG_CONTEXT>", "video": "<video>"},
     "smolvlm": {"image": "<image>", "video": "<global-img>"},
 }
 #: Families whose positions have three coordinates.
-GRIDDED = tuple(family for family in WATCHING if family.startswith("qwen"))
+GRIDDED = tuple(family for family in WATCHING if family.startswith(("glm4v", "qwen")))
 #: Frames a second of a video, where not all of its frames would be seen at 8.
-RATES = {"smolvlm": 2.0}
+RATES = {"glm4v": 2.0, "smolvlm": 2.0}
 
 
 def frames(seed: int, count: int = 6, height: int = 24, width: int = 30) -> list[np.ndarray[Any, Any]]:
@@ -68,7 +69,7 @@ class Watcher(Eyes):
             speed = self.whole.config.vision_config.tokens_per_second
             inputs["second_per_grid_ts"] = torch.tensor([paces[key] / speed for key in _videos(prompt)])
         if self.family in GRIDDED:
-            inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
+            inputs["mm_token_type_ids"] = types_of(self.family, ids)
         if positions is not None:
             inputs["position_ids"] = positions
         self.whole.model.rope_deltas = None
@@ -82,6 +83,15 @@ class Watcher(Eyes):
             return super()._pixels(prompt)
         numbers = [np.frombuffer(array.data, array.dtype).reshape(array.shape).copy() for array in found]
         return {"pixel_values": torch.cat([torch.from_numpy(each) for each in numbers], numbers[0].ndim - 4)}
+
+
+def types_of(family: str, ids: Tensor) -> Tensor:
+    """1 at rows of pictures, 2 at those of videos. In GLM-4V these are the same token, behind another mark."""
+    rows = (ids == seeing.IMAGE).int()
+    if family != "glm4v":
+        return rows + 2 * (ids == VIDEO).int()
+    begun, ended = ((ids == VIDEO - number).int().cumsum(-1) for number in (1, 2))
+    return rows * (1 + (begun > ended).int())
 
 
 def _videos(prompt: Prompt) -> list[bytes]:
@@ -112,8 +122,9 @@ def executor(watchers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: Any) -> None:
     mine: Watcher = watchers(family)
     one, two = mine.video(1), mine.video(2)
+    between = () if family == "glm4v" else (mine.picture(4),)  # the library's model takes one kind at a time
     prompts = [
-        mine.prompt("watch ", one, " here ", mine.picture(4), " and ", two, " say"),
+        mine.prompt("watch ", one, " here ", *between, " and ", two, " say"),
         mine.prompt("only text here"),
         mine.prompt(mine.video(3, 1, height=9, width=40), "x"),
     ]
@@ -122,7 +133,7 @@ def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: A
     for chunks in ((300,), (5, 1, 9, 2)):
         for found, want in zip(run_packed(executor, prompts, chunks), wanted, strict=True):
             assert error(found, want) < LIMIT
-    swapped = mine.prompt("watch ", two, " here ", mine.picture(4), " and ", one, " say")
+    swapped = mine.prompt("watch ", two, " here ", *between, " and ", one, " say")
     assert swapped.tokens == prompts[0].tokens
     assert error(run_packed(executor, [swapped], (300,))[0], wanted[0]) > 1000 * LIMIT
 
@@ -159,15 +170,17 @@ def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
         speed = mine.whole.config.vision_config.tokens_per_second
         paces = {run.key: run.pace for run in prompt.runs}
         given["second_per_grid_ts"] = torch.tensor([paces[key] / speed for key in _videos(prompt)])
-    types = (ids == seeing.IMAGE).int() + 2 * (ids == VIDEO).int()
-    wanted, _ = mine.whole.model.get_rope_index(ids, types, **given)
+    wanted, _ = mine.whole.model.get_rope_index(ids, types_of(family, ids), **given)
     num = len(prompt.tokens)
     for start in range(0, num, 3):
         for end in (start + 1, min(start + 7, num), num):
             assert (grid_positions(prompt.runs, start, end) == wanted[:, 0, start:end].numpy()).all()
 
 
-@pytest.mark.parametrize("family", ["internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"])
+_DRAWING = ["glm4v", "internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"]
+
+
+@pytest.mark.parametrize("family", _DRAWING)
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
     """Again from the prefix cache, and with another video of the same tokens."""
     mine: Watcher = watchers(family)
