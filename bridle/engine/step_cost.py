@@ -154,7 +154,7 @@ class Tally:
         """The same for one of so many sequences of a step, where `others` tallies what all of them guessed. In a batch
         each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
         for more, and the chance is taken to be less by so many standard errors. Where what steers it `is_far`, telling
-        it of guesses is dear: only what the sequence itself has seen takes doubt away, and it has to have seen a little."""
+        it of guesses is dear: only what the sequence has seen itself takes doubt away, and it has to be a little."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)
