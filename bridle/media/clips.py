@@ -10,7 +10,6 @@ import io
 import itertools
 import re
 import struct
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.media.limits import LEAST_SIDE, MOST_FRAME_PIXELS, MOST_FRAMES_A_SECOND, MOST_SIDE, MediaLimits
+from bridle.media.limits import LEAST_SIDE, MOST_FRAME_PIXELS, MOST_FRAMES_A_SECOND, MOST_SIDE, Clock, MediaLimits
 from bridle.media.pictures import check_picture, open_picture
 from bridle.media.sources import read_url
 
@@ -69,7 +68,7 @@ def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
     """The video in a file. Raises `MediaRefused` in words of our own."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
-    clock = _Clock(limits.decode_seconds, where)
+    clock = Clock(limits, where)
     is_drawn = data[:4] == b"GIF8" or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
     is_film = data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
     try:
@@ -86,18 +85,6 @@ def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
 
 def unreadable(where: str) -> MediaRefused:
     return MediaRefused(f"{where} cannot be read: it is damaged, or no MP4, WebM, GIF or WebP", where)
-
-
-class _Clock:
-    """The time that a file has to be unpacked."""
-
-    def __init__(self, seconds: float, where: str) -> None:
-        self._seconds, self._where = seconds, where
-        self._end = time.monotonic() + seconds
-
-    def check(self) -> None:
-        if time.monotonic() > self._end:
-            raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)
 
 
 def _guarded(unpack: Unpack, where: str) -> Unpack:
@@ -120,7 +107,7 @@ def _guarded(unpack: Unpack, where: str) -> Unpack:
 # -- drawn ------------------------------------------------------------------------------------------------------
 
 
-def _animation(data: bytes, limits: MediaLimits, where: str, clock: _Clock) -> Clip:
+def _animation(data: bytes, limits: MediaLimits, where: str, clock: Clock) -> Clip:
     """A GIF or a WebP. Its frames may take different times: they are seen as if each took as long as the first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -145,7 +132,7 @@ def _animation(data: bytes, limits: MediaLimits, where: str, clock: _Clock) -> C
 # -- filmed -----------------------------------------------------------------------------------------------------
 
 
-def _film(data: bytes, where: str, clock: _Clock) -> Clip:
+def _film(data: bytes, where: str, clock: Clock) -> Clip:
     """An MP4 or a WebM. Its packets are counted, since a header need not tell how many frames there are."""
     try:
         import av
@@ -221,16 +208,20 @@ def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
         raise MediaRefused(f"{where} has {len(frames)} frames; at most {limits.max_frames}", where)
     if not len(frames):
         raise MediaRefused(f"{where} is empty", where)
-    first = _frame(frames[0], limits, f"{where}[0]")
+    clock = Clock(limits, where)
+    first = _frame(frames[0], limits, f"{where}[0]", clock)
 
     def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
         for index in indices:
-            yield _frame(frames[index], limits, f"{where}[{index}]")
+            yield _frame(frames[index], limits, f"{where}[{index}]", clock) if index else first
 
     clip = Clip(len(frames), rate or CHOSEN_RATE, *first.size, unpack, is_chosen=rate is None)
     return clip.checked(limits, where)
 
 
-def _frame(value: Any, limits: MediaLimits, where: str) -> Image.Image:
+def _frame(value: Any, limits: MediaLimits, where: str, clock: Clock) -> Image.Image:
     data = read_url(value, limits, where) if isinstance(value, str) else value
-    return open_picture(data, limits, where) if isinstance(data, bytes) else check_picture(data, limits, where)
+    if not isinstance(data, bytes):
+        return check_picture(data, limits, where)
+    clock.check()
+    return open_picture(data, limits, where)

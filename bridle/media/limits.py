@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+from bridle.errors import MediaRefused
 
 #: The files that are read, by the names that they are declared with, and what Pillow calls them.
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
@@ -32,8 +35,8 @@ class MediaLimits:
     """Limits of one request: pictures, sounds and videos, bytes of each file and of all, pixels of each picture,
     seconds of each sound and video. What a model is given of a picture has at most `max_shown_pixels`; larger ones are
     made smaller. Of a video it is given at most `max_frames`, with at most `max_video_pixels` and
-    `max_video_rows` together. A video has `decode_seconds` to be unpacked. What a model is given of all has at most
-    `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them together."""
+    `max_video_rows` together. A sound and a video have `decode_seconds` each to be unpacked. What a model is given of
+    all has at most `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them together."""
 
     max_images: int = 16
     max_sounds: int = 16
@@ -50,3 +53,16 @@ class MediaLimits:
     max_shown_pixels: int = 2_000_000
     max_array_bytes: int = 512 << 20
     fetch_seconds: float = 10.0
+
+
+class Clock:
+    """The time that a file has to be unpacked, from now on."""
+
+    def __init__(self, limits: MediaLimits, where: str) -> None:
+        self._seconds, self._where = limits.decode_seconds, where
+        self._end = time.monotonic() + self._seconds
+
+    def check(self) -> None:
+        """Raise `MediaRefused` once the time is over."""
+        if time.monotonic() > self._end:
+            raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import MediaRefused, UnsupportedFeature
-from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_RATE, MediaLimits
+from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_RATE, Clock, MediaLimits
 
 Samples = NDArray[np.float32]
 #: Samples that are unpacked at a time.
@@ -38,7 +38,7 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
             raise ValueError
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check(file.samplerate, file.channels, file.frames, limits, where)
-            return _at_rate(_pieces(file), file.samplerate, rate, limits, where)
+            return _at_rate(_pieces(file, Clock(limits, where)), file.samplerate, rate, limits, where)
     except (MediaRefused, UnsupportedFeature):
         raise
     except Exception:  # whatever a decoder raises: its words are not for clients
@@ -79,8 +79,9 @@ def _check(rate: int, num_channels: int, num_samples: int, limits: MediaLimits, 
         raise MediaRefused(f"{where} takes {seconds:.0f} seconds; at most {limits.max_sound_seconds:g}", where)
 
 
-def _pieces(file: Any) -> Iterator[Samples]:
+def _pieces(file: Any, clock: Clock) -> Iterator[Samples]:
     while len(piece := file.read(_PIECE // file.channels, dtype="float32", always_2d=True)):
+        clock.check()
         yield piece.mean(axis=1)
 
 

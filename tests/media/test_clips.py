@@ -102,6 +102,7 @@ def test_other_lists_are_refused(value: Any, why: str) -> None:
 
 
 def test_limits_of_files() -> None:
+    still = drawn("GIF", plain([0], 8, 8))
     with pytest.raises(MediaRefused, match="takes 2 seconds; at most 1"):
         open_clip(FILES["MP4"], MediaLimits(max_video_seconds=1))
     with pytest.raises(MediaRefused, match="has 101 bytes; at most 100"):
@@ -109,6 +110,9 @@ def test_limits_of_files() -> None:
     for name in FILES:
         with pytest.raises(MediaRefused, match="takes more than -1 seconds to unpack"):
             list(open_clip(FILES[name], MediaLimits(decode_seconds=-1.0)).unpack([0]))
+    for chosen in ([still, still], ([still, still], 25)):
+        with pytest.raises(MediaRefused, match="takes more than -1 seconds to unpack"):
+            check_clip(chosen, MediaLimits(decode_seconds=-1.0))
     wide = drawn("GIF", plain([0, 9], 5_000, 2_001))
     with pytest.raises(MediaRefused, match="5000 x 2001 pixels; at most 10000000 in all"):
         open_clip(wide, LIMITS)

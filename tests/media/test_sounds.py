@@ -115,6 +115,11 @@ def test_changed_headers() -> None:
     assert min(outcomes.values()) > 10
 
 
+def test_a_file_has_a_time_to_be_unpacked() -> None:
+    with pytest.raises(MediaRefused, match="audio takes more than -1 seconds to unpack"):
+        open_sound(saved(tone()), RATE, MediaLimits(decode_seconds=-1.0))
+
+
 @pytest.mark.parametrize("value", ["x", [0.5, 0.5], np.zeros((2, 2, 2)), (tone(), "fast"), 5])
 def test_other_objects_are_no_sounds(value: Any) -> None:
     with pytest.raises(MediaRefused, match="must be bytes, a path, an array, or an array and its rate"):
