@@ -47,7 +47,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 
-pytest_plugins = ["tests.leftovers"]
+pytest_plugins = ["tests.leftovers", "tests.asking"]
 
 _seeds = random.Random()
 requests.new_seed = lambda: _seeds.getrandbits(53)

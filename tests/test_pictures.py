@@ -24,14 +24,12 @@ from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
 from bridle.engine.media_pool import MAX_HELD_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.http import create_app
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES
 from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.media import ImageHosts, MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
-from bridle.service import ModelRegistry
 from bridle.service.keys import Identity
 from bridle.text import Tokenizer
 from lab.doubles import seeing
@@ -68,26 +66,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = seeing.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava")
     with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def http(llm: LLM) -> Iterator[TestClient]:
-    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-@pytest.fixture
-def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that reach the engine."""
-    found: list[Request] = []
-    submit = llm.model.client.submit
-
-    def note(request: Request) -> Any:
-        found.append(request)
-        return submit(request)
-
-    monkeypatch.setattr(llm.model.client, "submit", note)
-    return found
 
 
 def places(request: Request) -> tuple[tuple[int, int], ...]:

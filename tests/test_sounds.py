@@ -17,12 +17,10 @@ from starlette.testclient import TestClient
 from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http import create_app
 from bridle.media import ImageHosts, MediaLimits
 from bridle.media.clips import CHOSEN_RATE
 from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_FRAME_PIXELS, MOST_RATE
 from bridle.media.watching import Frames
-from bridle.service import ModelRegistry
 from lab.doubles import hearing
 from tests.lmtp.harness import Setup
 from tests.media.picture_server import served_pictures
@@ -62,26 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(folder: Path) -> Iterator[LLM]:
     with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def http(llm: LLM) -> Iterator[TestClient]:
-    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-@pytest.fixture
-def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that reach the engine."""
-    found: list[Request] = []
-    submit = llm.model.client.submit
-
-    def note(request: Request) -> Any:
-        found.append(request)
-        return submit(request)
-
-    monkeypatch.setattr(llm.model.client, "submit", note)
-    return found
 
 
 def places(request: Request) -> tuple[tuple[int, int, bytes], ...]:

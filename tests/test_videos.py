@@ -16,8 +16,6 @@ from starlette.testclient import TestClient
 from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
-from bridle.http import create_app
-from bridle.service import ModelRegistry
 from lab.doubles import seeing
 from tests.lmtp.harness import Setup
 
@@ -59,26 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(folder: Path) -> Iterator[LLM]:
     with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def http(llm: LLM) -> Iterator[TestClient]:
-    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-@pytest.fixture
-def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that reach the engine."""
-    found: list[Request] = []
-    submit = llm.model.client.submit
-
-    def note(request: Request) -> Any:
-        found.append(request)
-        return submit(request)
-
-    monkeypatch.setattr(llm.model.client, "submit", note)
-    return found
 
 
 def places(request: Request) -> tuple[Any, ...]:
