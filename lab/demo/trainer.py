@@ -10,11 +10,10 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,8 +34,29 @@ from lab.demo.tokenizer import MAX_LENGTH, VOCAB_SIZE
 NUM_KEPT_CHECKPOINTS = 2
 
 
+class AnyRecipe:
+    """What every recipe has: it is a dataclass, with learning rates at some steps. In between the rate runs straight,
+    and the last step ends training."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    rates: tuple[tuple[int, float], ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return self.rates[-1][0]
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: straight between those that are given."""
+        for (begin, first), (end, last) in pairwise(self.rates):
+            if step < end:
+                return first + (last - first) * (step + 1 - begin) / (end - begin)
+        return self.rates[-1][1]
+
+
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(AnyRecipe):
     """All that determines the trained weights, apart from the rounding of the machine."""
 
     seed: int = 1
@@ -48,7 +68,6 @@ class Recipe:
         (2500, 0.01),
         (3300, 0.0),
     )
-    """Learning rates at some steps; in between the rate runs straight. The last step ends training."""
     hidden_size: int = 256
     layers: int = 6
     heads: int = 4
@@ -56,24 +75,6 @@ class Recipe:
     intermediate_size: int = 640
     tokenizer_documents: int = 30_000
     shape: BatchShape = field(default_factory=BatchShape)
-
-    @property
-    def steps(self) -> int:
-        """How many steps there are."""
-        return self.rates[-1][0]
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        return rate_at(self.rates, step)
-
-
-class AnyRecipe(Protocol):
-    """What every recipe has: it is a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def steps(self) -> int: ...
 
 
 R = TypeVar("R", bound=AnyRecipe)
@@ -164,14 +165,6 @@ class Trainer(Course[Recipe]):
         chosen = batch.is_target[:, 1:].to(self.device)  # (rows, length - 1)
         logits = self.model.lm_head(hidden[:, :-1][chosen])  # (targets, vocabulary)
         return torch.nn.functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
-
-
-def rate_at(rates: Sequence[tuple[int, float]], step: int) -> float:
-    """The learning rate of a step, counted from 0: straight between those that are given."""
-    for (begin, first), (end, last) in pairwise(rates):
-        if step < end:
-            return first + (last - first) * (step + 1 - begin) / (end - begin)
-    return rates[-1][1]
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfi
 
 from lab.demo.seeing.rows import SIDE, RowMaker, Rows, RowShape
 from lab.demo.seeing.tokenizer import IMAGE, MAX_LENGTH
-from lab.demo.trainer import Course, export_model, rate_at, stop_ids
+from lab.demo.trainer import AnyRecipe, Course, export_model, stop_ids
 
 PROCESSOR = {
     "image_processor_type": "SmolVLMImageProcessor",
@@ -35,7 +35,7 @@ word is then to compare that word with itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeeingRecipe:
+class SeeingRecipe(AnyRecipe):
     """All that determines the trained weights, apart from the rounding of the machine."""
 
     seed: int = 1
@@ -50,7 +50,6 @@ class SeeingRecipe:
         (3000, 0.016),
         (4000, 0.0),
     )
-    """Learning rates at some steps, as in `lab.demo.trainer.Recipe`."""
     hidden_size: int = 128
     layers: int = 4
     heads: int = 4
@@ -62,11 +61,6 @@ class SeeingRecipe:
     eye_intermediate_size: int = 256
     patch_size: int = 12
     shape: RowShape = field(default_factory=RowShape)
-
-    @property
-    def steps(self) -> int:
-        """How many steps there are."""
-        return self.rates[-1][0]
 
 
 class SeeingTrainer(Course[SeeingRecipe]):
@@ -85,7 +79,7 @@ class SeeingTrainer(Course[SeeingRecipe]):
         rows = self._maker.make(self.recipe.shape, self.recipe.seed, self.num_done)
         loss = self._loss(rows)
         torch.autograd.backward(loss)
-        self.optimizer.step(rate_at(self.recipe.rates, self.num_done), self.num_done + 1)
+        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
         self.num_done += 1
         return float(loss.detach())
 
