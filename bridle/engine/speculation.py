@@ -44,6 +44,9 @@ _CHOSEN = 0.8
 _LEAST_COPIED = 0.2
 #: The most tokens that controllers are told ahead in one step.
 _MOST_TOLD = 64
+#: Seconds that it takes to clone the guest of a controller that is far away, as was measured: for what is told to more
+#: than one of them there has to be so much time in a step.
+_CLONE_SECONDS = 1.25e-3
 #: After so many steps it is known what rows cost.
 _ENOUGH_STEPS = 16
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
@@ -150,7 +153,9 @@ class Speculation:
         seconds = self.cost.of_step(num_sequences)
         step = Step(seconds, self.cost.of_row(), self.cost.of_other(), num_sequences, _MOST_TOLD)
         self._rest.is_due = all(wish.is_free for wish in wishes)
-        guesses = self._guess(worthy(wishes, step), step)
+        wishes = worthy(wishes, step)
+        has_time = not self._rest.is_due or len(chosen) == 1 or seconds > len(chosen) * _CLONE_SECONDS
+        guesses = self._guess(wishes, step) if has_time else self._take_proposals(wishes)
         self._rest.was_due = self._rest.is_due and not guesses
         drafts = worth_while(guesses, step)
         for guess in guesses:
@@ -262,9 +267,7 @@ class Speculation:
         chances = {}
         for seq in sequences:
             self._settle_watched(seq)
-            chances[seq.id] = seq.drafts.copied.chance_among(
-                self._copied, _LEAST_COPIED, self._num_sequences, is_far=seq.drafts.told is not None
-            )
+            chances[seq.id] = seq.drafts.copied.chance_among(self._copied, _LEAST_COPIED, self._num_sequences)
             seq.drafts.copied.fade(num_steps)
         return chances
 

@@ -135,8 +135,6 @@ class Tally:
     #: chance has to be clear of doubt.
     OTHERS: ClassVar = 7.0
     CARE: ClassVar = 1.5
-    #: In a large batch: so many of its own guesses are seen before a controller that is far away is told of one.
-    FIRST_SEEN: ClassVar = 1.5
 
     num_right: float = 0.0
     num_tried: float = 0.0
@@ -150,18 +148,14 @@ class Tally:
         """The same, where something else than usual is expected at first."""
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
-    def chance_among(self, others: Tally, least: float, num_sequences: int, *, is_far: bool = False) -> float:
+    def chance_among(self, others: Tally, least: float, num_sequences: int) -> float:
         """The same for one of so many sequences of a step, where `others` tallies what all of them guessed. In a batch
         each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
-        for more, and the chance is taken to be less by so many standard errors. Where what steers it `is_far`, telling
-        it of guesses is dear: only what the sequence has seen itself takes doubt away, and it has to be a little."""
+        for more, and the chance is taken to be less by so many standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)
-        if is_far and self.num_tried < share * self.FIRST_SEEN:
-            return 0.0
-        num_seen = self.num_tried + (0.0 if is_far else others.num_tried)
-        error = math.sqrt(chance * (1.0 - chance) / (num_seen + 1.0))
+        error = math.sqrt(chance * (1.0 - chance) / (self.num_tried + others.num_tried + 1.0))
         return max(chance - share * self.CARE * error, 0.0)
 
     def note(self, num_guessed: int, num_right: int) -> None:
