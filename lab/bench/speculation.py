@@ -40,8 +40,10 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _LIST = {"type": "array", "items": _SCHEMA, "minItems": 8, "maxItems": 8}
-#: Drafts at once; `auto` as many as pay.
-_WAYS = {"none": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
+#: Drafts at once; `auto` as many as pay. What two runs without any differ by is the noise in all the other ratios.
+_WAYS = {"none": 0, "none again": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
+#: Rounds that take fewer seconds than this are up to so many times more.
+_ROUND_SECONDS, _MORE = 3.0, 4
 _SHARES = (1.0, 0.8, 0.5, 0.0)
 _REAL_TEXT, _COPYING = "real text, demo", "copying, demo"
 #: Rough seconds, as `Limits.python` has them: a step of the demo model, and how long it and its peers load.
@@ -71,6 +73,16 @@ class Task:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one way took for a task, in seconds, and what came of it."""
+
+    seconds: float
+    processor: float
+    outputs: list[list[int]]
+    accepted: float  # of the drafts
+
+
 def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
     """Seconds of each task by the number of drafts, and their ratio to none."""
     batches, num_rounds = _batches(settings), _num_rounds(settings)
@@ -95,18 +107,26 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
 def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     """About how many seconds each question takes: so many ways and rounds of tasks, a step for each token that is drawn
     without drafts. The demo model's are Python's rather than a memory's."""
-    batches, runs = _batches(settings), len(_WAYS) * (_num_rounds(settings) + 1)
+    batches = _batches(settings)
     length = 48 if settings.quick else 128
-    tokens = 4 * length + 64 + 400  # of all tasks over real text
-    demo = limits.python(_DEMO_SECONDS) * sum(1 + batch / 8 for batch in batches)
-    found = {_REAL_TEXT: limits.python(_LOAD_SECONDS) + runs * tokens * demo}
+    lengths = (length, length, 64, 400, length, length)  # of all tasks over real text
+    steps = [limits.python(_DEMO_SECONDS) * (1 + batch / 8) for batch in batches]
+    cells = [_cell(tokens * step, _num_rounds(settings)) for tokens in lengths for step in steps]
+    found = {_REAL_TEXT: limits.python(_LOAD_SECONDS) + sum(cells)}
     for size in _sizes(settings):
         checkpoint, length = planned_checkpoint(size), 24 if settings.quick else 48
-        ways = len(_WAYS) * (_num_rounds(settings, size) + 1)
-        task = sum(limits.seconds(checkpoint, batch * (64 + length), length) for batch in batches)
-        found[f"{size}: shares of drafts that are right"] = ways * len(_SHARES) * task
-        found[f"{size}: draft models"] = (2 * ways + 4 * _num_rounds(settings, size)) * 1.5 * task
+        rounds = _num_rounds(settings, size)
+        runs = [limits.seconds(checkpoint, batch * (64 + length), length) for batch in batches]
+        cells = [_cell(run, rounds) for run in runs]
+        found[f"{size}: shares of drafts that are right"] = len(_SHARES) * sum(cells)
+        found[f"{size}: draft models"] = 1.5 * (2 * sum(cells) + 4 * rounds * sum(runs))
     return found | {_COPYING: limits.python(_LOAD_SECONDS + 6 * _num_rounds(settings) * 96 * _DEMO_SECONDS)}
+
+
+def _cell(run: float, num_rounds: int) -> float:
+    """About how many seconds one line of the table takes whose runs take that many."""
+    a_round = len(_WAYS) * run
+    return a_round + max(num_rounds * a_round, min(_MORE * a_round, _ROUND_SECONDS) * num_rounds)
 
 
 def _batches(settings: Settings) -> tuple[int, ...]:
@@ -166,44 +186,50 @@ def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bo
 
 
 def _compare(llm: LLM, model: str, task: Task, batch: int, num_rounds: int) -> list[dict[str, Any]]:
-    """The ways in turns. Outputs of one sequence must be the same; of many, batches of other sizes may round
-    otherwise."""
-    seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
-    processor: dict[str, list[float]] = {way: [] for way in _WAYS}
-    accepted: dict[str, float] = {}
-    expected: list[list[int]] | None = None
-    for number in range(num_rounds + 1):
-        for way, speculate in _WAYS.items():
-            began = time.process_time()
-            spent, outputs, accepted[way] = _timed(llm, task, batch, speculate)
-            if number:
-                seconds[way].append(spent)
-                processor[way].append(time.process_time() - began)
-            expected = expected or outputs
-            if batch == 1 and outputs != expected:
+    """The ways in turns, in each round in another order, so that none gains by its place. Outputs of one sequence must
+    be the same; of many, batches of other sizes may round otherwise."""
+    expected, *_ = [_timed(llm, task, batch, number).outputs for number in _WAYS.values()]  # and each way is warm
+    runs: dict[str, list[Run]] = {way: [] for way in _WAYS}
+    ways, order, began = list(_WAYS), Random(7), time.perf_counter()
+    while _is_short(len(runs["none"]), time.perf_counter() - began, num_rounds):
+        order.shuffle(ways)
+        for way in ways:
+            runs[way].append(run := _timed(llm, task, batch, _WAYS[way]))
+            if batch == 1 and run.outputs != expected:
                 raise InternalError(f"{task.name}: with {way} drafts the output is another one")
-    plain = median(seconds["none"])
-    return [
-        {
-            "model": model,
-            "task": task.name,
-            "sequences": batch,
-            "drafts": way,
-            "seconds": median(seconds[way]),
-            "over_none": plain / median(seconds[way]),
-            "processor_over_none": median(processor["none"]) / median(processor[way]),
-            "accepted": accepted[way],
-        }
-        for way in _WAYS
-    ]
+    return [_figure(model, task, batch, way, runs["none"], runs[way]) for way in _WAYS]
 
 
-def _timed(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[float, list[list[int]], float]:
-    began = time.perf_counter()
+def _is_short(done: int, seconds: float, num_rounds: int) -> bool:
+    """Whether one more round is wanted: short ones scatter more, and cost less."""
+    return done < num_rounds or (done < _MORE * num_rounds and seconds < _ROUND_SECONDS * num_rounds)
+
+
+def _figure(model: str, task: Task, batch: int, way: str, plain: Sequence[Run], runs: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "task": task.name,
+        "sequences": batch,
+        "drafts": way,
+        "seconds": median(run.seconds for run in runs),
+        "over_none": _ratio([run.seconds for run in plain], [run.seconds for run in runs]),
+        "processor_over_none": _ratio([run.processor for run in plain], [run.processor for run in runs]),
+        "accepted": runs[-1].accepted,
+    }
+
+
+def _ratio(plain: Sequence[float], drafted: Sequence[float]) -> float:
+    """The median over rounds: what both runs of a round shared, a busy minute above all, falls out."""
+    return median(one / other for one, other in zip(plain, drafted, strict=True))
+
+
+def _timed(llm: LLM, task: Task, batch: int, speculate: int) -> Run:
+    began, processor = time.perf_counter(), time.process_time()
     usages, outputs = _run(llm, task, batch, speculate)
-    spent = time.perf_counter() - began
+    spent, processor = time.perf_counter() - began, time.process_time() - processor
     drafted = sum(usage.drafted_tokens for usage in usages)
-    return spent, outputs, sum(usage.accepted_tokens for usage in usages) / drafted if drafted else 0.0
+    accepted = sum(usage.accepted_tokens for usage in usages) / drafted if drafted else 0.0
+    return Run(spent, processor, outputs, accepted)
 
 
 def _run(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[list[Any], list[list[int]]]:
