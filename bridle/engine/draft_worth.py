@@ -10,8 +10,9 @@ from bridle.engine.sequence import Sequence
 
 #: The most tokens that are drafted at once where the engine decides.
 MOST_DRAFTS = 16
-#: So many times its cost a draft has to be worth: what is known of either is known about.
-_MARGIN = 1.1
+#: So many times its cost a draft has to be worth: what is known of either is known about. In a batch it has to be worth
+#: more, since a token that one sequence alone wins ends nothing sooner.
+_MARGIN, _MARGIN_AMONG_OTHERS = 1.1, 0.2
 
 
 @dataclass(slots=True)
@@ -49,6 +50,11 @@ class Step:
     num_sure: int
     room: int
 
+    @property
+    def margin(self) -> float:
+        """So many times its cost a draft has to be worth."""
+        return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
+
     def cost(self, size: float, chance: float) -> float:
         """Seconds of a part of so many tokens. The first is a guess, right with this `chance`; then the others would be
         computed anyway, but without logits."""
@@ -58,10 +64,10 @@ class Step:
 def depth_worth(chance: float, cost: float, step: Step, num_alike: int) -> int:
     """How many tokens are worth guessing for each of so many sequences, if a token is right with this chance and costs
     so many seconds: as long as one more for each of them gives more tokens a second."""
-    expected, seconds = float(step.num_sure), step.seconds
+    expected, seconds, margin = float(step.num_sure), step.seconds, step.margin
     for depth in range(MOST_DRAFTS):
         likely = chance ** (depth + 1)
-        if likely * seconds <= _MARGIN * cost * expected:
+        if likely * seconds <= margin * cost * expected:
             return depth
         expected += likely * num_alike
         seconds += cost * num_alike
@@ -70,7 +76,7 @@ def depth_worth(chance: float, cost: float, step: Step, num_alike: int) -> int:
 
 def worthy(wishes: list[Wanted], step: Step) -> list[Wanted]:
     """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
-    if _MARGIN * step.row * step.num_sure < step.seconds:
+    if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
 
@@ -79,7 +85,7 @@ def worth_asking(wishes: list[Wanted], chances: dict[int, float], model: Drafter
     """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
     and the model's time, gives more tokens a second than the step would without."""
     counts: dict[int, int] = {}
-    expected, seconds, room = float(step.num_sure), step.seconds, step.room
+    expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0
     while going:
         place += 1
@@ -88,7 +94,7 @@ def worth_asking(wishes: list[Wanted], chances: dict[int, float], model: Drafter
         kept = [
             (wish, chance)
             for wish, chance in likely
-            if place <= wish.limit and (not wish.is_free or chance * seconds > _MARGIN * each * expected)
+            if place <= wish.limit and (not wish.is_free or chance * seconds > margin * each * expected)
         ][:room]
         for wish, chance in kept:
             counts[wish.seq.id] = place
@@ -109,7 +115,7 @@ def worth_while(guesses: list[Guess], step: Step) -> dict[int, int]:
     """How many parts of the guesses are computed: what was asked for or weighed before, and of the others the likeliest
     ones, as long as each gives more tokens a second than the step would without it."""
     counts: dict[int, int] = {}
-    expected, seconds, room = float(step.num_sure), step.seconds, step.room
+    expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []
     for guess in guesses:
         chances = [guess.chance ** (place + 1) for place in range(len(guess.parts))]
@@ -125,7 +131,7 @@ def worth_while(guesses: list[Guess], step: Step) -> dict[int, int]:
     full: set[int] = set()
     for chance, seq_id, size in sorted(free, key=lambda each: each[0]):
         cost = step.cost(size, -chance) + asking[seq_id]
-        if seq_id in full or size > room or -chance * seconds <= _MARGIN * cost * expected:
+        if seq_id in full or size > room or -chance * seconds <= margin * cost * expected:
             full.add(seq_id)
             continue
         counts[seq_id] = counts.get(seq_id, 0) + 1

@@ -81,11 +81,11 @@ class StandardSampler:
 
     def _tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup) -> _Drawn:
         indices = [row.logits_index for row in rows]
-        num_traced = max(row.num_traced for row in rows)
+        is_traced = any(row.num_traced for row in rows)
         kinds = [self._kinds.of(row.sampling) for row in rows]
         is_kept = not any(kind.looks_back for kind in kinds)  # the work stays what bias and mask have made
         drawn = [i for i, kind in enumerate(kinds) if not kind.is_greedy]
-        if is_kept and not (drawn or num_traced or any(_is_changed(row) for row in rows)):
+        if is_kept and not (drawn or is_traced or any(_is_changed(row) for row in rows)):
             best, token = largest(pick(logits, indices))
             return _Drawn(torch.where(best.isfinite(), token, NOTHING).tolist())
         work = gather(logits, indices)  # [len(rows), W]
@@ -97,8 +97,8 @@ class StandardSampler:
             self._histories.apply(work, rows, history, logits.shape[-1])
             self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
             apply_watermarks(work, rows, history, logits.shape[-1])
-        made.seen = Seen.of(work, min(num_traced, logits.shape[-1])) if num_traced and is_kept else None
-        best, token = _largest(work, made.seen, has_greedy=len(drawn) < len(rows))
+        made.seen = Seen.of(work) if is_traced and is_kept else None
+        best, token = _largest(work, has_greedy=len(drawn) < len(rows))
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)
             chosen, their_kinds = [rows[i] for i in drawn], [kinds[i] for i in drawn]
@@ -110,13 +110,12 @@ class StandardSampler:
         return made
 
 
-def _largest(work: torch.Tensor, seen: Seen | None, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(work: torch.Tensor, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest value of each row of `work` [R, W] and its place, both [R]. Only greedy rows ask for the place, which
     takes ten times as long to find as the value."""
-    maxima = None if seen is None else seen.maxima
     if has_greedy:
-        return largest(work, maxima)
-    best = (work if maxima is None else maxima).amax(-1)
+        return largest(work)
+    best = work.amax(-1)
     return best, torch.empty_like(best, dtype=torch.int64)  # each row draws its own
 
 

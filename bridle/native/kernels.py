@@ -16,7 +16,7 @@ from bridle.native.ggml import TYPES
 from bridle.native.packing import BLOCK, KINDS, Packed
 
 #: The version of the C functions' arguments.
-VERSION = 3
+VERSION = 4
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20

@@ -119,15 +119,16 @@ def _try_attention(found: Kernels, generator: torch.Generator) -> None:
 
 
 def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
-    """A draw from each of two rows, their best values, and how many are above the last of these."""
+    """A draw from each of two rows, and where their fifth best values stand."""
     work = torch.randn(2, 3 * COLUMNS, generator=generator)
-    maxima, best, places = found.survey(work, 5)
-    if not torch.equal(best, work.topk(5).values) or not torch.equal(best, work.gather(1, places)):
-        raise InternalError("its best values differ from torch's")
-    if found.num_above(work, maxima, best[:, 4].contiguous()).tolist() != [[4], [4]]:
-        raise InternalError("it counts other values above a bound than torch")
+    best, places = work.topk(5)
     largest, ones, half = best[:, 0].contiguous(), torch.ones(2), torch.full((2,), 0.5, dtype=torch.float64)
     tokens, totals = found.draw(work, [0, 1], largest, ones, half)
+    told = found.survey(work, places[:, 4].tolist(), torch.full((2, 1), -1.0, dtype=torch.float64), 5)
+    fifth = torch.full((2, 1), 5.0)
+    want = torch.cat([each.double() for each in (best[:, 4:], fifth, best, places, best[:, :1], totals)], 1)
+    if not torch.equal(told, want):
+        raise InternalError("its best values or ranks differ from torch's")
     weights = (work - largest[:, None]).exp().double()
     _compare(totals / 2.0**34, weights.sum(1, keepdim=True), 1e-5, "total of weights")
     running = weights.cumsum(1).gather(1, tokens.unsqueeze(1))

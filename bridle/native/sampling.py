@@ -1,6 +1,6 @@
-"""What a sampler asks of rows of logits, in the kernels: draws, the best tokens, and how many tokens are above one.
+"""What a sampler asks of rows of logits, in the kernels: draws, and where given tokens stand beside the best ones.
 
-Rows are float32 and as wide as whole blocks of `COLUMNS`; they are read once and not changed. The order of the fields
+Rows are float32 and as wide as whole blocks of `COLUMNS`; they are read and not changed. The order of the fields
 is that of sources/sampling.h.
 """
 
@@ -34,13 +34,9 @@ class CDraws(ctypes.Structure):
 
 class CSurvey(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("logits", "maxima", "best", "places")),
+        *((name, c_void_p) for name in ("logits", "tokens", "totals", "maxima", "told")),
         *((name, c_int) for name in ("columns", "num_best")),
     )
-
-
-class CRanks(ctypes.Structure):
-    _fields_ = (*((name, c_void_p) for name in ("logits", "maxima", "bound", "above")), ("columns", c_int))
 
 
 class Cuts(NamedTuple):
@@ -64,7 +60,6 @@ class SamplingKernels:
     def __init__(self, found: Kernels) -> None:
         self._draw = found.function("bridle_draw", POINTER(CDraws), c_int, c_int)
         self._survey = found.function("bridle_survey", POINTER(CSurvey), c_int, c_int)
-        self._rank = found.function("bridle_rank", POINTER(CRanks), c_int, c_int)
 
     def draw(
         self,
@@ -106,30 +101,23 @@ class SamplingKernels:
         ones, zeros = torch.ones(num_rows, dtype=torch.float32), torch.zeros(num_rows, dtype=torch.float64)
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
 
-    def survey(self, work: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest value of each block of `work` [R, W], [R, W / COLUMNS]; and the `num_best` largest values of each
-        row, best first, of equal ones the earliest, with their places: [R, num_best]. Where a value is -inf, its place
-        says nothing; NaN is no value, but the largest one of its block."""
+    def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
+        """Where `tokens`, one a row, stand in rows `work` [R, W], float64 [R, 4 + 2 num_best]: the logit and rank of
+        the token; the largest logits, best first, of equal ones the earliest, and then their places; the largest one,
+        which is NaN if there is one; and the total of the weights, as in `totals` [R, 1], or counted where that is
+        negative. Where a logit is -inf, its place says nothing; NaN is none of the best."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")
+        if len(tokens) != num_rows or not 0 <= min(tokens) <= max(tokens) < columns:
+            raise InternalError(f"tokens {list(tokens)} of {num_rows} rows of {columns}")
+        check_tensor(totals, torch.float64, num_rows, "totals")
+        index = torch.tensor(tokens, dtype=torch.int64)
         maxima = torch.empty(num_rows, columns // COLUMNS, dtype=torch.float32)
-        best = torch.empty(num_rows, num_best, dtype=torch.float32)
-        places = torch.empty(num_rows, num_best, dtype=torch.int64)
-        given = (work, maxima, best, places)
+        told = torch.empty(num_rows, 4 + 2 * num_best, dtype=torch.float64)
+        given = (work, index, totals, maxima, told)
         self._survey(CSurvey(*(each.data_ptr() for each in given), columns, num_best), num_rows, _parallel())
-        return maxima, best, places
-
-    def num_above(self, work: Tensor, maxima: Tensor, bound: Tensor) -> Tensor:
-        """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]. `maxima`
-        are those of its blocks."""
-        num_rows, columns = _shape(work)
-        check_tensor(maxima, torch.float32, num_rows * (columns // COLUMNS), "the largest of each block")
-        check_tensor(bound, torch.float32, num_rows, "bounds")
-        above = torch.empty(num_rows, 1, dtype=torch.int64)
-        given = (work, maxima, bound, above)
-        self._rank(CRanks(*(each.data_ptr() for each in given), columns), num_rows, _parallel())
-        return above
+        return told
 
 
 def _shape(work: Tensor) -> tuple[int, int]:

@@ -104,14 +104,18 @@ static void try_sampling(int rows, int blocks, int num_best, int kind) {
     const int columns = blocks * BLOCK_COLUMNS;
     float *logits = floats((size_t)rows * columns), *best = floats(rows), *ones = floats(rows);
     for (int i = 0; i < rows * columns; i++) logits[i] = kind == 1 ? -INFINITY : kind == 2 && i % 3 ? NAN : logits[i] * 9;
+    const int wide = 4 + 2 * num_best;
     double *uniform = malloc(8 * rows), *totals = malloc(8 * rows), *sums = malloc(8 * (size_t)rows * blocks);
-    int64_t *where = malloc(8 * rows), *tokens = malloc(8 * rows), *places = malloc(8 * (size_t)rows * num_best);
-    float *maxima = malloc(4 * (size_t)rows * blocks), *found = malloc(4 * (size_t)rows * num_best);
-    for (int i = 0; i < rows; i++) { where[i] = rows - 1 - i; uniform[i] = i ? 1.0 - 0x1p-53 : 0; ones[i] = 1; }
-    bridle_survey(&(survey){logits, maxima, found, places, columns, num_best}, rows, 1);
-    tell("maxima", maxima, kind == 0 ? (size_t)rows * blocks : 0);
-    tell("best", found, kind == 0 ? (size_t)rows * num_best : 0);
-    for (int i = 0; i < rows; i++) best[i] = num_best ? found[(size_t)where[i] * num_best] : 0;
+    double *told = malloc(8 * (size_t)rows * wide);
+    int64_t *where = malloc(8 * rows), *tokens = malloc(8 * rows);
+    float *maxima = malloc(4 * (size_t)rows * blocks), *found = malloc(4 * (size_t)rows * wide);
+    for (int i = 0; i < rows; i++) {
+        where[i] = rows - 1 - i; uniform[i] = i ? 1.0 - 0x1p-53 : 0; ones[i] = 1; tokens[i] = i % columns; totals[i] = -1;
+    }
+    bridle_survey(&(survey){logits, tokens, totals, maxima, told, columns, num_best}, rows, 1);
+    for (int i = 0; i < rows * wide; i++) found[i] = i % wide == wide - 1 ? 0 : (float)told[i];      // totals are rounded
+    tell("told", found, kind == 0 ? (size_t)rows * wide : 0);
+    for (int i = 0; i < rows; i++) best[i] = num_best ? found[(size_t)where[i] * wide + 2] : 0;
     bridle_draw(&(draws){logits, best, ones, uniform, where, NULL, NULL, NULL, tokens, totals, sums, NULL, columns}, rows, 1);
     int64_t *top_k = malloc(8 * rows);
     double *top_p = malloc(8 * rows);
@@ -121,11 +125,7 @@ static void try_sampling(int rows, int blocks, int num_best, int kind) {
     for (int i = 0; i < rows; i++) { best[i] = (float)tokens[i]; ones[i] = (float)(totals[i] / UNIT); }
     tell("drawn", best, rows); tell("totals", ones, rows);
     free(top_k); free(top_p); free(floors);
-    for (int i = 0; i < rows; i++) best[i] = 0.5f;
-    bridle_rank(&(ranks){logits, maxima, best, tokens, columns}, rows, 1);
-    for (int i = 0; i < rows; i++) best[i] = (float)tokens[i];
-    tell("above", best, rows);
-    free(logits); free(best); free(ones); free(uniform); free(totals); free(sums); free(where); free(tokens); free(places);
+    free(logits); free(best); free(ones); free(uniform); free(totals); free(sums); free(where); free(tokens); free(told);
     free(maxima); free(found);
 }
 

@@ -48,6 +48,11 @@ def spread(seed: int, count: int) -> Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 2 + 0.1
 
 
+def unknown(count: int) -> Tensor:
+    """Totals that have to be counted."""
+    return torch.full((count, 1), -1.0, dtype=torch.float64)
+
+
 @each_object
 @given(
     seed=seeds, num_rows=st.integers(1, 7), num_blocks=st.integers(1, 9), forbidden=st.sampled_from([0.0, 0.5, 0.999])
@@ -118,19 +123,15 @@ def test_draws_after_cuts_are_those_of_torch(
 @law
 def test_a_row_gives_alone_what_it_gives_among_others(name: str, seed: int, num_rows: int, num_blocks: int) -> None:
     work, found = random_rows(seed, num_rows, num_blocks, forbidden=0.1), functions(name)
-    maxima, best, places = found.survey(work, 6)
-    largest, uniform, ones = best[:, 0].contiguous(), uniforms(seed, num_rows), spread(seed, num_rows)
+    uniform, ones = uniforms(seed, num_rows), spread(seed, num_rows)
     where = list(range(num_rows))[::-1]
-    tokens, totals = found.draw(work, where, largest.flip(0), ones, uniform)
-    above = found.num_above(work, maxima, best[:, 3].contiguous())
+    tokens, totals = found.draw(work, where, work.amax(1).flip(0), ones, uniform)
+    told = found.survey(work, tokens.flip(0).tolist(), unknown(num_rows), 6)
     for slot, row in enumerate(where):
-        alone = work[row : row + 1].clone()
-        one = slice(slot, slot + 1)
-        own = found.survey(alone, 6)
-        assert all(torch.equal(x[0], y[row]) for x, y in zip(own, (maxima, best, places), strict=True))
-        drawn = found.draw(alone, [0], own[1][:, 0].contiguous(), ones[one], uniform[one])
+        alone, one = work[row : row + 1].clone(), slice(slot, slot + 1)
+        drawn = found.draw(alone, [0], alone.amax(1), ones[one], uniform[one])
         assert [each.item() for each in drawn] == [tokens[slot].item(), totals[slot].item()]
-        assert found.num_above(alone, own[0], own[1][:, 3].contiguous()).item() == above[row].item()
+        assert torch.equal(found.survey(alone, tokens[one].tolist(), unknown(1), 6)[0], told[row])
 
 
 @each_object
@@ -147,24 +148,38 @@ def test_the_best_and_ranks_are_those_of_the_whole_row(
 ) -> None:
     """Of equal values the earliest come first, so that ids are the same on every processor."""
     work, found = random_rows(seed, 3, num_blocks, levels=levels, forbidden=forbidden), functions(name)
-    maxima, best, places = found.survey(work, size)
-    assert torch.equal(maxima, work.view(3, num_blocks, COLUMNS).amax(2))
+    tokens = [seed % work.shape[1], int(work[1].argmax()), int(work[2].argmin())]
+    told = found.survey(work, tokens, unknown(3), size)
+    chosen, best, places = told[:, :1], told[:, 2 : 2 + size], told[:, 2 + size : 2 + 2 * size]
+    assert torch.equal(chosen, work.gather(1, torch.tensor(tokens)[:, None]).double())
+    assert torch.equal(told[:, 1:2], (work > chosen).sum(1, keepdim=True).double() + 1)
     wanted, order = work.sort(dim=1, descending=True, stable=True)
-    assert torch.equal(best, wanted[:, :size])
+    assert torch.equal(best, wanted[:, :size].double())
     is_real = best > -math.inf
-    assert torch.equal(places[is_real], order[:, :size][is_real])
-    for bound in (work[:, :1], maxima.amax(1, keepdim=True), torch.full((3, 1), -math.inf)):
-        assert torch.equal(found.num_above(work, maxima, bound.contiguous()), (work > bound).sum(1, keepdim=True))
+    assert torch.equal(places[is_real], order[:, :size][is_real].double())
+    assert torch.equal(told[:, -2], wanted[:, 0].double())
+
+
+@each_object
+@given(seed=seeds, num_blocks=st.integers(1, 9), forbidden=st.sampled_from([0.0, 0.5, 0.999]))
+@law
+def test_totals_are_told_as_they_are_known_or_counted(name: str, seed: int, num_blocks: int, forbidden: float) -> None:
+    work, found = random_rows(seed, 3, num_blocks, forbidden=forbidden), functions(name)
+    work[:, seed % work.shape[1]] = 1.0
+    drawn = found.draw(work, range(3), work.amax(1), torch.ones(3), uniforms(seed, 3))[1]
+    totals = torch.tensor([[-1.0], [123.0], [-1.0]], dtype=torch.float64)
+    told = found.survey(work, [0, 0, 0], totals, 2)
+    assert told[:, -1].tolist() == [drawn[0, 0].item(), 123.0, drawn[2, 0].item()]
 
 
 @each_object
 def test_what_is_no_number_is_told_and_draws_nothing_wild(name: str) -> None:
     work, found = random_rows(1, 3, 2), functions(name)
     work[0, 300], work[1], work[2] = math.nan, math.nan, -math.inf
-    maxima, best, _ = found.survey(work, 2)
-    assert maxima.isnan().tolist() == [[False, True], [True, True], [False, False]]
-    assert not best.isnan().any()
-    tokens, totals = found.draw(work, range(3), maxima.amax(1), torch.ones(3), uniforms(1, 3))
+    told = found.survey(work, [300, 0, 0], unknown(3), 2)
+    assert told[:, -2].isnan().tolist() == [True, True, False]  # the largest one
+    assert not told[:, 2:6].isnan().any()
+    tokens, totals = found.draw(work, range(3), work.amax(1), torch.ones(3), uniforms(1, 3))
     assert all(0 <= token < 2 * COLUMNS for token in tokens.tolist()) and totals.tolist() == [[0.0]] * 3
 
 
@@ -190,6 +205,9 @@ def test_wrong_arguments_never_leave_python(name: str) -> None:
     with pytest.raises(InternalError, match="temperatures"):
         found.draw(work, [0, 1], ones, torch.ones(1), half)
     with pytest.raises(InternalError, match=f"the {MAX_BEST + 1} best"):
-        found.survey(work, MAX_BEST + 1)
-    with pytest.raises(InternalError, match="the largest of each block"):
-        found.num_above(work, torch.ones(2, 2), ones)
+        found.survey(work, [0, 0], unknown(2), MAX_BEST + 1)
+    for tokens in ([0], [0, COLUMNS], [-1, 0]):
+        with pytest.raises(InternalError, match="tokens"):
+            found.survey(work, tokens, unknown(2), 1)
+    with pytest.raises(InternalError, match="totals"):
+        found.survey(work, [0, 0], unknown(1), 1)

@@ -11,8 +11,6 @@ import numpy.typing as npt
 import torch
 
 from bridle.model.sampling.rows import CHUNK
-from bridle.native.library import sampling_kernels
-from bridle.native.sampling import MAX_BEST
 
 #: In how many values the largest one of a group is found.
 _PER_GROUP = 32
@@ -21,29 +19,20 @@ _Row = npt.NDArray[np.float32]
 _FEW = 16
 
 
-def largest(rows: torch.Tensor, maxima: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest value of each of `rows` [R, V] and its place, the first of equals: both [R]. NaN counts as the
-    largest value. `maxima` are its `chunk_maxima`, if they are known."""
+    largest value."""
     whole = rows.shape[1] // CHUNK * CHUNK
     if whole < _FEW * CHUNK:
         return tuple(rows.max(-1))  # type: ignore[return-value]
     chunked = _chunked(rows[:, :whole])
-    best, chunk = (chunked.amax(-1) if maxima is None else maxima).max(-1)
+    best, chunk = chunked.amax(-1).max(-1)
     place = chunk * CHUNK + _chosen(chunked, chunk.unsqueeze(1)).argmax(1)
     if whole == rows.shape[1]:
         return best, place
     last, offset = rows[:, whole:].max(-1)
     is_last = (last > best) | (last.isnan() & ~best.isnan())
     return torch.where(is_last, last, best), torch.where(is_last, whole + offset, place)
-
-
-def best_of(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`chunk_maxima` and `top` of `work` [R, W]. The places of what is -inf say nothing."""
-    found = sampling_kernels(work)
-    if found is not None and size <= MAX_BEST:
-        return found.survey(work, size)
-    maxima = chunk_maxima(work)
-    return maxima, *top(work, maxima, size)
 
 
 def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
@@ -81,9 +70,6 @@ def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, bes
     searched."""
     if work.device.type != "cpu":
         return count_above(work, bound)
-    native = sampling_kernels(work)
-    if native is not None:
-        return native.num_above(work, maxima, bound.contiguous())
     above = (best > bound).sum(1, keepdim=True)
     least = best[:, -1:] if best.shape[1] else torch.full_like(bound, torch.inf)
     rows, chunks, bounds, found = work.numpy(), maxima.numpy(), bound.numpy(), above.numpy()

@@ -15,11 +15,13 @@ import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import ScoreRun
-from bridle.model.sampling.extremes import num_above
+from bridle.model.sampling.extremes import chunk_maxima, num_above, top
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import UNIT
 from bridle.model.uploads import upload_list
+from bridle.native.library import sampling_kernels
+from bridle.native.sampling import MAX_BEST
 from bridle.outputs import Logprob
 
 _T = TypeVar("_T")
@@ -33,7 +35,7 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    places = survey(Seen.of(work, min(max(num_top), vocab)), given).places
+    places = survey(Seen.of(work), given, min(max(num_top), vocab)).places
     return [
         Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
         for token, is_known, values, size in zip(tokens, known, places.tolist(), num_top, strict=True)
@@ -47,47 +49,48 @@ Places = npt.NDArray[np.float64]
 
 
 class Survey:
-    """Where tokens stand in their rows, and the `totals` of these, float64 [R, 1]. It is made of columns [R, n]: the
-    chosen logits, their ranks, the best logits, their places, the largest ones and the totals."""
+    """Where tokens stand in their rows: `told`, float64 [R, 4 + 2n], has the token's logit and rank, the n best logits,
+    the places of these, the largest logit and the total of the weights."""
 
-    __slots__ = ("_columns", "_places", "totals")
+    __slots__ = ("_places", "_told", "largest", "totals")
 
-    def __init__(self, *columns: torch.Tensor) -> None:
-        self.totals = columns[-1]
-        self._columns, self._places = columns, np.empty((0, 0))
-        if self.totals.device.type != "cpu":
-            self._places = _places_of(columns)  # now, so that nothing stays on the device
+    def __init__(self, told: torch.Tensor) -> None:
+        self.largest, self.totals = told[:, -2:-1], told[:, -1:]  # [R, 1] each
+        self._told, self._places = told.cpu().numpy(), np.empty((0, 0))  # now, so that nothing stays on the device
 
     @property
     def places(self) -> Places:
         """The places, computed when they are first read. `place_of` reads a row."""
         if not self._places.size:
-            self._places = _places_of(self._columns)
+            self._places = _places_of(self._told)
         return self._places
 
 
-def survey(seen: Seen, tokens: Sequence[int]) -> Survey:
-    """Where the `tokens` stand in their rows, with the best ones. Rows that are not counted are used up."""
-    work, largest = seen.work, seen.largest
-    chosen = work.gather(1, upload_list(tokens, torch.int64, work.device).unsqueeze(1))  # [R, 1]
-    ranks = num_above(work, seen.maxima, chosen, seen.best) + 1
-    return Survey(chosen, ranks, seen.best, seen.places, largest, seen.take_totals())
+def survey(seen: Seen, tokens: Sequence[int], num_best: int) -> Survey:
+    """Where the `tokens` stand in their rows, with the `num_best` best ones. Rows that are not counted are used up."""
+    found = sampling_kernels(seen.work)
+    if found is not None and num_best <= MAX_BEST:
+        return Survey(found.survey(seen.work, tokens, seen.known_totals(), num_best))
+    return Survey(_survey_by_torch(seen, upload_list(tokens, torch.int64, seen.work.device), num_best))
 
 
-def _places_of(columns: Sequence[torch.Tensor]) -> Places:
-    found, num_best = _numbers(columns), columns[2].shape[1]
+def _survey_by_torch(seen: Seen, tokens: torch.Tensor, num_best: int) -> torch.Tensor:
+    """What `Survey` is made of, of `tokens` [R]. Ids and ranks are exact in float64."""
+    work, maxima = seen.work, chunk_maxima(seen.work)
+    best, places = top(work, maxima, num_best)  # [R, n]
+    chosen, largest = work.gather(1, tokens.unsqueeze(1)), maxima.amax(1, keepdim=True)  # [R, 1]
+    ranks = num_above(work, maxima, chosen, best) + 1
+    columns = (chosen, ranks, best, places, largest, seen.take_totals(largest))
+    return torch.cat([column.double() for column in columns], 1)
+
+
+def _places_of(told: Places) -> Places:
+    found, num_best = told.copy(), told.shape[1] // 2 - 2
     with np.errstate(divide="ignore"):  # a row from which nothing can be drawn
         norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
     found[:, :1] -= norms
     found[:, 2 : 2 + num_best] -= norms
     return found[:, :-2]
-
-
-def _numbers(columns: Sequence[torch.Tensor]) -> Places:
-    """`columns` [R, n] of any types side by side, in one transfer; ids of tokens are exact in float64."""
-    if columns[0].device.type == "cpu":
-        return np.concatenate([column.numpy() for column in columns], axis=1, dtype=np.float64)
-    return torch.cat([column.double() for column in columns], 1).cpu().numpy()
 
 
 def place_of(values: list[float], size: int) -> Place:

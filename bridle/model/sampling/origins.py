@@ -104,13 +104,12 @@ def traced_draws(
     plain = [i for i in traced if i not in steered]
     if plain:
         sizes = [rows[i].num_traced for i in plain]
-        own = Seen.of(_own(logits, rows, plain), min(max(sizes), vocab)) if seen is None else seen.rows(plain)
-        draws.add(plain, Found(survey(own, [tokens[i] for i in plain]), sizes, vocab))
+        own = Seen.of(_own(logits, rows, plain)) if seen is None else seen.rows(plain)
+        draws.add(plain, Found(survey(own, [tokens[i] for i in plain], min(max(sizes), vocab)), sizes, vocab))
     changed = [i for i in traced if i in steered]
     if changed:
-        num_best = min(max(rows[i].num_traced for i in changed), vocab)
-        own = Seen.of(_own(logits, rows, changed), num_best)
-        after = Seen.of(torch.stack([steered[i] for i in changed]), num_best) if seen is None else seen.rows(changed)
+        own = Seen.of(_own(logits, rows, changed))
+        after = Seen.of(torch.stack([steered[i] for i in changed])) if seen is None else seen.rows(changed)
         draws.add(changed, _changes(own, after, [rows[i] for i in changed], [tokens[i] for i in changed], vocab))
     return draws
 
@@ -123,14 +122,13 @@ def _own(logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]
 def _changes(own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence[int], vocab: int) -> Found:
     """What `rows` drew from: the model's `own` logits [C, W], and what mask and bias left `after`."""
     is_biased = any(row.bias or row.sampling.logit_bias for row in rows)
-    num_allowed = count_above(after.work, torch.full_like(after.largest, -torch.inf))  # [C, 1]
+    num_allowed = count_above(after.work, after.work.new_full((len(rows), 1), -torch.inf))  # [C, 1]
     gone = _gone(own, after) if is_biased else None
-    best, least = own.largest, after.largest
     sizes = [row.num_traced for row in rows]
-    before, left = survey(own, tokens), survey(after, tokens)
+    before, left = (survey(each, tokens, min(max(sizes), vocab)) for each in (own, after))
     total = before.totals
     if gone is None:  # what a mask has left has kept its weights, which are counted from another largest one
-        gone = total - left.totals * (least - best).double().exp()
+        gone = total - left.totals * (left.largest - before.largest).exp()
     taken = (gone / total).clamp(0.0, 1.0)  # [C, 1]
     shares = torch.cat((num_allowed.double(), taken), 1)
     return Found(before, sizes, vocab, left, shares.cpu().numpy())
@@ -138,5 +136,5 @@ def _changes(own: Seen, after: Seen, rows: Sequence[SampleRow], tokens: Sequence
 
 def _gone(own: Seen, after: Seen) -> torch.Tensor:
     """The weights of what is not allowed any more: float64 [C, 1]."""
-    weights = weights_of(own.work - own.largest)
+    weights = weights_of(own.work - own.work.amax(1, keepdim=True))
     return totals(weights.masked_fill_(after.work > -torch.inf, 0.0)).unsqueeze(1)

@@ -1,5 +1,5 @@
-// What a sampler asks of rows of logits [rows][columns], columns in whole blocks of BLOCK_COLUMNS: a draw, the best tokens,
-// and where given tokens stand. Each row is gone through once and read only; no row depends on another.
+// What a sampler asks of rows of logits [rows][columns], columns in whole blocks of BLOCK_COLUMNS: a draw, and where given
+// tokens stand beside the best ones. Rows are read only, and no row depends on another.
 #pragma once
 #include "pool.h"
 
@@ -7,13 +7,6 @@ enum { BLOCK_COLUMNS = 256, MAX_BEST = 128, HEAD = 32 };   // HEAD: most nuclei 
 typedef double vd __attribute__((vector_size(8 * LANES), aligned(8)));
 
 // -- the best tokens ----------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    const float *logits;
-    float *maxima, *best;                       // [rows][blocks], [rows][num_best]
-    int64_t *places;                            // [rows][num_best]
-    int columns, num_best;
-} survey;
 
 INL int any(vi v) {
     int64_t part[LANES / 2], found = 0;
@@ -57,14 +50,6 @@ static void find_best(const float *x, const float *maxima, int blocks, int n, fl
         }
     }
 }
-static void survey_row(const void *job, int row) {
-    const survey *s = job;
-    const int blocks = s->columns / BLOCK_COLUMNS, n = s->num_best;
-    const float *x = s->logits + (size_t)row * s->columns;
-    float *maxima = s->maxima + (size_t)row * blocks;
-    find_maxima(x, blocks, maxima);
-    find_best(x, maxima, blocks, n, s->best + (size_t)row * n, s->places + (size_t)row * n);
-}
 
 // -- draws: weights in whole units of 2^-34, of which sums of doubles are exact in any order (sampling/weights.py) ------------
 
@@ -99,18 +84,19 @@ INL vf weights_at(const kept *c, int j) {
     const vi stays = ((s > splat(c->edge)) | ((s == splat(c->edge)) & (place <= splat_i(c->last)))) & (s >= splat(c->floor));
     return (vf)((vi)weigh_shifted(s) & stays);
 }
-// The sums of the blocks, and their total. `maxima` of unshifted logits spare blocks of which nothing stays.
+// The sums of the blocks, if they are wanted, and their total. `maxima` of unshifted logits spare blocks of which nothing stays.
 static double sum_blocks(const kept *c, const float *maxima, double *sums) {
     double total = 0;
     for (int b = 0; b < c->blocks; b++) {
-        sums[b] = 0;
+        if (sums) sums[b] = 0;
         if (c->is_cut && shift(c, maxima[b]) < c->edge) continue;
         vd sum = {0};
         for (int j = b * BLOCK_COLUMNS; j < (b + 1) * BLOCK_COLUMNS; j += LANES)
             sum += __builtin_convertvector(weights_at(c, j), vd);
         double t[LANES]; memcpy(t, &sum, sizeof t);
         for (int n = LANES / 2; n; n /= 2) for (int i = 0; i < n; i++) t[i] += t[i + n];
-        total += sums[b] = t[0];
+        total += t[0];
+        if (sums) sums[b] = t[0];
     }
     return total;
 }
@@ -213,23 +199,46 @@ static void draw_row(const void *job, int row) {
 // -- where tokens stand -------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    const float *logits, *maxima, *bound;       // bound [rows]
-    int64_t *above;                             // [rows]
-    int columns;
-} ranks;
+    const float *logits;
+    const int64_t *tokens;                      // [rows]
+    const double *totals;                       // [rows]: of the weights at temperature 1; what is negative is counted here
+    float *maxima;                              // [rows][blocks]
+    double *told;                               // [rows][4 + 2 num_best]: the token's logit and rank, the best logits, the
+    int columns, num_best;                      // places of these, the largest logit (NaN if there is one), the total
+} survey;
 
-static void rank_row(const void *job, int row) {
-    const ranks *r = job;
-    const int blocks = r->columns / BLOCK_COLUMNS;
-    const float *x = r->logits + (size_t)row * r->columns, *maxima = r->maxima + (size_t)row * blocks;
-    const vf bound = splat(r->bound[row]);
+static int64_t num_above(const float *x, const float *maxima, int blocks, float bound) {
     int64_t count = 0;
     for (int b = 0; b < blocks; b++) {
-        if (!(maxima[b] > r->bound[row])) continue;
+        if (!(maxima[b] > bound)) continue;
         vi above = {0};
-        for (int j = b * BLOCK_COLUMNS; j < (b + 1) * BLOCK_COLUMNS; j += LANES) above -= load(x + j) > bound;
+        for (int j = b * BLOCK_COLUMNS; j < (b + 1) * BLOCK_COLUMNS; j += LANES) above -= load(x + j) > splat(bound);
         int32_t t[LANES]; memcpy(t, &above, sizeof t);
         for (int i = 0; i < LANES; i++) count += t[i];
     }
-    r->above[row] = count;
+    return count;
+}
+static float largest_of(const float *maxima, int blocks) {
+    float largest = maxima[0];
+    for (int b = 1; b < blocks && largest == largest; b++) if (!(maxima[b] <= largest)) largest = maxima[b];
+    return largest;
+}
+static void survey_row(const void *job, int row) {
+    const survey *s = job;
+    const int blocks = s->columns / BLOCK_COLUMNS, n = s->num_best;
+    const float *x = s->logits + (size_t)row * s->columns, chosen = x[s->tokens[row]];
+    float *maxima = s->maxima + (size_t)row * blocks, best[MAX_BEST];
+    int64_t places[MAX_BEST];
+    double *told = s->told + (size_t)row * (4 + 2 * n), total = s->totals[row];
+    find_maxima(x, blocks, maxima);
+    find_best(x, maxima, blocks, n, best, places);
+    const float largest = largest_of(maxima, blocks);
+    if (total < 0) {
+        const kept all = {x, splat(largest), splat(1.0f), -INFINITY, -INFINITY, s->columns, 0, blocks};
+        total = sum_blocks(&all, NULL, NULL);
+    }
+    *told++ = chosen;
+    *told++ = 1 + num_above(x, maxima, blocks, chosen);
+    for (int i = 0; i < n; i++) { told[i] = best[i]; told[n + i] = places[i]; }
+    told[2 * n] = largest; told[2 * n + 1] = total;
 }
