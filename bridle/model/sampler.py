@@ -97,7 +97,7 @@ class StandardSampler:
             self._histories.apply(work, rows, history, logits.shape[-1])
             self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
             apply_watermarks(work, rows, history, logits.shape[-1])
-        made.seen = Seen.of(work) if is_traced and is_kept else None
+        made.seen = Seen(work) if is_traced and is_kept else None
         best, token = _largest(work, has_greedy=len(drawn) < len(rows))
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)

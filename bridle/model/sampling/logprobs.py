@@ -35,7 +35,7 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    places = survey(Seen.of(work), given, min(max(num_top), vocab)).places
+    places = survey(Seen(work), given, min(max(num_top), vocab)).places
     return [
         Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
         for token, is_known, values, size in zip(tokens, known, places.tolist(), num_top, strict=True)

@@ -101,15 +101,15 @@ def traced_draws(
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]
-    plain = [i for i in traced if i not in steered]
+    plain = [i for i in traced if i not in steered] if steered else traced
     if plain:
         sizes = [rows[i].num_traced for i in plain]
-        own = Seen.of(_own(logits, rows, plain)) if seen is None else seen.rows(plain)
+        own = Seen(_own(logits, rows, plain)) if seen is None else seen.rows(plain)
         draws.add(plain, Found(survey(own, [tokens[i] for i in plain], min(max(sizes), vocab)), sizes, vocab))
     changed = [i for i in traced if i in steered]
     if changed:
-        own = Seen.of(_own(logits, rows, changed))
-        after = Seen.of(torch.stack([steered[i] for i in changed])) if seen is None else seen.rows(changed)
+        own = Seen(_own(logits, rows, changed))
+        after = Seen(torch.stack([steered[i] for i in changed])) if seen is None else seen.rows(changed)
         draws.add(changed, _changes(own, after, [rows[i] for i in changed], [tokens[i] for i in changed], vocab))
     return draws
 

@@ -23,41 +23,37 @@ class Seen:
     """Rows `work` [R, W]. Row i has weights whose total is `totals[i]` [1], float64, if it `is_counted[i]`."""
 
     work: torch.Tensor
-    totals: torch.Tensor
-    is_counted: list[bool]
+    totals: torch.Tensor | None = None  # none is counted
+    is_counted: Sequence[bool] = ()
 
-    @classmethod
-    def of(cls, work: torch.Tensor) -> Seen:
-        """Rows of which nothing else is known."""
-        num_rows = work.shape[0]
-        return cls(work, work.new_full((num_rows, 1), UNKNOWN, dtype=torch.float64), [False] * num_rows)
-
-    def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: list[bool]) -> None:
+    def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
         """Note the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
-        if len(index) == len(is_counted):
-            self.totals = totals
-        else:
+        self.totals, self.is_counted = totals, is_counted
+        if len(index) < len(is_counted):
+            self.totals = totals.new_empty(len(is_counted), 1)
             self.totals[index] = totals
-        self.is_counted = is_counted
 
     def rows(self, indices: Sequence[int]) -> Seen:
         """Some of the rows: copies, or views where they are a run."""
-        if len(indices) == len(self.is_counted):
+        if len(indices) == len(self.work):
             return self
-        work, totals = pick(self.work, indices), pick(self.totals, indices)
-        return Seen(work, totals, [self.is_counted[i] for i in indices])
+        if self.totals is None:
+            return Seen(pick(self.work, indices))
+        return Seen(pick(self.work, indices), pick(self.totals, indices), [self.is_counted[i] for i in indices])
 
     def known_totals(self) -> torch.Tensor:
         """The totals, `UNKNOWN` where they are not counted."""
-        if missing := self._missing():
-            self.totals[missing] = UNKNOWN
+        if self.totals is None:
+            return self.work.new_full((len(self.work), 1), UNKNOWN, dtype=torch.float64)
+        if not all(self.is_counted):
+            self.totals[self._missing()] = UNKNOWN
         return self.totals
 
     def take_totals(self, largest: torch.Tensor) -> torch.Tensor:
         """The totals of all rows, whose largest values are `largest` [R, 1]; rows that have to be counted are used
         up."""
         missing = self._missing()
-        if len(missing) == len(self.is_counted):
+        if self.totals is None or len(missing) == len(self.work):
             return take_totals(self.work, largest)
         if missing:
             self.totals[missing] = take_totals(pick(self.work, missing), pick(largest, missing))

@@ -20,15 +20,19 @@ INL void enter(float *best, int64_t *places, int n, float value, int64_t place) 
     for (; i > 0 && value > best[i - 1]; i--) { best[i] = best[i - 1]; places[i] = places[i - 1]; }
     best[i] = value; places[i] = place;
 }
-// NaN counts as the largest value of its block.
+// NaN counts as the largest value of its block. Each maximum waits for the one before it, so there are some side by side.
+enum { AT_ONCE = 4 };
 INL float block_maximum(const float *x) {
-    vf most = load(x);
-    vi is_none = most != most;
-    for (int j = LANES; j < BLOCK_COLUMNS; j += LANES) { const vf v = load(x + j); most = max_(v, most); is_none |= v != v; }
-    float t[LANES]; int32_t none[LANES];
-    store(t, most); memcpy(none, &is_none, sizeof none);
+    vf most[AT_ONCE];
+    vi none[AT_ONCE];
+    EACH(k, AT_ONCE) { most[k] = load(x + k * LANES); none[k] = most[k] != most[k]; }
+    for (int j = AT_ONCE * LANES; j < BLOCK_COLUMNS; j += AT_ONCE * LANES)
+        EACH(k, AT_ONCE) { const vf v = load(x + j + k * LANES); most[k] = max_(v, most[k]); none[k] |= v != v; }
+    for (int k = 1; k < AT_ONCE; k++) { most[0] = max_(most[k], most[0]); none[0] |= none[k]; }
+    float t[LANES]; int32_t is_none[LANES];
+    store(t, most[0]); memcpy(is_none, none, sizeof is_none);
     float largest = t[0];
-    for (int i = 0; i < LANES; i++) { if (t[i] > largest) largest = t[i]; if (none[i]) return NAN; }
+    for (int i = 0; i < LANES; i++) { if (t[i] > largest) largest = t[i]; if (is_none[i]) return NAN; }
     return largest;
 }
 static void find_maxima(const float *x, int blocks, float *maxima) {
