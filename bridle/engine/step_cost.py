@@ -134,7 +134,7 @@ class Tally:
     #: In a large batch: as how many guesses of a sequence those of all others count, and by how many standard errors a
     #: chance has to be clear of doubt.
     OTHERS: ClassVar = 7.0
-    CARE: ClassVar = 1.5
+    CARE: ClassVar = 2.0
 
     num_right: float = 0.0
     num_tried: float = 0.0
