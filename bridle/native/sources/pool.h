@@ -9,6 +9,11 @@
 
 typedef void (*chunk_fn)(const void *job, int chunk);
 
+// Where a thread may be held up for any time. Tests hold it there.
+#ifndef DAWDLE
+#define DAWDLE()
+#endif
+
 enum { MAX_WORKERS = 255, SPINS = 4000, PATIENCE = 1000 };
 static struct { chunk_fn fn; const void *job; int chunks; } shared;
 static _Atomic uint64_t ticket;          // generation << 32 | next chunk
@@ -32,6 +37,7 @@ INL void relax(void) {
 static void take_chunks(uint32_t mine, chunk_fn fn, const void *job, int chunks) {
     for (;;) {
         uint64_t t = atomic_load(&ticket);
+        DAWDLE();
         do {
             if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= chunks) return;
         } while (!atomic_compare_exchange_weak(&ticket, &t, t + 1));
@@ -53,6 +59,7 @@ static void *work(void *unused) {
             pthread_mutex_unlock(&sleep_lock);
         }
         seen = now;
+        DAWDLE();
         // Fields that are just being rewritten do no harm: their tickets are of another generation.
         take_chunks(now, shared.fn, shared.job, shared.chunks);
     }
