@@ -25,8 +25,9 @@ class Target:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"})
+_DOTPROD = frozenset({"asimd", "asimddp"})
 _X86, _ARM = "x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17"
-_BASE = "-mcpu=x86_64_v2+avx2+fma+f16c"
+_BASE = "-mcpu=x86_64_v2-slow_unaligned_mem_32+avx2+fma+f16c"
 
 TARGETS = (
     Target(
@@ -34,5 +35,6 @@ TARGETS = (
     ),
     Target("avx-vnni", "x86_64", _AVX2 | {"avx_vnni"}, ("-target", _X86, f"{_BASE}+avxvnni")),
     Target("avx2", "x86_64", _AVX2, ("-target", _X86, _BASE)),
-    Target("neon-dotprod", "aarch64", frozenset({"asimd", "asimddp"}), ("-target", _ARM, "-mcpu=generic+v8a+dotprod")),
+    Target("neon-i8mm", "aarch64", _DOTPROD | {"i8mm"}, ("-target", _ARM, "-mcpu=generic+v8a+dotprod+i8mm")),
+    Target("neon-dotprod", "aarch64", _DOTPROD, ("-target", _ARM, "-mcpu=generic+v8a+dotprod")),
 )

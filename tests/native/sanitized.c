@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "bridle.c"
+#ifdef FENCED
+#include "fences.h"
+#endif
 
 static int tells;
 static void tell(const char *what, const float *x, size_t n) {
@@ -70,11 +73,18 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
                .sinks = variant & 4 ? floats(heads) : NULL, .keys = pool(kv, numbers), .values = pool(kv, numbers),
                .key_scales = kv == KV_INT8 ? floats((size_t)context * kv_heads) : NULL,
                .value_scales = kv == KV_INT8 ? floats((size_t)context * kv_heads) : NULL,
-               .qkv = {random_matrix(kind, width, hidden)}, .out = random_matrix(kind, hidden, inner),
-               .gate_up = {random_matrix(kind, 2 * gates, hidden)}, .down = random_matrix(kind, hidden, gates), .num_qkv = 1,
-               .num_gate_up = 1, .rotation = 1 + (variant & 1), .window = window, .kv = kv, .activation = variant >> 1 & 1,
+               .out = random_matrix(TRAITS[kind].has_factor ? Q8_0 : kind, hidden, inner),
+               .down = random_matrix(kind, hidden, gates), .rotation = 1 + (variant & 1), .window = window, .kv = kv, .activation = variant >> 1 & 1,
                .is_norm_of_all_heads = variant & 1, .eps = 1e-6f, .mlp_eps = 1e-6f, .head_eps = 1e-6f, .scale = 0.1f,
                .softcap = variant & 4 ? 5.0f : 0.0f, .share = variant & 2 ? 0.5f : 1.0f};
+    if (TRAITS[kind].has_factor) {              // matrices of several types, as files have them
+        const int parts[] = {inner, kv_heads * dim, kv_heads * dim}, kinds[] = {kind, Q6_K, Q8_0};
+        for (int i = 0; i < 3; i++) l.qkv[l.num_qkv++] = random_matrix(kinds[i], parts[i], hidden);
+        for (int i = 0; i < 2; i++) l.gate_up[l.num_gate_up++] = random_matrix(i ? Q4_0 : kind, gates, hidden);
+    } else {
+        l.qkv[l.num_qkv++] = random_matrix(kind, width, hidden);
+        l.gate_up[l.num_gate_up++] = random_matrix(kind, 2 * gates, hidden);
+    }
     int64_t *slots = malloc(8 * tokens), *rows = malloc(8 * ROW_FIELDS), *spans = malloc(8 * 4);
     const int per_chunk = QUERIES * kv_heads / heads, first = context / 2, tables = l.rotation;
     for (int i = 0; i < tokens; i++) slots[i] = before + i < first ? context - first + before + i : before + i - first;
@@ -93,7 +103,9 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     tell("layers", s.hidden, (size_t)tokens * hidden);
     for (int part = 0; part < PARTS; part++) bridle_part(&s, &l, part);
     for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("layer: not a number\n"); exit(1); }
-    drop(l.qkv[0]); drop(l.out); drop(l.gate_up[0]); drop(l.down);
+    for (int i = 0; i < l.num_qkv; i++) drop(l.qkv[i]);
+    for (int i = 0; i < l.num_gate_up; i++) drop(l.gate_up[i]);
+    drop(l.out); drop(l.down);
     free((void *)l.norm); free((void *)l.last_norm); free((void *)l.mlp_norm); free((void *)l.mlp_last_norm);
     free((void *)l.head_norm); free((void *)l.sinks); free(l.keys); free(l.values); free(l.key_scales); free(l.value_scales);
     free((void *)s.cos); free((void *)s.sin); free(slots); free(rows); free(spans);
@@ -144,9 +156,9 @@ int main(int count, char **arguments) {
                 try_linear(kind, outputs, kind == INT8 || kind == FLOAT32 ? 5 * outputs : 512, rows);
     const int shapes[][5] = {{1, 0, 2, 1, 64}, {1, 200, 7, 1, 64}, {5, 63, 8, 2, 32}, {40, 3, 4, 4, 128}, {3, 130, 32, 1, 16}, {2, 9, 2, 2, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int turn = 0; turn < 16; turn++) {
-            const int kinds[] = {INT8, Q8_0, Q4_0, FLOAT32};
-            try_layers(kinds[turn % 4], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], turn % 3 * 37, turn % 3,
+        for (int turn = 0; turn < 28; turn++) {
+            const int kinds[] = {INT8, Q8_0, Q4_0, FLOAT32, Q4_K, Q5_K, Q6_K};
+            try_layers(kinds[turn % 7], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], turn % 3 * 37, turn % 3,
                        turn % 8);
         }
     for (int rows = 1; rows < 12; rows += 5)

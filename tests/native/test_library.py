@@ -32,7 +32,8 @@ def test_best_fit_comes_first() -> None:
     names = [target.name for target in library.fitting("Linux", "x86_64", all_of)]
     assert names == ["avx512-vnni", "avx-vnni", "avx2"]
     assert [t.name for t in library.fitting("Linux", "x86_64", {"avx2", "fma", "f16c"})] == ["avx2"]
-    assert [t.name for t in library.fitting("Linux", "aarch64", all_of)] == ["neon-dotprod"]
+    assert [t.name for t in library.fitting("Linux", "aarch64", all_of)] == ["neon-i8mm", "neon-dotprod"]
+    assert [t.name for t in library.fitting("Linux", "aarch64", {"asimd", "asimddp"})] == ["neon-dotprod"]
     assert not list(library.fitting("Linux", "x86_64", {"avx2"}))
     assert not list(library.fitting("Windows", "x86_64", all_of))
 

@@ -32,7 +32,7 @@ INL int tile_rows(int left) {
 }
 
 // Quantized rows: integers, a scale per row or block, and what of the sums of inputs a kind needs. The rows of a tile lie
-// side by side, four inputs of each, one scale of each, one sum of each: a tile then reads one stream of each. Of float32
+// side by side, RUN inputs of each, one scale of each, one sum of each: a tile then reads one stream of each. Of float32
 // there are the numbers, one of each row.
 typedef struct { int8_t *q; float *scale; int32_t *sums; } quantized;
 INL size_t row_bytes(traits t, size_t inputs) { return t.bits == 32 ? 4 * inputs : inputs; }
@@ -76,9 +76,12 @@ INL int32_t quantize_span(const float *x, int8_t *q, int n, float scale) {
 
 INL float scale_of(float most) { const float d = most / 127.0f; return d < 1e-12f ? 1e-12f : d; }
 
-// Four bytes each to every `step`th place.
+// Where inputs k to k + 3 of row i begin, of so many rows that lie side by side.
+INL size_t input(size_t k, int i, int rows) { return k / RUN * RUN * (size_t)rows + (size_t)(RUN * i) + k % RUN; }
+
+// A run of bytes each to every `step`th place.
 INL void spread(const int8_t *q, int8_t *to, int n, int step) {
-    for (int k = 0; k < n; k += 4) memcpy(to + (size_t)k * step, q + k, 4);
+    for (int k = 0; k < n; k += RUN) memcpy(to + (size_t)k * step, q + k, RUN);
 }
 
 // One row of `inputs` numbers, of which `given` are there and the rest zero; the place of a row in a tile of `step`.
@@ -116,7 +119,7 @@ static quantized place(quantized all, int row, int rows, int inputs, traits t, i
     int m = 0, n = tile_rows(rows);
     while (m + n <= row) { m += n; n = tile_rows(rows - m); }
     *step = n;
-    return (quantized){all.q + m * row_bytes(t, inputs) + (row - m) * 4, all.scale + (size_t)m * row_scales(t, inputs) + (row - m),
+    return (quantized){all.q + m * row_bytes(t, inputs) + (row - m) * (t.bits == 32 ? 4 : RUN), all.scale + (size_t)m * row_scales(t, inputs) + (row - m),
                        all.sums + (size_t)m * row_sums(t, inputs) + (row - m)};
 }
 static void quantize_chunk(const void *job, int i) {
@@ -148,20 +151,55 @@ INL void finish(const product *p, int row, int panel, vf v) {
     }
 }
 
+// Sums of rows as products are added to them, and back: where two rows are multiplied at once they lie in pairs.
+INL void before_products(vi *sums, const int ROWS) {
+#if SQUARES
+    EACH(i, ROWS / 2) pair_sums(sums + 2 * i);
+#else
+    (void)sums; (void)ROWS;
+#endif
+}
+INL void after_products(vi *sums, const int ROWS) {
+#if SQUARES
+    EACH(i, ROWS / 2) part_sums(sums + 2 * i);
+#else
+    (void)sums; (void)ROWS;
+#endif
+}
+#if SQUARES
+// Eight inputs of all rows of a tile by two vectors of weights. A row without a second one is multiplied by itself.
+INL void add_products(vi *sums, vb w, vb v, const int8_t *x, const int ROWS) {
+    EACH(i, ROWS / 2) dot8(sums + 2 * i, w, v, x + 2 * RUN * i);
+    if (ROWS % 2) sums[ROWS - 1] = dot4(dot4(sums[ROWS - 1], w, x + RUN * (ROWS - 1)), v, x + RUN * (ROWS - 1) + 4);
+}
+#endif
+
 // ---- 8 bits, one scale per output and per row. PANELS panels at once read each input once for all of them.
 INL void tile_int8(const product *p, int panel, int row, const int ROWS, const int PANELS) {
     const size_t inputs = p->m.inputs, size = inputs * LANES;
     const uint8_t *w = p->m.weights + (size_t)panel * size;
     const int8_t *x = p->x.q + (size_t)row * inputs;
+    // Few sums would wait for their own last product: they are made in parts then, which are exact in any order.
+    const int N = ROWS * PANELS, PARTS_OF_SUM = ZERO8 == 0 || N > 4 ? 1 : N > 2 ? 2 : 4;
     vi sums[MAX_ROWS * 2];
-    EACH(i, ROWS) EACH(j, PANELS) sums[i * PANELS + j] = splat_i(p->x.sums[row + i]);
-    for (size_t k = 0; k < inputs; k += 4) {
+    EACH(i, N * PARTS_OF_SUM) sums[i] = i < N ? splat_i(p->x.sums[row + i / PANELS]) : (vi){0};
+    before_products(sums, ROWS);
+    for (size_t begin = 0; begin < inputs; begin += RUN * PARTS_OF_SUM) EACH(part, PARTS_OF_SUM) {
+        const size_t k = begin + part * RUN;
         vb v[2];
         EACH(j, PANELS) v[j] = load_bytes(w + j * size + k * LANES);
         if (ROWS > 1) EACH(j, PANELS) __builtin_prefetch(w + (PANELS + j) * size + k * LANES, 0, 2);
-        EACH(i, ROWS) EACH(j, PANELS)
-            sums[i * PANELS + j] = dot4(sums[i * PANELS + j], v[j], x + k * ROWS + 4 * i);
+#if SQUARES                                      // and one panel
+        add_products(sums, v[0], load_bytes(w + (k + 4) * LANES), x + k * ROWS, ROWS);
+#else
+        EACH(i, ROWS) EACH(j, PANELS) {
+            vi *s = sums + part * N + i * PANELS + j;
+            *s = dot4(*s, v[j], x + input(k, i, ROWS));
+        }
+#endif
     }
+    EACH(i, N * (PARTS_OF_SUM - 1)) sums[i % N] += sums[N + i];
+    after_products(sums, ROWS);
     EACH(j, PANELS) {
         const vf scale = load((const float *)p->m.scales + (size_t)(panel + j) * LANES);
         EACH(i, ROWS)
@@ -215,17 +253,26 @@ INL void add_vectors(vi *sums, const uint8_t *w, int g, const int count, const i
             EACH(i, ROWS) pairs[i] = (vb){0};
             for (int k = e; k < e + fit; k++) {
                 const vb v = weights_of(w, k, BITS);
-                EACH(i, ROWS) pairs[i] = pairs4(pairs[i], v, x + 4 * (k * ROWS + i));
+                EACH(i, ROWS) pairs[i] = pairs4(pairs[i], v, x + input(4 * k, i, ROWS));
             }
             EACH(i, ROWS) sums[i] = add_pairs(sums[i], pairs[i]);
         }
         return;
     }
 #endif
+#if SQUARES
+    before_products(sums, ROWS);
+    EACH(e, count / 2) {
+        const int k = g + 2 * e;
+        add_products(sums, weights_of(w, k, BITS), weights_of(w, k + 1, BITS), x + 4 * k * ROWS, ROWS);
+    }
+    after_products(sums, ROWS);
+#else
     for (int k = g; k < g + count; k++) {
         const vb v = weights_of(w, k, BITS);
-        EACH(i, ROWS) sums[i] = dot4(sums[i], v, x + 4 * (k * ROWS + i));
+        EACH(i, ROWS) sums[i] = dot4(sums[i], v, x + input(4 * k, i, ROWS));
     }
+#endif
 }
 
 INL void tile_groups(const product *p, int panel, int row, const int ROWS, const int KIND) {

@@ -33,12 +33,24 @@
 #define MAX_ROWS 4
 #define ZERO8 0
 #define PAIRWISE 1           // sums of two products saturate at 16 bits: see tile_groups
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#define LANES 8
+#define MAX_ROWS 6
+#define ZERO8 0
+#define SQUARES 1            // two rows by two outputs at once: see dot8
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define LANES 8
 #define MAX_ROWS 4
 #define ZERO8 0
 #else
 #error "no form of dot4 for this instruction set"
+#endif
+
+// Inputs of a row that lie side by side in a tile.
+#if SQUARES
+enum { RUN = 8 };
+#else
+enum { RUN = 4 };
 #endif
 
 typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -89,6 +101,28 @@ INL vi dot4(vi sums, vb w, const int8_t *x) {
     s[0] = vdotq_s32(s[0], a[0], b); s[1] = vdotq_s32(s[1], a[1], b);
     memcpy(&sums, s, 32);
     return sums;
+}
+#endif
+#if SQUARES
+// Eight inputs of two rows, which lie one after the other, by those of all outputs, of which `w` are the first four and `v`
+// the others. Sums of two rows are kept in pairs: {row 0, output 0}, {0, 1}, {1, 0}, {1, 1}, {0, 2}, ... .
+INL void dot8(vi *sums, vb w, vb v, const int8_t *x) {
+    const int8x16_t rows = vld1q_s8(x);
+    int32x4_t a[2], b[2], s[4];
+    memcpy(a, &w, 32); memcpy(b, &v, 32); memcpy(s, sums, 64);
+    EACH(i, 2) {
+        s[2 * i] = vmmlaq_s32(s[2 * i], rows, vreinterpretq_s8_s32(vzip1q_s32(a[i], b[i])));
+        s[2 * i + 1] = vmmlaq_s32(s[2 * i + 1], rows, vreinterpretq_s8_s32(vzip2q_s32(a[i], b[i])));
+    }
+    memcpy(sums, s, 64);
+}
+INL void pair_sums(vi *s) {
+    const vi a = s[0], b = s[1];
+    s[0] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11); s[1] = __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15);
+}
+INL void part_sums(vi *s) {
+    const vi a = s[0], b = s[1];
+    s[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13); s[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
 }
 #endif
 
