@@ -34,6 +34,7 @@ class Family:
     layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
     norm_eps: float = 0.0  # of such norms, if the library has it as a constant
     reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
+    is_alias: bool = False  # files of it are read as another architecture's model, and not written
 
 
 _EMBEDDING = Rule("model.embed_tokens", ("token_embd",))
@@ -215,9 +216,30 @@ FAMILIES = (
         layer_norm="layer_norm_eps",
         reads=("logit scale", "one in four"),
     ),
+    Family(
+        "arcee",
+        "arcee",
+        (*_PAIRED, _layer("mlp.up_proj", "ffn_up"), _layer("mlp.down_proj", "ffn_down")),
+        reads=("biases",),
+    ),
+    Family("ernie4_5", "ernie4_5", (*_PLAIN, *_GATED), reads=("one bias",)),
+    # The texts of models that see: three numbers of a position are the same for each of their tokens.
+    Family("qwen2vl", "qwen2", (*_PLAIN, *_GATED), reads=("three positions",), is_alias=True),
+    Family("qwen3vl", "qwen3", (*_PLAIN, *_head_norms(), *_GATED), reads=("three positions",), is_alias=True),
+    Family(
+        "qwen3vlmoe",
+        "qwen3_moe",
+        (*_PLAIN, *_head_norms(), *_EXPERTS),
+        reads=("expert sizes", "even experts", "three positions"),
+        is_alias=True,
+    ),
+    # Models that the library lacks, which compute what Llama does.
+    Family("internlm2", "llama", (*_PAIRED, *_GATED), reads=("biases",), is_alias=True),
+    Family("xverse", "llama", (*_PAIRED, *_GATED), reads=("biases",), is_alias=True),
+    Family("exaone", "llama", (*_PLAIN, *_GATED), reads=("biases",), is_alias=True),
 )
 
-BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
+BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.is_alias}
 
 #: Tensors that describe the rotation of positions, and tensors that are not needed here.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.settings import find_family, read_config
+from bridle.gguf.settings import check_causal, find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model
 from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
 
@@ -33,6 +33,7 @@ def unpack(path: Path) -> Path:
     """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
     path = path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
     model = open_model(path)
+    check_causal(model)
     folder = cache_folder() / _name_of(model)
     if (folder / POINTER).is_file():
         return folder

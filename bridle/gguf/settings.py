@@ -41,6 +41,15 @@ def find_family(model: GgufModel) -> Family:
     return family
 
 
+def check_causal(model: GgufModel) -> None:
+    """Raises `UnsupportedModel` for encoders and for models that write by diffusion: their tokens see later ones."""
+    arch = model.text("general.architecture")
+    if model.metadata.get(f"{arch}.attention.causal") is False:
+        raise UnsupportedModel(
+            f"{model.path}: tokens of this {shown(arch)} see later ones; bridle computes what writes one after another"
+        )
+
+
 def read_config(model: GgufModel, family: Family) -> Config:
     """The fields of `config.json`. Raises `UnsupportedModel` for a field that is missing, or has no counterpart."""
     arch = family.arch

@@ -9,12 +9,16 @@ from typing import Any
 
 from bridle.errors import UnsupportedModel
 from bridle.gguf import windows
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
 from bridle.gguf.rotation import read_two_scalings, write_two_scalings
 from bridle.gguf.shards import GgufModel
 
 
 def _nothing(config: Any, put: Put) -> None:
+    return None
+
+
+def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:
     return None
 
 
@@ -89,6 +93,16 @@ def _write_clip(config: Any, put: Put) -> None:
 
 def _read_attention_bias(model: GgufModel, arch: str, config: Config) -> None:
     config["attention_bias"] = has(model, "attn_q.bias")
+
+
+def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
+    config["use_bias"] = has(model, "attn_q.bias")
+
+
+def _write_three_positions(config: Any, put: Put) -> None:
+    """How many pairs of a head turn with each number of a position: for texts any division is the same."""
+    half = head_dim(config) // 2
+    put("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0])
 
 
 def _read_no_head_norms(model: GgufModel, arch: str, config: Config) -> None:
@@ -171,6 +185,8 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "expert sizes": (_read_expert_sizes, _write_expert_sizes),
     "plain experts": (_read_plain_experts, _write_plain_experts),
     "clip": (_read_clip, _write_clip),
+    "one bias": (_read_one_bias, _nothing),
+    "three positions": (_read_nothing, _write_three_positions),
     "attention bias": (_read_attention_bias, _nothing),
     "no head norms": (_read_no_head_norms, _write_no_head_norms),
     "one rotation": (_read_one_rotation, _write_one_rotation),

@@ -106,7 +106,7 @@ def write_gguf(
 def _put(writer: Any, key: str, value: Any) -> None:
     """A value under the type that converters give it."""
     put = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    put[type(value)](key, value)
+    (writer.add_array if isinstance(value, list) else put[type(value)])(key, value)
 
 
 # -- which tensors -----------------------------------------------------------------------------------------------

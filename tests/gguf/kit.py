@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from bridle.gguf.families import FAMILIES
 from bridle.model import guards, loader
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.forward_context import AttentionOptions, attention_handler
@@ -35,8 +37,11 @@ NEEDED: dict[str, dict[str, Any]] = {
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5",
 )  # fmt: skip
+
+#: Architectures whose files are read as another family's model.
+ALIASES = {family.arch: family for family in FAMILIES if family.is_alias}
 
 #: Rows that the blocks of every type divide, of models with experts.
 EXPERT_SIZES: dict[str, Any] = {
@@ -58,10 +63,16 @@ def folder() -> Path:
 
 
 def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
-    """A checkpoint and the same as a GGUF file of type `kind`."""
+    """A checkpoint and the same as a GGUF file of type `kind`. Of an architecture that is read but not written, it
+    is written as that all the same."""
+    if family in ALIASES:
+        alias = ALIASES[family]
+        with patch.dict("bridle.gguf.families.BY_MODEL_TYPE", {alias.model_type: alias}):
+            return pair(alias.model_type, kind, **{"tie_word_embeddings": False, "aliased": family, **overrides})
     key = repr((family, kind, sorted(overrides.items())))
     if key not in _made:
-        original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **overrides})
+        fields = {name: value for name, value in overrides.items() if name != "aliased"}
+        original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **fields})
         file = folder() / f"{family}-{len(_made)}-{kind}.gguf"
         neutral = folder() / f"model-{len(_made)}"  # llama.cpp takes some names in a file for those of real models
         neutral.symlink_to(original)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bridle import LLM, SamplingParams
 from bridle.errors import UnsupportedModel
 from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.traits import TRAITS
 from bridle.model.check import check_model
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.linear import PackedLinear
@@ -25,11 +26,11 @@ from bridle.native.library import kernels
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
-from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair, split_file
+from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair, split_file
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *ALIASES])
 def test_a_file_without_loss_gives_the_same_logits(family: str) -> None:
     original, file = pair(family)
     assert torch.equal(logits(load(original)), logits(load(file)))
@@ -222,3 +223,11 @@ def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any],
     with pytest.raises(UnsupportedModel, match=reason):
         quantize_model(str(original), out, "F32")
     assert not out.exists() and not list(folder().glob(".never*"))
+
+
+def test_models_whose_tokens_see_later_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either backend: the key alone tells an encoder from a model that writes."""
+    monkeypatch.setitem(TRAITS, "biases", (TRAITS["biases"][0], lambda config, put: put("attention.causal", False)))
+    file = quantize_model(str(tiny.cached_checkpoint("llama")), folder() / "encoder.gguf", "F32")
+    with pytest.raises(UnsupportedModel, match="tokens of this 'llama' see later ones"):
+        resolve_model(str(file))

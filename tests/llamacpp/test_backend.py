@@ -178,6 +178,8 @@ def test_adapters_say_what_they_say_on_torch(family: str, tmp_path: Path) -> Non
         ),
         ({"quantization": "int8"}, InvalidRequest, "backend 'llamacpp' does not take quantization 'int8'"),
         ({"kernel": "reference"}, InvalidRequest, "kernel 'reference'"),
+        ({"draft_model": "demo"}, InvalidRequest, "takes no draft_model; backend 'torch' does"),
+        ({"kv_cache_dtype": "int8"}, InvalidRequest, "does not take kv_cache_dtype 'int8'"),
         ({"adapter_kernel": "torch"}, InvalidRequest, "adapter_kernel 'torch'"),
         ({"device": "cuda:1"}, InvalidRequest, "takes auto, cpu and cuda"),
         ({"max_model_len": 4096}, InvalidRequest, "max_model_len .or max_total_tokens. is 4096; the model has 512"),

@@ -18,7 +18,7 @@ from bridle.engine.plan import PlanRow, StepPlan
 from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
-from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, pair
+from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, pair
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 #: llama.cpp takes GELU from a table of halves, and adds in another order.
@@ -35,7 +35,7 @@ def prompt_plan(step: int, seq_id: int, tokens: list[int], num_logits: int) -> S
     return StepPlan(step, [PlanRow(seq_id, 0, len(tokens), num_logits, 0, tuple(tokens), num_prompt=len(tokens))])
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", [*ALL_FAMILIES, *ALIASES])
 def test_logits_are_those_of_the_original(family: str) -> None:
     want = logits(load(pair(family)[0]))
     executor = started(family)
