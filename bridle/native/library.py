@@ -62,7 +62,9 @@ def choice() -> KernelChoice:
             _log.warning("the kernels %s are left alone: %s", target.name, error)
             reasons.append(f"{target.name}: {error}")
             continue
-        return KernelChoice(found, f"{found.name}, {found.lanes} lanes")
+        made = KernelChoice(found, f"{found.name}, {found.lanes} lanes")
+        _log.info("native kernels: %s", made.reason)
+        return made
     reason = "; ".join(reasons) or "none is built for this processor"
     _log.warning("no native kernels, plain torch computes: %s", reason)
     return KernelChoice(None, reason)

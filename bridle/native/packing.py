@@ -43,6 +43,8 @@ def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> Packed
         full = torch.zeros(panels * lanes, inputs, dtype=torch.int8)
         full[:num_outputs, :given] = quantized
     # Four inputs at a time, as one number: they are moved several times as fast as bytes are.
+    if full.storage_offset() % 4:
+        full = full.clone()
     fours = full.contiguous().view(torch.int32).view(panels, lanes, inputs // 4)
     weights = fours.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     if zero:

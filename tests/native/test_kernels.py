@@ -110,6 +110,26 @@ def scale_of(rows: torch.Tensor) -> torch.Tensor:
     return rows.abs().amax(1, keepdim=True).div(127).clamp_min(1e-12)
 
 
+@pytest.mark.parametrize(("lanes", "zero"), [(8, 0), (8, 128), (16, 128)])
+@pytest.mark.parametrize("shape", [(16, 64), (21, 64), (16, 50), (3, 7)])
+def test_integers_are_packed_wherever_they_lie(shape: tuple[int, int], lanes: int, zero: int) -> None:
+    """... in the middle of other memory, or with their sides exchanged; and what was added is zeros."""
+    generator = torch.Generator().manual_seed(0)
+    integers = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
+    memory = torch.cat([torch.ones(3, dtype=torch.int8), integers.flatten()])
+    scale = torch.rand(shape[0], generator=generator)
+    packed = [
+        pack_int8(each, scale, lanes, zero)
+        for each in (integers, memory[3:].view(shape), integers.t().contiguous().t())
+    ]
+    for one in packed:
+        assert torch.equal(one.weights, packed[0].weights)
+        again = unpack_int8(one, lanes, zero)
+        assert torch.equal(again[0], integers) and torch.equal(again[1], scale)
+    whole = packed[0].weights.view(-1, packed[0].inputs // 4, lanes, 4).transpose(1, 2).reshape(-1, packed[0].inputs)
+    assert int((whole ^ zero).count_nonzero()) == int(integers.count_nonzero())
+
+
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("zero", [0, 128])
 @pytest.mark.parametrize("form", TYPES)

@@ -69,6 +69,15 @@ def test_without_an_object_torch_computes(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 @pytest.mark.usefixtures("_anew")
+def test_the_log_says_which_object_computes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "bridle.native.library"):
+        found = library.kernels()
+        library.kernels()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert told == ([] if found is None else [f"native kernels: {found.name}, {found.lanes} lanes"])
+
+
+@pytest.mark.usefixtures("_anew")
 def test_an_object_that_gives_other_numbers_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
