@@ -125,7 +125,7 @@ class Branching:
             draw = Draw(owner, branch, None, item)
             if branch.sample:
                 draw.row = len(out.batch.rows)
-                out.batch.rows.append(_sample_row(owner, branch, item))
+                out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
                 if item.drafts and len(branches) == 1 and not branch.splices:
                     draw.ways = self._ways(item)
                     out.batch.rows += _drafted_rows(draw)
@@ -333,20 +333,16 @@ def _is_forced(way: Branch) -> bool:
 
 def _drafted_rows(draw: Draw) -> list[SampleRow]:
     """The rows that draw along the drafts of a draw, after its own."""
-    rows: list[SampleRow] = []
+    item, rows = draw.item, list[SampleRow]()
     place = 1
     for way in draw.ways:
         if way.sample:
-            rows.append(_sample_row(draw.seq, way, draw.item, place, len(rows) + 1))
+            index = item.last_logit + place
+            rows.append(draw_row(draw.seq, way, item.seq.id, index, item.drafts, place, len(rows) + 1))
             place += 1
         else:
             place += len(way.splices[0].ff_tokens)
     return rows
-
-
-def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int = 0, num_draws: int = 0) -> SampleRow:
-    """The row that draws for `owner` after the first `place` drafts of `item`, and so many draws among them."""
-    return draw_row(owner, branch, item.seq.id, item.last_logit + place, item.drafts, place, num_draws)
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

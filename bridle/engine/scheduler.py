@@ -98,7 +98,8 @@ class Scheduler:
         seq.queue.status = SequenceStatus.WAITING
         if seq.queue.queued_at is None:
             seq.queue.queued_at = self._clock()
-            self.speculation.expect(seq)
+            if seq.sampling.speculate or seq.sampling.prediction_ids:
+                self.speculation.expect(seq)
         insort(self.waiting, seq, key=_urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
@@ -121,7 +122,8 @@ class Scheduler:
         elif seq.queue.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
         self.blocks.free(seq)
-        self.speculation.forget(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.forget(seq)
         self._suspects.discard(seq.id)
         self._crowded_out.discard(seq.id)
         self._freed.append(seq.id)
@@ -409,7 +411,8 @@ class Scheduler:
         """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
-        self.speculation.forget(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.forget(seq)
         self._crowded_out.discard(seq.id)
         seq.kv.forget()
         if self._by_sequence:

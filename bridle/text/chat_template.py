@@ -41,7 +41,6 @@ _WALL_SECONDS = 30.0  # start of the process included; only reached when the mac
 _MAX_PROCESSES = 2
 _ENGINE = Path(__file__).with_name("template_engine.py")
 _KEPT_ENVIRONMENT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # what an interpreter may need
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _processes = threading.BoundedSemaphore(_MAX_PROCESSES)
 
 
@@ -67,10 +66,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `template` is a client's own; `variables` are further ones it may read."""
-        taken = sorted(_RESERVED & set(variables))
-        if taken:
-            raise InvalidRequest(f"{taken[0]!r} cannot be set as a variable of the chat template", taken[0])
+        """The prompt. `template` is a client's own; `variables` are further ones it may read: none of them takes the
+        place of what a conversation is made of."""
         known = {
             **self._special_tokens,
             **variables,

@@ -152,6 +152,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "constraint": {"regexp": "a"}}, "the constraint names none of regex"),
     ({"messages": HI, "response_format": "text"}, "response_format is 'text'; input should be a valid dictionary"),
     ({"messages": HI, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs may not set 'tokenize'"),
+    ({"messages": HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs may not set 'messages'"),
+    ({"messages": HI, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs may not set 'tools'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs may not set 'self'"),
     ({"messages": HI, "chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs may not set 'a b'"),
     ({"messages": HI, "functions": [{"name": "f"}]}, "functions is not supported here: send them as `tools`"),

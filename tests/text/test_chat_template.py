@@ -92,10 +92,9 @@ def test_whose_fault_a_broken_template_is() -> None:
 
 
 def test_variables_cannot_replace_what_the_call_sets() -> None:
-    with pytest.raises(InvalidRequest, match="'messages' cannot be set"):
-        render("x", messages_=1, template=None) and ChatTemplate("x", {}).render(
-            prepare(HELLO), None, None, {"messages": []}
-        )
+    template = ChatTemplate("{{ messages[0].content }} {{ tools }} {{ add_generation_prompt }} {{ other }}", {})
+    given = {"messages": [], "tools": 1, "add_generation_prompt": 2, "other": 3}
+    assert template.render(prepare(HELLO), None, None, given) == "hello None True 3"
 
 
 SIXTY_TIMES = "{{% set ns = namespace(x='aaaaaaaa') %}}{{% for i in range(60) %}}{}{{% endfor %}}"
