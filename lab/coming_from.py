@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from bridle.elsewhere.calls import ROUTES, WORDS, Route
+from bridle.elsewhere.calls import ROUTES, Route
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, Flag
 from bridle.elsewhere.rows import Field, System
-from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.fields import Fields
 from bridle.http.openai.embeddings import EmbeddingsBody
@@ -26,6 +25,8 @@ from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.sglang.schemas import SglangBody
 from bridle.http.tgi.schemas import GenerateBody, Parameters
+from lab.elsewhere import WORDS
+from lab.elsewhere.samplers import SAMPLERS, Sampler
 
 #: What each system calls things, by version: facts to compare the tables with.
 NAMES = sorted((Path(__file__).resolve().parent / "names").glob("*.toml"))

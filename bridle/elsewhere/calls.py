@@ -1,4 +1,4 @@
-"""Routes of other servers, and the words of libraries that are called rather than asked: what each is here.
+"""Routes of other servers, and what each is here.
 
 Whether a route is here is not written down: the application knows. `why` says what to use where it is not.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.elsewhere.libraries import LIBRARIES
-from bridle.elsewhere.programs import INFERLETS, STEERING, TEXT
-from bridle.elsewhere.rows import System, Word, systems_of
-from bridle.elsewhere.vendor_fields import JUDGED
-from bridle.elsewhere.vllm_calls import VLLM_CALLS
+from bridle.elsewhere.rows import System, systems_of
+from bridle.elsewhere.vendor_fields import JUDGED, TEXT
 
 _HEARD = "a chat with `input_audio` does it, of models that read sound"
 _STORE = "the server keeps responses alone: send the whole conversation"
@@ -221,6 +218,3 @@ ROUTES: tuple[Route, ...] = (
     *_routes("Anthropic", "/v1/messages/batches", "`bridle run-batch` answers files of requests"),
     *_routes("Anthropic", "/v1/complete", "/v1/messages and /v1/completions"),
 )
-
-
-WORDS: tuple[Word, ...] = (*VLLM_CALLS, *LIBRARIES, *STEERING, *INFERLETS)

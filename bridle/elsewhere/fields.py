@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from bridle.elsewhere.newer_fields import NEWER, SHARED
-from bridle.elsewhere.programs import TEXT
 from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same, systems_of
-from bridle.elsewhere.vendor_fields import VENDORS
+from bridle.elsewhere.vendor_fields import TEXT, VENDORS
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"

@@ -5,9 +5,10 @@ A name with a dot is that of a field within an object: `text.verbosity` is sent 
 
 from __future__ import annotations
 
-from bridle.elsewhere.programs import TEXT
 from bridle.elsewhere.rows import Field, absent, neutral, same
 
+#: What no model here does.
+TEXT = "models here read text, pictures, sounds and videos, and write text"
 JUDGED = "no model judges texts; docs/policies.md has what an operator can demand of them"
 _EFFORT = "`reasoning.effort` says how much a model thinks"
 _KEPT = "no messages are kept here: send the whole conversation"

@@ -16,29 +16,11 @@ _BEAMS = "its fields are keywords: `beam_width=`, `max_tokens=`, `length_penalty
 _PREPARED = "prompts and pictures are prepared as the checkpoint says"
 
 
-def _words(names: str, why: str = "", *, members: str = "", keywords: str = "", exports: str = "") -> Word:
-    here = (tuple(keywords.split()), tuple(members.split()), (), tuple(exports.split()))
-    return Word("vLLM", ", ".join(names.split()), *here, why=why)
+def _words(names: str, why: str = "", *, members: str = "", keywords: str = "") -> Word:
+    return Word("vLLM", ", ".join(names.split()), tuple(keywords.split()), tuple(members.split()), why=why)
 
 
-#: Keywords that methods here have as well.
-_SAME: tuple[Word, ...] = (
-    _words("prompts=", "a text, token ids, or a list of them", members="generate"),
-    _words("messages= tools=", members="chat"),
-    _words("sampling_params=", "its fields are keywords, too", members="generate chat"),
-    _words("use_tqdm=", members="generate"),
-    _words("multi_modal_data=", "pictures", members="generate"),
-    _words("add_generation_prompt= chat_template= chat_template_kwargs= continue_final_message=", members="chat"),
-    _words("truncate_prompt_tokens=", members="embed score classify"),
-    _words("priority=", "one number for the call", keywords="priority"),
-)
-_OTHER: tuple[Word, ...] = (
-    # Classes.
-    _words("LLM", "a folder, a hub id or a GGUF file", exports="LLM"),
-    _words("SamplingParams", "or its fields as keywords", exports="SamplingParams"),
-    _words("GuidedDecodingParams", "its fields are keywords", keywords="regex json_schema choice grammar constraint"),
-    _words("PoolingParams", "its fields are keywords: `dimensions=`, `normalize=`", members="embed"),
-    _words("LoRARequest PromptAdapterRequest", "by name", members="load_adapter", keywords="adapter"),
+VLLM_CALLS: tuple[Word, ...] = (
     # Methods.
     _words("LLM.generate", members="generate"),
     _words("LLM.chat", members="chat"),
@@ -83,9 +65,8 @@ _OTHER: tuple[Word, ...] = (
     _words("LLM(mamba_config=)", reasons.MAMBA),
 )
 
-VLLM_CALLS: tuple[Word, ...] = (*_OTHER, *_SAME)
 #: What to write in place of a name, as it is used there.
-_ADVICE = {name: word.advice for word in _OTHER for name in word.name.split(", ")}
+_ADVICE = {name: word.advice for word in VLLM_CALLS for name in word.name.split(", ")}
 
 
 def of_keyword(name: str) -> str:

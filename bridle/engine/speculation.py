@@ -117,7 +117,7 @@ class Speculation:
         self.cost = StepCost()
 
     def expect(self, seq: Sequence) -> None:
-        """Note that a sequence begins that may ask for drafts. Once one does, or has them proposed, costs are learned."""
+        """Note that a sequence begins. Once one asks for drafts, or has them proposed, costs are learned."""
         asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 

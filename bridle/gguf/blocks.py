@@ -28,11 +28,6 @@ def decode_blocks(kind: str, rows: Tensor) -> Tensor:
     return decode(blocks).reshape(rows.shape[0], -1)
 
 
-def can_decode(kind: str) -> bool:
-    """Whether type `kind` can be decoded with the packages that are installed."""
-    return kind in TYPES or kind in _DECODERS or (kind in RARE and find_spec("gguf") is not None)
-
-
 #: Types that the `gguf` package turns into numbers.
 RARE = frozenset(
     {

@@ -59,7 +59,6 @@ TENSOR_TYPES = {
     39: TensorType("MXFP4", 32, 17),
     40: TensorType("NVFP4", 64, 36),
 }
-TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 TYPES_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
 #: Types whose numbers are plain floating point.

@@ -13,12 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.elsewhere.calls import ROUTES, WORDS
+from bridle.elsewhere.calls import ROUTES
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.rows import System
-from bridle.elsewhere.samplers import SAMPLERS, Sampler
 from bridle.sampling import SamplingParams, meanings
 from lab.coming_from import NAMES, names, paths, sampler_meaning, sent
+from lab.elsewhere import WORDS
+from lab.elsewhere.samplers import SAMPLERS, Sampler
 from tests.http.harness import scripted_model, served
 
 BODY = {"prompt": "Say", "max_tokens": 24, "seed": 4, "temperature": 1.0, "ignore_eos": True}

@@ -21,7 +21,6 @@ from bridle.cli.app import app
 from bridle.constraints.named import NAMES, SHORT
 from bridle.deploy.ray.settings import RaySettings
 from bridle.elsewhere.calls import ROUTES as ROUTES_THERE
-from bridle.elsewhere.calls import WORDS
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.names import nearest
 from bridle.elsewhere.rows import Field
@@ -36,6 +35,7 @@ from bridle.http.tgi.schemas import Parameters
 from bridle.llm.options import How
 from bridle.sampling import SamplingParams, meanings
 from lab.coming_from import paths
+from lab.elsewhere import WORDS
 from tests.http.harness import scripted_model, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -1,7 +1,6 @@
 """Reasons that flags of several servers share."""
 
 ALWAYS = "needs no flag: it is always on"
-NEVER = "it is never done here, and needs no flag"
 KERNELS = "how a step is computed is chosen by itself; it changes no text"
 GRAPHS = "there are no CUDA graphs to set up"
 HUB = "set HF_HOME"

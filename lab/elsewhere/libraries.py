@@ -3,15 +3,16 @@ is here: functions, keywords, classes, and fields of settings."""
 
 from __future__ import annotations
 
-from bridle.elsewhere.programs import MEDIA, TEXT
 from bridle.elsewhere.rows import System, Word
+from bridle.elsewhere.vendor_fields import TEXT
+from lab.elsewhere.programs import MEDIA
 
 _PYTHON = "Python's own: a program goes on with the output's text"
 _OVER_LMTP = "unchanged over LMTP"
 _SERVE = "Serve's own, in the same file"
 
 
-def _words(system: System, names: str, why: str = "", **here: str) -> Word:
+def words(system: System, names: str, why: str = "", **here: str) -> Word:
     """A row whose names, and names here, are words of one text."""
     return Word(system, ", ".join(names.split()), why=why, **{kind: tuple(each.split()) for kind, each in here.items()})
 
@@ -28,16 +29,16 @@ GUIDANCE: tuple[Word, ...] = (
     Word("guidance", "gen(list_append=), gen(save_stop_text=), block", why=_PYTHON),
     Word("guidance", "gen, library", (), ("generate", "stream")),
     Word("guidance", "models, models.Model", exports=("LLM",)),
-    _words("guidance", "models.Transformers models.LlamaCpp", "or a hub id", exports="LLM"),
-    _words(
+    words("guidance", "models.Transformers models.LlamaCpp", "or a hub id", exports="LLM"),
+    words(
         "guidance",
         "models.OpenAI models.experimental.VLLMModel models.experimental.SglangModel models.experimental.LiteLLM",
         "`bridle serve` answers these clients; they refuse a second `+=` within an assistant's turn themselves, "
         "whatever the server: write one, as in `lm += 'Answer: ' + gen()`",
         exports="LLM",
     ),
-    _words("guidance", "models.OnnxRuntimeGenAI", "the engine is bridle's"),
-    _words("guidance", "models.create_azure_openai_model models.create_azure_aifoundry_model", "services of others"),
+    words("guidance", "models.OnnxRuntimeGenAI", "the engine is bridle's"),
+    words("guidance", "models.create_azure_openai_model models.create_azure_aifoundry_model", "services of others"),
     Word("guidance", "models.Mock", exports=("testing",), why="a scripted model"),
     Word("guidance", "select", ("choice",)),
     Word("guidance", "json", ("json_schema",), ("parse",)),
@@ -90,35 +91,35 @@ OUTLINES: tuple[Word, ...] = (
     ),
     Word("outlines", "Model.stream", (), ("stream", "parse_stream")),
     Word("outlines", "Model.batch", (), ("generate", "parse")),
-    _words("outlines", "from_transformers from_llamacpp from_vllm_offline from_mlxlm", "or a hub id", exports="LLM"),
-    _words(
+    words("outlines", "from_transformers from_llamacpp from_vllm_offline from_mlxlm", "or a hub id", exports="LLM"),
+    words(
         "outlines",
         "from_vllm from_sglang from_tgi from_openai from_anthropic from_lmstudio from_ollama",
         "`bridle serve` answers the clients of vLLM, SGLang, TGI, OpenAI and Anthropic",
         exports="LLM",
     ),
-    _words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),
-    _words("outlines", "Image Vision", "pictures are parts of messages: `docs/pictures.md`", members="chat"),
-    _words("outlines", "Audio Video", MEDIA, members="chat"),
-    _words("outlines", "Template", "Python's own, or Jinja's"),
-    _words("outlines", "Application", "a function of your own around `LLM.parse`"),
-    _words("outlines", "get_cache clear_cache disable_cache", "what is compiled is kept in memory, within bounds"),
+    words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),
+    words("outlines", "Image Vision", "pictures are parts of messages: `docs/pictures.md`", members="chat"),
+    words("outlines", "Audio Video", MEDIA, members="chat"),
+    words("outlines", "Template", "Python's own, or Jinja's"),
+    words("outlines", "Application", "a function of your own around `LLM.parse`"),
+    words("outlines", "get_cache clear_cache disable_cache", "what is compiled is kept in memory, within bounds"),
 )
 
 LMQL: tuple[Word, ...] = (
     Word("LMQL", "argmax, sample", ("temperature", "max_tokens"), why=_OVER_LMTP),
-    _words(
+    words(
         "LMQL", "beam_search beam_sample beam_var best_k var", "LMQL does them itself, over LMTP", members="beam_search"
     ),
     Word("LMQL", "REGEX, STARTS_WITH, ESCAPED", ("regex",), why=_OVER_LMTP),
     Word("LMQL", "INT, SENTENCES, WORDS, TOKENS, len", ("regex", "max_tokens"), why=_OVER_LMTP),
     Word("LMQL", "STOPS_AT, STOPS_BEFORE", ("stop",), why=_OVER_LMTP),
-    _words("LMQL", "ERASE", "a splice takes tokens back", exports="Splice"),
-    _words("LMQL", "lmql.score lmql.score_sync", members="score"),
-    _words("LMQL", "lmql.generate lmql.generate_sync", members="generate"),
+    words("LMQL", "ERASE", "a splice takes tokens back", exports="Splice"),
+    words("LMQL", "lmql.score lmql.score_sync", members="score"),
+    words("LMQL", "lmql.generate lmql.generate_sync", members="generate"),
     Word("LMQL", "lmql.model, lmql.LLM", exports=("LLM",), why="`lmql.model(endpoint=)` of `bridle serve` works, too"),
-    _words("LMQL", "lmql.serve", "`bridle serve-model` speaks LMTP"),
-    _words(
+    words("LMQL", "lmql.serve", "`bridle serve-model` speaks LMTP"),
+    words(
         "LMQL", "lmql.query lmql.F lmql.run lmql.run_sync lmql.run_file lmql.query_from_string", "LMQL's own language"
     ),
 )
@@ -131,7 +132,7 @@ RAY: tuple[Word, ...] = (
     Word("Ray", "engine_kwargs.tensor_parallel_size, engine_kwargs.pipeline_parallel_size", settings=("shards",)),
     Word("Ray", "engine_kwargs.data_parallel_size", settings=("min_engines", "max_engines")),
     Word("Ray", "engine_kwargs.max_model_len", settings=("model_options",), why="`max_model_len` in it"),
-    _words("Ray", "engine_kwargs.trust_remote_code", "code of a checkpoint is never run"),
+    words("Ray", "engine_kwargs.trust_remote_code", "code of a checkpoint is never run"),
     Word("Ray", "LoraConfig, lora_config, dynamic_lora_loading_path", settings=("adapters",), why="named at the start"),
     Word("Ray", "max_num_adapters_per_replica", settings=("engine_options",), why="`adapter_memory` in it"),
     Word("Ray", "deployment_config", settings=("fronts", "max_requests", "drain")),
@@ -153,7 +154,7 @@ RAY: tuple[Word, ...] = (
         "build_openai_app, build_llm_deployment, LLMServer",
         why="a file of Serve names `bridle.deploy.ray.app`: docs/ray.md",
     ),
-    _words(
+    words(
         "Ray",
         "ingress_cls_config ingress_deployment_config",
         "the server in front is bridle's",
@@ -164,14 +165,14 @@ RAY: tuple[Word, ...] = (
         "PrefixCacheAffinityRouter, KVAwareRouter",
         why="requests always go where their prefix is held: docs/ray.md",
     ),
-    _words("Ray", "build_pd_openai_app", "prompts and decodes share each batch"),
-    _words("Ray", "build_dp_deployment build_dp_openai_app", settings="min_engines max_engines"),
-    _words("Ray", "CloudMirrorConfig bucket_uri extra_files", "every machine has the folder, or asks the hub"),
-    _words("Ray", "runtime_env", _SERVE),
-    _words("Ray", "log_engine_metrics", "metrics are always there, at /metrics"),
-    _words("Ray", "llm_engine server_cls", "the engine is bridle's"),
-    _words("Ray", "download_timeout_s max_download_tries", "every machine has the folder, or asks the hub"),
-    _words("Ray", "experimental_configs callback_config", "there are none"),
+    words("Ray", "build_pd_openai_app", "prompts and decodes share each batch"),
+    words("Ray", "build_dp_deployment build_dp_openai_app", settings="min_engines max_engines"),
+    words("Ray", "CloudMirrorConfig bucket_uri extra_files", "every machine has the folder, or asks the hub"),
+    words("Ray", "runtime_env", _SERVE),
+    words("Ray", "log_engine_metrics", "metrics are always there, at /metrics"),
+    words("Ray", "llm_engine server_cls", "the engine is bridle's"),
+    words("Ray", "download_timeout_s max_download_tries", "every machine has the folder, or asks the hub"),
+    words("Ray", "experimental_configs callback_config", "there are none"),
 )
 
 LIBRARIES: tuple[Word, ...] = (*GUIDANCE, *OUTLINES, *LMQL, *RAY)
