@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from bridle.engine.decision import Branch, Splice
 from bridle.engine.draw_rows import draw_row
+from bridle.engine.held import find_way
 from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.progress import Progress
@@ -266,7 +267,7 @@ class Branching:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
-            if not self._progress.find_way(seq):
+            if not find_way(seq):
                 self._steering.note_foreseen(seq)
                 self._progress.fail(seq, _nothing_left(seq))
             elif seq.output.num_banned:

@@ -11,14 +11,14 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from bridle.engine.guard import BudgetRule, Guard, Hit, RuleFailed, TextRule
+from bridle.engine.guard import BudgetRule, Hit, RuleFailed, TextRule
+from bridle.engine.held import hold, push_guarded, release, watch_of
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText, Released
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
-from bridle.engine.text_watch import Watch
 from bridle.engine.tracing import Tracer
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import (
@@ -36,8 +36,6 @@ from bridle.outputs import (
 
 #: How often in a row an output may take another way, because it led to what is forbidden.
 MAX_RETRIES = 256
-#: The last tokens of a prompt with which something forbidden may begin.
-_MAX_LEAD_TOKENS = 256
 _NO_TEXT = Released("")
 #: Endings that come at once, even if the client still lacks scores.
 _DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
@@ -85,19 +83,10 @@ class Progress:
             return
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
         sampling = seq.sampling
-        watch = None if seq.request.guard is None else self._watch(seq, seq.request.guard, self._decoder)
+        watch = None if seq.request.guard is None else watch_of(seq, seq.request.guard, self._decoder)
         seq.output.text = OutputText(
             state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch
         )
-
-    def _watch(self, seq: Sequence, guard: Guard, decoder: TextDecoder) -> Watch:
-        """What holds the text to the rules, with the end of the prompt."""
-        most = _MAX_LEAD_TOKENS if guard.looks_through else min(guard.reach, _MAX_LEAD_TOKENS)
-        num_tokens = min(len(seq.tokens), most)
-        at = len(seq.tokens) - num_tokens
-        state = decoder.open(seq.tokens[:at], seq.sampling.skip_special_tokens)
-        lead = "".join([state.push(token) for token in seq.tokens[at:]])
-        return Watch(guard, guard.tail(lead))
 
     def note_cached(self, scheduled: list[Scheduled]) -> None:
         """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
@@ -117,7 +106,7 @@ class Progress:
         elif seq.request.guard is None:
             released = output.text.push(token, forced)
         else:
-            released = self._push_guarded(seq, output.text, seq.request.guard, token, forced)
+            released = push_guarded(seq, output.text, seq.request.guard, token, forced)
         text, stop, num_taken, num_banned, hit = released
         if seq.trace is not None:
             self.tracer.token(seq, token, text, forced=forced)
@@ -127,7 +116,7 @@ class Progress:
         if output.prompt_sent and not (forced and wants_logprobs):
             event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
             if output.text is not None and output.text.may_go:
-                self._hold(seq, output.text, event)
+                self.events += hold(seq, output.text, event)
             else:
                 self.events.append(event)
         else:
@@ -136,23 +125,11 @@ class Progress:
             output.num_banned, output.hit = num_banned, hit
             return True
         if num_taken:
-            self._flush_held(seq)
+            self.events += release(seq)
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
             if seq.trace is not None:
                 self.tracer.rewind(seq, 0, num_taken)
         return self._check_stop(seq, stop) or (hit is not None and self._end_by(seq, hit))
-
-    def _push_guarded(self, seq: Sequence, text: OutputText, guard: Guard, token: int, forced: bool) -> Released:
-        """The effect of a token on a text with a guard. What a rule cannot decide counts as forbidden."""
-        usage = seq.output.usage
-        try:
-            released = text.push(token, forced)
-        except RuleFailed as failure:
-            return Released("", num_banned=1, hit=Hit(replace(failure.rule, action="fail")))
-        for budget in guard.budgets if released.hit is None else ():
-            if budget.max_work is not None and usage.sampled_tokens + usage.forced_tokens >= budget.max_work:
-                return released._replace(hit=Hit(budget))
-        return released
 
     def _end_by(self, seq: Sequence, hit: Hit) -> bool:
         """End an output that a rule lets go no further."""
@@ -165,31 +142,6 @@ class Progress:
     def note_policy(self, name: str, version: str, action: str) -> None:
         """Count what a policy did."""
         self._statistics.policies[f"{name} {version} {action}"] += 1
-
-    def _hold(self, seq: Sequence, text: OutputText, event: TokenEvent) -> None:
-        """Send a token once none of its text can become part of a banned phrase, and all before it; each with the text
-        up to its end, so that what stays held can go."""
-        output = seq.output
-        output.held.append(event)
-        num_settled = min(text.num_settled - text.num_told, len(output.held))
-        if num_settled <= 0:
-            return
-        hidden = "".join([each.text for each in output.held])
-        settled, kept = output.held[:num_settled], output.held[num_settled:]
-        *pieces, rest = text.split(hidden, sum(len(each.text) for each in output.unsent), num_settled)
-        self.events += [replace(each, text=piece) for each, piece in zip(settled, pieces, strict=True)]
-        output.held = [replace(each, text="" if i else rest) for i, each in enumerate(kept)]
-        output.num_retries = 0
-        text.goes_by_last = False
-        output.bans = {at: tokens for at, tokens in output.bans.items() if at >= seq.num_prompt + text.num_told}
-
-    def _flush_held(self, seq: Sequence) -> None:
-        held = seq.output.held
-        if held:
-            self.events += held
-            if seq.output.text is not None:
-                seq.output.text.num_told += len(held)
-            held.clear()
 
     def ban(self, seq: Sequence) -> int:
         """Take back the tokens that say what is forbidden, and forbid the first of them where it stood; returns how
@@ -233,23 +185,6 @@ class Progress:
             self.fail(seq, ControllerError(message))
         else:
             output.bans.setdefault(len(seq.tokens), set()).add(token)
-
-    def find_way(self, seq: Sequence) -> bool:
-        """Whether there may be another way where bans left nothing to draw.
-
-        Bans that forbid how a phrase begins may forbid too much. So they are lifted, and from here on, until text is
-        released, phrases go by how they end: that leaves out no way. What has no way out is then a ban of its own.
-        """
-        text = seq.output.text
-        if text is None or not seq.output.bans.get(len(seq.tokens)):
-            return False
-        if text.goes_by_last:
-            seq.output.num_banned = text.num_since_drawn()
-            return seq.output.num_banned > 0
-        text.goes_by_last = True
-        seq.output.bans.clear()
-        seq.clamp_computed()
-        return True
 
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:
@@ -354,7 +289,7 @@ class Progress:
         """Send a token that was held back."""
         event = TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced)
         if seq.output.text is not None and seq.output.text.may_go:
-            self._hold(seq, seq.output.text, event)
+            self.events += hold(seq, seq.output.text, event)
         else:
             self.events.append(event)
 
@@ -415,7 +350,7 @@ class Progress:
             self._send_all(seq)
         tail = "" if guard is None else self._close(seq)
         if seq.output.held:
-            self._flush_held(seq)
+            self.events += release(seq)
         tail += seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)

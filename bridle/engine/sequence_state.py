@@ -181,7 +181,7 @@ class TraceState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What the client was told and still lacks, and the counts. Written by `Progress`."""
+    """What the client was told and still lacks, and the counts. Written by `Progress`, and by `held` for it."""
 
     text: OutputText | None = None
     unsent: list[UnsentToken] = field(default_factory=list)

@@ -21,7 +21,7 @@ OWNERS = {
     "control": {"steering", "intake"},
     "draws": {"branching"},
     "drafts": {"speculation", "drafters"},
-    "output": {"progress"},
+    "output": {"progress", "held"},
     "trace": {"tracing"},
 }
 ALWAYS = {"sequence", "sequence_state"}
