@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from bridle.errors import InvalidRequest
 
-Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
+Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0", "fp8"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 

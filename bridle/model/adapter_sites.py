@@ -18,12 +18,17 @@ from bridle.lora import LayerShape
 from bridle.lora.layout import Place, Span
 from bridle.lora.product import AdapterStep
 from bridle.model.dense_layer import DenseLayer, Joined
+from bridle.model.float8 import Float8Linear
 from bridle.model.linear import PackedLinear
+from bridle.model.packed.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
 from bridle.native.linear import FloatLinear, QuantizedLinear
 
-_LINEARS = (nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, Joined, RowParallel, Conv1D)
+_LINEARS = (
+    *(nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, CodeLinear, Float8Linear),
+    *(Joined, RowParallel, Conv1D),
+)
 
 
 class Site:

@@ -42,9 +42,12 @@ class Checkpoint:
     gguf: GgufModel | None = None
     tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
-    def weight_bytes(self, item_size: int, keeps_blocks: bool) -> int:
-        """What the weights take in memory with numbers of `item_size` bytes; `keeps_blocks` if packed ones stay so."""
+    def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
+        """What the weights take in memory with numbers of `item_size` bytes; `keeps_blocks` if packed ones stay in the
+        blocks of the CPU's kernels, `keeps_codes` if in as many bits as they have."""
         if "quantization_config" in self.config:  # of 4 bits some become 8, with scales, or numbers
+            if keeps_codes:
+                return self.num_bytes * 5 // 4
             return self.num_bytes * 9 // 4 if keeps_blocks else self.num_bytes * 2 * item_size
         if self.gguf is None or not keeps_blocks:
             return self.num_values * item_size

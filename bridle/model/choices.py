@@ -48,6 +48,16 @@ def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.
     return settings.dtype if settings.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
+def check_quantization(quantization: str, device: torch.device) -> None:
+    """Raises `InvalidRequest` for a form of weights that is not computed on `device`."""
+    if quantization == "fp8":
+        from bridle.model.float8 import check_float8
+
+        check_float8(device)
+    elif quantization not in ("none", "auto") and device.type != "cpu":
+        raise InvalidRequest(f"quantization {quantization!r} is for CPUs; the device is {device}", "quantization")
+
+
 def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type of keys and values. Raises `InvalidRequest` for one that the kernels of this device do not read."""
     wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]

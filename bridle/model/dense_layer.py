@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from bridle.model.float8 import Float8Linear
 from bridle.model.forward_context import (
     AttentionHandler,
     AttentionOptions,
@@ -25,6 +26,7 @@ from bridle.model.forward_context import (
 )
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
+from bridle.model.packed.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 
@@ -288,7 +290,7 @@ class Joined(nn.Module):
 
 def _join(*linears: Any) -> nn.Module:
     """One layer that gives the outputs of several, side by side."""
-    if any(isinstance(linear, (QuantizedLinear, Int8Linear)) for linear in linears):
+    if any(isinstance(linear, (QuantizedLinear, Int8Linear, CodeLinear, Float8Linear)) for linear in linears):
         return _join_quantized(linears)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):
@@ -305,6 +307,8 @@ def _join_quantized(linears: Sequence[Any]) -> nn.Module:
     has_kernels = any(isinstance(linear, QuantizedLinear) and linear.native is not None for linear in linears)
     if has_kernels or len({(type(linear), getattr(linear, "kind", None)) for linear in linears}) > 1:
         return Joined(linears)
+    if isinstance(linears[0], (CodeLinear, Float8Linear)):
+        return linears[0].joined(list(linears[1:])) or Joined(linears)
     bias = None if linears[0].bias is None else _join_biases(linears)
     if isinstance(linears[0], Int8Linear):
         integers, scales = zip(*(linear.integers() for linear in linears), strict=True)

@@ -13,6 +13,7 @@ from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import guards
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.choices import choose_device, choose_dtype
+from bridle.model.loader import weight_bytes
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
 from bridle.model.pooled.settings import read_pooling
@@ -30,7 +31,7 @@ def weights_of(config: ModelConfig) -> int:
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     device = choose_device(config.device)
     dtype = choose_dtype(config, _settings(checkpoint), device)
-    return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
+    return weight_bytes(checkpoint, dtype, device)
 
 
 def _settings(checkpoint: Checkpoint) -> PreTrainedConfig:

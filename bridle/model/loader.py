@@ -22,7 +22,7 @@ from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
-from bridle.model.choices import choose_device, choose_dtype, choose_kv_dtype, choose_threads
+from bridle.model.choices import check_quantization, choose_device, choose_dtype, choose_kv_dtype, choose_threads
 from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
@@ -65,10 +65,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     share that is done, from 0 to 1."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
-    if config.quantization not in ("none", "auto") and device.type != "cpu":
-        raise InvalidRequest(
-            f"quantization {config.quantization!r} is for CPUs; the device is {device}", "quantization"
-        )
+    check_quantization(config.quantization, device)
     if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
@@ -79,7 +76,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
-    needed = checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
+    needed = weight_bytes(checkpoint, dtype, device)
     memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
     model = read_model(
@@ -159,6 +156,14 @@ def lower_model(model: nn.Module, geometry: Geometry) -> None:
     lower_layers(model, geometry)
 
 
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
+    """What the weights of a checkpoint take on `device`."""
+    from bridle.model.packed.on_device import keeps_bits
+
+    is_cpu = device.type == "cpu"
+    return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=is_cpu, keeps_codes=not is_cpu and keeps_bits(device))
+
+
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
     """What `auto` means for this model here; weights that came quantized, and those on a GPU, stay as they are."""
     from bridle.model.quality import choose_form
@@ -171,10 +176,13 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 def came_quantized(model: nn.Module) -> bool:
     """Whether a model that was just read has weights in few bits."""
+    from bridle.model.float8 import Float8Linear
+    from bridle.model.packed.code_linear import CodeLinear
     from bridle.model.quantize import Int8Linear
     from bridle.native.linear import QuantizedLinear
 
-    return any(isinstance(module, (QuantizedLinear, Int8Linear)) for module in model.modules())
+    kinds = (QuantizedLinear, Int8Linear, CodeLinear, Float8Linear)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
@@ -182,7 +190,12 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
     from bridle.model.quantize import is_worthwhile, prepare_quantized, quantize_linears
 
     prepare_quantized(model)
-    if config.quantization not in ("none", "auto") and is_worthwhile(config.quantization):
+    if config.quantization == "fp8":
+        from bridle.model.float8 import use_float8
+
+        weight = model.get_input_embeddings().weight  # type: ignore[operator]
+        use_float8(model, weight.device, weight.dtype)
+    elif config.quantization not in ("none", "auto") and is_worthwhile(config.quantization):
         quantize_linears(model, config.quantization, progress)
     else:
         told = progress or (lambda share: None)

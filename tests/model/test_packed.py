@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from bridle import LLM, SamplingParams
 from bridle.config import ModelConfig
@@ -22,168 +19,7 @@ from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
 from tests.gguf.kit import load, logits
-
-#: Tensors in place of a weight, and the weight that they stand for.
-Packed = tuple[dict[str, Tensor], Tensor]
-GROUP = 32
-
-
-def pack(values: Tensor, bits: int) -> Tensor:
-    """uint8 [..., n] -> int32 [..., n * bits / 32], the first value in the lowest bits."""
-    per = 32 // bits
-    words = torch.zeros(*values.shape[:-1], values.shape[-1] // per, dtype=torch.int64)
-    for place in range(per):
-        words |= values[..., place::per].long() << (bits * place)
-    return (words - ((words >> 31) << 32)).to(torch.int32)
-
-
-def rounded(weight: Tensor, bits: int, even: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Integers [out, in] with a zero point and a scale for each group of inputs."""
-    runs = weight.view(weight.shape[0], -1, GROUP)
-    top = (1 << bits) - 1
-    if even:
-        scale = (runs.abs().amax(-1) / (top // 2)).half().float()
-        zero = torch.full_like(scale, (top + 1) // 2)
-    else:
-        low, high = runs.amin(-1).clamp_max(0), runs.amax(-1).clamp_min(0)
-        scale = ((high - low) / top).half().float()
-        zero = (-low / scale).round().clamp(0, top)
-    integers = (runs / scale[..., None] + zero[..., None]).round().clamp(0, top)
-    return integers.view_as(weight).to(torch.uint8), zero.to(torch.uint8), scale
-
-
-def meant(integers: Tensor, zero: Tensor, scale: Tensor, index: Tensor | None = None) -> Tensor:
-    index = torch.arange(integers.shape[1]) // GROUP if index is None else index
-    return (integers.float() - zero.float()[:, index]) * scale[:, index]
-
-
-def gptq(bits: int, even: bool, offset: int = 1, ordered: bool = False) -> Callable[[Tensor], Packed]:
-    def make(weight: Tensor) -> Packed:
-        index = torch.arange(weight.shape[1]) // GROUP
-        order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0)) if ordered else None
-        if order is not None:
-            weight = weight[:, order]
-        integers, zero, scale = rounded(weight, bits, even)
-        if order is not None:  # inputs back in their places, each with its group
-            back = order.argsort()
-            integers, index = integers[:, back], index[back]
-        stored = (zero.to(torch.int16) - offset) & ((1 << bits) - 1)
-        tensors = {
-            "qweight": pack(integers.t().contiguous().t(), bits).t().contiguous(),
-            "qzeros": pack(stored.t().contiguous().to(torch.uint8), bits),
-            "scales": scale.t().contiguous().half(),
-            "g_idx": index.to(torch.int32),
-        }
-        return tensors, meant(integers, zero, scale, index)
-
-    return make
-
-
-def awq(weight: Tensor) -> Packed:
-    integers, zero, scale = rounded(weight, 4, even=False)
-    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-
-    def words(values: Tensor) -> Tensor:  # [n, out]
-        return pack(values.reshape(values.shape[0], -1, 8)[..., order].flatten(1), 4)
-
-    tensors = {"qweight": words(integers.t()), "qzeros": words(zero.t()), "scales": scale.t().contiguous().half()}
-    return tensors, meant(integers, zero, scale)
-
-
-def packed_integers(bits: int, even: bool, packed_zeros: bool = True) -> Callable[[Tensor], Packed]:
-    def make(weight: Tensor) -> Packed:
-        integers, zero, scale = rounded(weight, bits, even)
-        tensors = {
-            "weight_packed": pack(integers, bits),
-            "weight_scale": scale.half(),
-            "weight_shape": torch.tensor(weight.shape),
-        }
-        if not even:
-            plain = (zero.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
-            tensors["weight_zero_point"] = pack(zero.t().contiguous(), bits).t().contiguous() if packed_zeros else plain
-        return tensors, meant(integers, zero, scale)
-
-    return make
-
-
-def int8(weight: Tensor) -> Packed:
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    integers = (weight / scale).round().to(torch.int8)
-    return {"weight": integers, "weight_scale": scale}, integers.float() * scale
-
-
-def fp8(scale_name: str, block: int | None, per_row: bool = False) -> Callable[[Tensor], Packed]:
-    def make(weight: Tensor) -> Packed:
-        if block is not None:
-            tiles = weight.view(weight.shape[0] // block, block, weight.shape[1] // block, block)
-            scale = tiles.abs().amax((1, 3)) / 448
-            whole = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
-        elif per_row:
-            scale = whole = weight.abs().amax(1, keepdim=True) / 448
-        else:
-            scale = whole = weight.abs().amax() / 448
-        small = (weight / whole).to(torch.float8_e4m3fn)
-        return {"weight": small, scale_name: scale.contiguous()}, small.float() * whole
-
-    return make
-
-
-def compressed(form: str, weights: dict[str, Any]) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
-
-
-GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
-#: How it is made, what the configuration says, and the layer that it becomes with the numbers unchanged, if it does.
-FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None]] = {
-    "gptq": (gptq(4, True), GPTQ, QuantizedLinear),
-    "gptq asymmetric": (gptq(4, False), {**GPTQ, "sym": False}, None),
-    "gptq v2": (gptq(4, True, 0), {**GPTQ, "checkpoint_format": "gptq_v2"}, QuantizedLinear),
-    "gptq ordered": (gptq(4, True, ordered=True), {**GPTQ, "desc_act": True}, None),
-    "gptq 8 bits": (gptq(8, True), {**GPTQ, "bits": 8}, None),
-    "gptq 2 bits": (gptq(2, True), {**GPTQ, "bits": 2}, None),
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}, None),
-    "packed": (packed_integers(4, True), compressed("pack-quantized", {"num_bits": 4}), QuantizedLinear),
-    "packed asymmetric": (packed_integers(4, False), compressed("pack-quantized", {"num_bits": 4}), None),
-    "packed, plain zeros": (packed_integers(4, False, False), compressed("pack-quantized", {"num_bits": 4}), None),
-    "packed 8 bits": (packed_integers(8, True), compressed("pack-quantized", {"num_bits": 8}), None),
-    "int8": (int8, compressed("int-quantized", {"num_bits": 8}), Int8Linear),
-    "float8 of rows": (fp8("weight_scale", None, True), compressed("float-quantized", {"num_bits": 8}), None),
-    "float8 of wholes": (fp8("weight_scale", None), {"quant_method": "fp8"}, None),
-    "float8 of squares": (
-        fp8("weight_scale_inv", 16),
-        {"quant_method": "fp8", "weight_block_size": [16, 16]},
-        None,
-    ),
-    "float8 of compressed squares": (
-        fp8("weight_scale", 16),
-        compressed("float-quantized", {"num_bits": 8, "strategy": "block", "block_structure": [16, 16]}),
-        None,
-    ),
-}
-
-
-def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tuple[Path, Path]:
-    """A packed checkpoint, and one with the weights that it stands for."""
-    pack_weight, config, _ = FORMATS[name]
-    original = tiny.cached_checkpoint(family, hidden_size=64, intermediate_size=128, head_dim=16, **changes)
-    packed, plain = folder / "packed", folder / "plain"
-    for path in (packed, plain):
-        shutil.copytree(original, path)
-    weights = load_file(original / "model.safetensors")
-    tensors, stands_for = {}, {}
-    for key, tensor in weights.items():
-        if "_proj.weight" in key:
-            made, value = pack_weight(tensor.float())
-            tensors |= {key.removesuffix("weight") + part: one.contiguous() for part, one in made.items()}
-            stands_for[key] = value.contiguous()
-        else:
-            tensors[key] = stands_for[key] = tensor
-    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
-    save_file(stands_for, plain / "model.safetensors", metadata={"format": "pt"})
-    settings = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**settings, "quantization_config": config}))
-    return packed, plain
+from tests.model.packed_kit import FORMATS, make
 
 
 @pytest.mark.parametrize("name", FORMATS)

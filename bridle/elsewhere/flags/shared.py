@@ -12,7 +12,11 @@ SHARED: tuple[Flag, ...] = (
     *same("vLLM SGLang TGI AICI", "--revision"),
     *same("vLLM AICI", "--tokenizer"),
     *same("vLLM SGLang TGI AICI", "--dtype", "`auto`, `float32`, `float16`, `bfloat16`"),
-    *same("vLLM SGLang", "--quantization", "while loading: `int8`, `q8_0`, `q4_0`, `auto`; " + reasons.QUANTIZED),
+    *same(
+        "vLLM SGLang",
+        "--quantization",
+        "while loading: `int8`, `q8_0`, `q4_0`, `auto`, on GPUs `fp8`; " + reasons.QUANTIZED,
+    ),
     *same("vLLM SGLang TGI", "--kv-cache-dtype", "`auto`, `bfloat16`, `int8`, on CPUs"),
     *same("vLLM SGLang", "--log-level"),
     *same("vLLM SGLang", "--ssl-keyfile --ssl-certfile"),

@@ -17,8 +17,9 @@ from bridle.errors import UnsupportedModel
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.checkpoint import Checkpoint, weight_files
-from bridle.model.packed.schemes import read_scheme
-from bridle.model.packed.weights import Weight, is_packed, read_weight
+from bridle.model.packed.on_device import DeviceForms
+from bridle.model.packed.schemes import Scheme, read_scheme
+from bridle.model.packed.weights import Weight, is_packed, read_grouped, read_weight
 from bridle.model.quantize import Int8Linear, is_worthwhile
 from bridle.native.linear import QuantizedLinear
 
@@ -33,8 +34,8 @@ def read_packed_model(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
-    """The model of a packed checkpoint. On a CPU its matrices stay in few bits; elsewhere they become numbers of type
-    `dtype`. Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
+    """The model of a packed checkpoint, its matrices in few bits, or where no kernels fit as numbers of type `dtype`.
+    Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
     scheme = read_scheme(settings.quantization_config)
     attention.register()
     plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
@@ -43,12 +44,11 @@ def read_packed_model(
     fill_buffers(model)
     with ExitStack() as stack:
         files = _Files(stack, checkpoint)
-        keeps_bits = device.type == "cpu"
+        make = _maker(scheme, dtype, device)
         for name, module in list(model.named_modules()):
             stored = files.take(name) if isinstance(module, nn.Linear) else {}
             if is_packed(stored):
-                made = _linear(name, read_weight(name, stored, scheme), module, stored.get("bias"), dtype, keeps_bits)
-                _put(model, name, made)
+                _put(model, name, make(name, stored, module))
             else:
                 _fill(model, name, module, stored, files, dtype)
             progress(1 - files.num_bytes / max(checkpoint.num_bytes, 1))
@@ -107,24 +107,53 @@ def _fill(
         module._parameters[field] = nn.Parameter(tensor.to(dtype), requires_grad=False)
 
 
-def _linear(
-    name: str, weight: Weight, linear: nn.Linear, bias: Tensor | None, dtype: torch.dtype, keeps_bits: bool
-) -> nn.Module:
+#: Makes the layer of a name that computes with the packed tensors stored for it, in the place of an empty one.
+Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
+
+
+def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device) -> Maker:
+    """How the layers of a model are made on `device`."""
+    if device.type == "cpu":
+        return lambda name, stored, linear: _on_cpu(
+            read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype
+        )
+    forms = DeviceForms(device, dtype)
+
+    def make(name: str, stored: dict[str, Tensor], linear: nn.Linear) -> nn.Module:
+        there = {field: tensor.to(device) for field, tensor in stored.items()}
+        weight, bias = read_grouped(name, there, scheme), _bias_of(name, there, linear, dtype)
+        _check_shape(name, weight.shape, (linear.out_features, linear.in_features))
+        made = forms.make(weight, bias)
+        return _plain(weight.number().to(dtype), bias) if made is None else made
+
+    return make
+
+
+def _bias_of(name: str, stored: dict[str, Tensor], linear: nn.Linear, dtype: torch.dtype) -> Tensor | None:
+    bias = stored.get("bias")
+    if (bias is None) != (linear.bias is None):
+        raise UnsupportedModel(f"layer {name!r} {'lacks its' if bias is None else 'has a'} bias")
+    return None if bias is None else bias.to(dtype)
+
+
+def _on_cpu(weight: Weight, bias: Tensor | None, linear: nn.Linear, name: str, dtype: torch.dtype) -> nn.Module:
     """The layer that computes with a packed weight."""
     shape = (linear.out_features, linear.in_features)
     _check_shape(name, weight.shape, shape)
-    if (bias is None) != (linear.bias is None):
-        raise UnsupportedModel(f"layer {name!r} {'lacks its' if bias is None else 'has a'} bias")
-    bias = None if bias is None else bias.to(dtype)
-    if keeps_bits and weight.integers is not None and weight.scale is not None and is_worthwhile("int8"):
+    if weight.integers is not None and weight.scale is not None and is_worthwhile("int8"):
         return Int8Linear.from_integers(weight.integers, weight.scale, bias, dtype)
-    if keeps_bits and weight.blocks is not None:
+    if weight.blocks is not None:
         return QuantizedLinear.from_ggml("Q4_0", weight.blocks.numpy(), shape, bias, dtype)
     number = _number(weight).to(dtype)
-    if keeps_bits and weight.integers is None and shape[1] % 32 == 0:
+    if weight.integers is None and shape[1] % 32 == 0:
         return QuantizedLinear.from_float(number, "Q8_0", bias)
+    return _plain(number, bias)
+
+
+def _plain(number: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer of numbers [out, in]."""
     with torch.device("meta"):
-        made = nn.Linear(shape[1], shape[0], bias=bias is not None)
+        made = nn.Linear(number.shape[1], number.shape[0], bias=bias is not None)
     made.weight = nn.Parameter(number, requires_grad=False)
     if bias is not None:
         made.bias = nn.Parameter(bias, requires_grad=False)
@@ -135,10 +164,6 @@ def _number(weight: Weight) -> Tensor:
     """float32 [out, in]"""
     if weight.number is not None:
         return weight.number
-    if weight.blocks is not None:
-        from bridle.native.ggml import TYPES, dequantize
-
-        return dequantize(TYPES["Q4_0"], weight.blocks)
     assert weight.integers is not None and weight.scale is not None
     return weight.integers.float() * weight.scale[:, None]
 
