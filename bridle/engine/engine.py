@@ -16,13 +16,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import count
 
-from bridle.config import PARKED_SHARE, EngineConfig
+from bridle.config import EngineConfig
 from bridle.engine.adapter_rotation import AdapterRotation
+from bridle.engine.ahead import Ahead, Flight, StepEnds
 from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
-from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
-from bridle.engine.draft_model import ModelDrafter
 from bridle.engine.endings import Endings
 from bridle.engine.intake import Intake, Openings
 from bridle.engine.interfaces import (
@@ -34,18 +33,18 @@ from bridle.engine.interfaces import (
     Interruptible,
     MediaStore,
     TextDecoder,
+    find_late,
 )
 from bridle.engine.media_turns import MediaTurns
-from bridle.engine.plan import SampleBatch, StepPlan
+from bridle.engine.parts import make_scheduler, make_speculation
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
-from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence
-from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
-from bridle.engine.waiting import PromptGate
 from bridle.errors import (
     BridleError,
     EngineClosed,
@@ -95,8 +94,8 @@ class Engine:
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
-        speculation = _make_speculation(self.info, self.config, draft, clock)
-        self._scheduler = _make_scheduler(
+        speculation = make_speculation(self.info, self.config, draft, clock)
+        self._scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
@@ -123,6 +122,7 @@ class Engine:
             self.config.max_forks,
             unnamed,
         )
+        self._ahead = self._make_ahead(executor)
         self._live: dict[str, Outputs] = {}
         self._endings = Endings(
             self._live,
@@ -274,8 +274,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one batch; returns the events, in order."""
         began = self.clock()
+        flight = None if self._ahead is None else self._land(self._ahead)
         if self._progress.tracer.num_live:
-            self._progress.tracer.begin_step(self._scheduler.step + 1)
+            self._progress.tracer.begin_step(self._scheduler.step + (flight is None))
         self._endings.apply(began)
         if self._scheduler.blocks.parking.num_blocks:
             self.tidy()
@@ -283,24 +284,36 @@ class Engine:
             self._openings.begin_ready()
         if self._is_steering:
             self._steering.apply_early()
-        planned = self.clock()
-        plan, scheduled = self._plan()
-        if plan.rows or plan.forks or plan.freed:  # freed and forked are mirrors alone
-            self._compute(plan, scheduled, planned)
+        if flight is not None and self._ahead is not None:
+            self._ahead.draw(flight)
             self._statistics.num_steps += 1
         else:
-            self._steering.gather_any(self.clock() + self.config.step_timeout)
-        if self._is_steering:
+            planned = self.clock()
+            plan, scheduled = self._scheduler.schedule() if self.is_up else self._wait()
+            if not (plan.rows or plan.forks or plan.freed):  # freed and forked are mirrors alone
+                self._steering.gather_any(self.clock() + self.config.step_timeout)
+            else:
+                compute = self._compute if self._ahead is None else self._ahead.run
+                compute(plan, scheduled, planned)
+                self._statistics.num_steps += 1
+        if self._is_steering and not (self._ahead is not None and self._ahead.is_under_way):
             self._steering.ask()
             self._steering.gather()
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 
-    def _plan(self) -> tuple[StepPlan, list[Scheduled]]:
-        """The plan of the next step; an empty plan while the device is away."""
-        if self.is_up:
-            self._is_lost = False
-            return self._scheduler.schedule()
+    def _land(self, ahead: Ahead) -> Flight | None:
+        """Finish the step whose tokens are being drawn, if there is one; returns the next if it was launched before."""
+        if not ahead.is_under_way:
+            return None
+        flight = ahead.land()
+        if self._is_steering:
+            self._steering.ask()
+            self._steering.gather()
+        return flight
+
+    def _wait(self) -> tuple[StepPlan, list[Scheduled]]:
+        """An empty plan, while the device is away."""
         if not self._is_lost:
             self._recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
         return StepPlan(0), []
@@ -309,7 +322,7 @@ class Engine:
         """Forward, branch, sample, commit. An error on the way ends only the request that caused it. The step was begun
         to be `planned` then."""
         branched = Branched(SampleBatch(plan.step))
-        statistics, began = self._statistics, self.clock()
+        began = self.clock()
         try:
             self._executor.forward(plan)
             computed = self.clock()
@@ -327,20 +340,28 @@ class Engine:
         except Exception as error:
             self._recover(scheduled, branched, error)
             return
+        flight = Flight(plan, scheduled, planned, branched, began, computed, steered, scheduled)
+        self._conclude(flight, result, vectors, sampled)
+
+    def _conclude(self, flight: Flight, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
+        """Count a step whose tokens came at the time `sampled`, and apply them."""
+        statistics, speculation, scheduled = self._statistics, self._scheduler.speculation, flight.scheduled
         if statistics.num_failed_steps:
+            self._is_lost = False
             self._blame.clear([item.seq for item in scheduled])
         num_computed = sum(item.row.num_scheduled for item in scheduled)
         statistics.num_computed_tokens += num_computed
-        statistics.forward_seconds += computed - began
-        statistics.control_seconds += steered - computed
-        statistics.sample_seconds += sampled - steered
+        statistics.forward_seconds += flight.computed - flight.began
+        statistics.control_seconds += flight.steered - flight.computed
+        statistics.sample_seconds += sampled - flight.steered
         if self._progress.tracer.num_live:
-            self._progress.tracer.compute(scheduled, num_computed, (began, computed, steered, sampled))
-        self._branching.commit(scheduled, branched, result, vectors)
-        if self._scheduler.speculation.is_used:
-            waited, ahead = steered - computed, self._scheduler.speculation.take_seconds_ahead()
-            self._scheduler.speculation.note_waited((item.seq for item in scheduled), waited)
-            self._note_cost(plan, sampled - planned - waited - ahead)
+            times = flight.began, flight.computed, flight.steered, sampled
+            self._progress.tracer.compute(flight.rows, num_computed, times)
+        self._branching.commit(flight.rows, flight.branched, result, vectors)
+        if speculation.is_used:
+            waited, ahead = flight.steered - flight.computed, speculation.take_seconds_ahead()
+            speculation.note_waited((item.seq for item in scheduled), waited)
+            self._note_cost(flight.plan, sampled - flight.planned - waited - ahead)
 
     def _note_cost(self, plan: StepPlan, seconds: float) -> None:
         """Learn what rows cost from a step with tokens and without long prompts."""
@@ -359,6 +380,15 @@ class Engine:
             if item.seq.control.pool and item.seq.control.answer is None and draws_next(item)
         ]
         self._steering.gather(due, self.clock() + self.config.step_timeout)
+
+    def _make_ahead(self, executor: Executor) -> Ahead | None:
+        """What launches steps ahead, if the executor is one of those that answer late."""
+        late = find_late(executor)
+        if late is None:
+            return None
+        ends = StepEnds(self._conclude, self._recover, self._embed)
+        parts = self._scheduler, self._steering, self._branching, self._progress
+        return Ahead(late, *parts, ends, self.clock, self.config.step_timeout)
 
     # -- coming and going --------------------------------------------------------------------------------
 
@@ -449,52 +479,3 @@ class Engine:
         lost = [seq.id for seq in queued if seq.id not in known or seq.is_finished]
         if lost:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
-
-
-def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
-    """How many blocks may be parked at most."""
-    if config.park_memory is None or (config.park_memory and not info.block_bytes):
-        return int(info.num_blocks * PARKED_SHARE)
-    return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
-
-
-def _make_speculation(
-    info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
-) -> Speculation:
-    drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
-    timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
-    return Speculation(config.speculate, drafter, info.vocab_size, timer)
-
-
-def _make_scheduler(
-    info: ExecutorInfo,
-    config: EngineConfig,
-    batching: Batching,
-    clock: Callable[[], float],
-    rotation: AdapterRotation,
-    media: MediaTurns,
-    speculation: Speculation,
-) -> Scheduler:
-    caching = config.enable_prefix_caching and info.kv == "paged"
-    blocks = BlockManager(
-        info.num_blocks,
-        info.block_size,
-        enable_prefix_caching=caching,
-        model=info.model,
-        max_parked=max_parked_blocks(info, config),
-        park_seconds=config.park_seconds,
-    )
-    return Scheduler(
-        blocks,
-        batching.max_step_tokens,
-        batching.max_batch_size,
-        kv=info.kv,
-        clock=clock,
-        max_batch_prefill_tokens=batching.max_batch_prefill_tokens,
-        chunked_prefill=batching.chunked_prefill,
-        gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
-        priority_seconds=config.priority_seconds,
-        rotation=rotation,
-        speculation=speculation,
-        media=media,
-    )

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
 from bridle.engine.decision import Decision
 from bridle.engine.media import Medium
@@ -81,6 +81,36 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the device. Idempotent."""
+
+
+class LateExecutor(Executor, Protocol):
+    """An executor whose device works on while its caller does other things: `sample` in two parts.
+
+    The caller may launch the next step between the two, with names of the tokens that are being drawn (`name_of`): the
+    device has them. It computes such a row with any token where nothing could be drawn. The order is draw, forward or
+    none, take; what was drawn and not taken is forgotten with `reset`. Errors of either part may be raised by `take`.
+    """
+
+    @property
+    def answers_late(self) -> bool:
+        """Whether that is of use here; if not, the engine calls `sample` alone."""
+        raise NotImplementedError
+
+    def draw(self, batch: SampleBatch) -> None:
+        """Begin to read tokens off the logits of the last forward. Returns at once."""
+
+    def take(self) -> StepResult:
+        """Wait for the results of the last `draw`. From then on its tokens have no names any more."""
+        raise NotImplementedError
+
+    def await_forward(self, seconds: float) -> bool:
+        """Wait until the device has computed the last forward, at most so long; returns whether it has."""
+        raise NotImplementedError
+
+
+def find_late(executor: Executor) -> LateExecutor | None:
+    """The executor, if it answers late."""
+    return cast(LateExecutor, executor) if getattr(executor, "answers_late", False) else None
 
 
 @runtime_checkable

@@ -39,6 +39,11 @@ class BlockCopy:
     target: int
 
 
+def name_of(row: int) -> int:
+    """What stands in a plan for the token that row `row` of the last batch draws; naming twice gives the row again."""
+    return -1 - row
+
+
 @dataclass(slots=True)
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
@@ -48,7 +53,8 @@ class PlanRow:
     truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
     numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
     computed like any other, and the next row does not keep those that were not drawn. `runs` are the pictures among the
-    new tokens; those among tokens that are not kept are forgotten with them.
+    new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a name
+    (`name_of`): only executors that answer late get such rows.
     """
 
     seq_id: int

@@ -145,8 +145,14 @@ class Scheduler:
         """The number of the step that was planned last."""
         return self._step
 
-    def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
-        """The next plan and its rows with their sequences, in the same order."""
+    @property
+    def is_searching(self) -> bool:
+        """Whether sequences are computed alone, to find out which one makes a step fail."""
+        return bool(self._suspects)
+
+    def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
+        """The next plan and its rows with their sequences, in the same order; there may be drafts in it unless told
+        otherwise."""
         self._step += 1
         if self.rotation.num_users:
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
@@ -159,7 +165,7 @@ class Scheduler:
             if copies:
                 plan.copies.extend(copies)
         drafts: Drafts = {}
-        if self.speculation.is_used and not self._suspects:
+        if self.speculation.is_used and has_drafts and not self._suspects:
             drafts = self._draft(picked, plan)
         if self.rotation.num_users:
             picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first

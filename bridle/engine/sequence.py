@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bridle.engine.media import Runs, before
-from bridle.engine.plan import PlanRow
+from bridle.engine.plan import PlanRow, name_of
 from bridle.engine.request import Request
 from bridle.engine.sequence_state import (
     ControlState,
@@ -158,6 +158,32 @@ class Sequence:
         kv, most = self.kv, self.max_reusable
         if kv.num_computed > most:
             kv.num_computed = most
+
+    # -- while a token is being drawn ----------------------------------------------------------------------
+
+    def add_name(self, row: int) -> None:
+        """Count the token that row `row` of the last batch draws as if it was there, so that a step can be planned
+        that computes it. Whatever it is, it comes with the log-probability that is asked for."""
+        self.tokens.append(name_of(row))
+        self.output.num_scored += self.sampling.logprobs is not None
+
+    def take_name_back(self) -> None:
+        """Undo `add_name`. The executor's mirror may have the token; until it is known that does not count."""
+        self.tokens.pop()
+        self.output.num_scored -= self.sampling.logprobs is not None
+        self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
+
+    def confirm_name(self, position: int, token: int) -> None:
+        """Note that the mirror has `token` at `position`: right if nothing before it was taken back, and if it is the
+        token that has entered there."""
+        kv = self.kv
+        if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
+            kv.num_mirrored_tokens += 1
+
+    def keep_computed(self, end: int) -> None:
+        """Record that tokens up to `end` were computed, as far as they are still those of the mirror."""
+        self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
+        self.clamp_computed()
 
     def forget_mirror(self) -> None:
         """Note that the executor has lost this sequence, after a reset."""

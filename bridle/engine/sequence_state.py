@@ -93,6 +93,7 @@ class ControlState:
     opening_seconds: float = 0.0  # until it was made
     held_at: float = 0.0  # the last step in which it held the sequence up
     held_seconds: float = 0.0  # that it did so, so far
+    spliced_at: int = -1  # how many tokens there were after the last splice
     log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
 
     @property

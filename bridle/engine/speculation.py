@@ -195,6 +195,10 @@ class Speculation:
                 self._watch(seq, guess.parts[0])
         return drafts
 
+    def may_draft(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether the next step may have drafts for any of them."""
+        return self.is_used and any(self._wish(seq) is not None for seq in sequences)
+
     def _wishes(self, sequences: Iterable[Sequence]) -> list[Wanted]:
         return [wish for seq in sequences if (wish := self._wish(seq)) is not None]
 

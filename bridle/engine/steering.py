@@ -99,6 +99,8 @@ class Steering:
         if control.pool is None:
             return
         control.num_moves += 1
+        if sampled is None or backtrack or len(tokens) > 1:
+            control.spliced_at = len(seq.tokens)
         control.answer, news = None, control.news
         if news is None:
             control.news = Ask(seq.id, tokens, backtrack, sampled, candidates)

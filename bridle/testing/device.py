@@ -25,8 +25,8 @@ class PlayedDevice:
             raise ValueError("device_time needs a clock to be measured with")
         self.faults, self.sample_faults = dict(faults or {}), dict(sample_faults or {})
         self.num_forwards = self.num_samples = 0
-        self._clock, self._seconds = clock, seconds
-        self._busy_until = 0.0
+        self.clock, self._seconds = clock, seconds
+        self.busy_until = 0.0
 
     def begin_forward(self) -> BridleError | None:
         """Count a forward pass; gives its fault, if it is to fail."""
@@ -35,12 +35,13 @@ class PlayedDevice:
 
     def run(self, plan: StepPlan) -> None:
         """Let the device work on the plan from now on, or after its present work."""
-        if self._clock is not None and self._seconds is not None:
-            self._busy_until = max(self._busy_until, self._clock()) + self._seconds(plan)
+        if self.clock is not None and self._seconds is not None:
+            self.busy_until = max(self.busy_until, self.clock()) + self._seconds(plan)
 
-    def begin_sample(self) -> BridleError | None:
-        """Wait for the device and count a sampling; gives its fault, if it is to fail."""
+    def begin_sample(self, until: float | None = None) -> BridleError | None:
+        """Wait for the device, or for a moment before it is done, and count a sampling; gives its fault, if it is to
+        fail."""
         self.num_samples += 1
-        if self._clock is not None:
-            self._clock.wait_until(self._busy_until)
+        if self.clock is not None:
+            self.clock.wait_until(self.busy_until if until is None else until)
         return self.sample_faults.get(self.num_samples - 1)

@@ -118,22 +118,33 @@ class ScriptedExecutor:
 
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows; `InternalError` if it breaks the contract."""
+        self._notice(plan)
+        self.compute(plan)
+        self.device.run(plan)
+
+    def compute(self, plan: StepPlan) -> None:
+        """What the device does for a plan."""
+        with Recorded(self.violations):
+            require(not self.is_closed, f"step {plan.step} on a closed executor")
+            self._run(plan)
+
+    def _notice(self, plan: StepPlan) -> None:
         if self._on_forward is not None:
             self._on_forward(plan)
         self._fail(self.device.begin_forward())
         if self._record:
             self.plans.append(plan)
-        with _Recorded(self.violations):
-            require(not self.is_closed, f"step {plan.step} on a closed executor")
-            self._run(plan)
-        self.device.run(plan)
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Draw and score from the last forward's logits; `InternalError` if the batch does not fit them."""
         self._fail(self.device.begin_sample())
+        return self.read(batch)
+
+    def read(self, batch: SampleBatch) -> StepResult:
+        """What the device does for a batch."""
         if self._record:
             self.batches.append(batch)
-        with _Recorded(self.violations):
+        with Recorded(self.violations):
             require(batch.step == self._step, f"samples step {batch.step}; the last forward was {self._step}")
             require(not self._is_sampled, f"step {batch.step} is sampled twice")
             self._is_sampled = True
@@ -149,7 +160,7 @@ class ScriptedExecutor:
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
-        with _Recorded(self.violations):
+        with Recorded(self.violations):
             require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
             require(self._is_sampled, f"step {step} is to be embedded before it is sampled")
             for index in logits_rows:
@@ -295,7 +306,7 @@ def embedding_of(logits: Logits, size: int) -> array[float]:
     return array("f", [value / length for value in values])
 
 
-class _Recorded:
+class Recorded:
     """Remembers an `InternalError` on its way out, in case the engine swallows it."""
 
     def __init__(self, violations: list[InternalError]) -> None:

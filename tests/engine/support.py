@@ -212,6 +212,8 @@ class Lab:
 
     #: How the engine reaches the executor: here in the same process.
     connect: ClassVar[Callable[[Executor], Executor]] = staticmethod(lambda executor: executor)
+    #: What computes.
+    Scripted: ClassVar[type[ScriptedExecutor]] = ScriptedExecutor
     #: Makes what is stepped, from the options of its executor: here one engine.
     make_engine: ClassVar[Callable[[Lab, EngineConfig, dict[str, Any]], Engine]] = staticmethod(
         lambda lab, config, options: lab.make_one(config)
@@ -228,7 +230,7 @@ class Lab:
     ) -> None:
         limits = {name: options.pop(name) for name in list(options) if name in _CONFIG}
         self.clock = FakeClock()
-        self.executor = ScriptedExecutor(clock=self.clock, **options)  # type: ignore[arg-type]
+        self.executor = self.Scripted(clock=self.clock, **options)  # type: ignore[arg-type]
         self.pool = FakeControllerPool(self.clock)
         self.pools = [self.pool] if pools is None else pools
         if composed:

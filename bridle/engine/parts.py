@@ -1,0 +1,68 @@
+"""Makes the parts of an engine from its settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bridle.config import PARKED_SHARE, EngineConfig
+from bridle.engine.adapter_rotation import AdapterRotation
+from bridle.engine.batching import Batching
+from bridle.engine.block_manager import BlockManager
+from bridle.engine.draft_model import ModelDrafter
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.media_turns import MediaTurns
+from bridle.engine.scheduler import Scheduler
+from bridle.engine.speculation import Speculation
+from bridle.engine.waiting import PromptGate
+
+
+def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
+    """How many blocks may be parked at most."""
+    if config.park_memory is None or (config.park_memory and not info.block_bytes):
+        return int(info.num_blocks * PARKED_SHARE)
+    return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
+def make_speculation(
+    info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
+) -> Speculation:
+    """What drafts, with the draft model if there is one."""
+    drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
+    timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
+    return Speculation(config.speculate, drafter, info.vocab_size, timer)
+
+
+def make_scheduler(
+    info: ExecutorInfo,
+    config: EngineConfig,
+    batching: Batching,
+    clock: Callable[[], float],
+    rotation: AdapterRotation,
+    media: MediaTurns,
+    speculation: Speculation,
+) -> Scheduler:
+    """The scheduler, with the KV blocks of the backend."""
+    caching = config.enable_prefix_caching and info.kv == "paged"
+    blocks = BlockManager(
+        info.num_blocks,
+        info.block_size,
+        enable_prefix_caching=caching,
+        model=info.model,
+        max_parked=max_parked_blocks(info, config),
+        park_seconds=config.park_seconds,
+    )
+    return Scheduler(
+        blocks,
+        batching.max_step_tokens,
+        batching.max_batch_size,
+        kv=info.kv,
+        clock=clock,
+        max_batch_prefill_tokens=batching.max_batch_prefill_tokens,
+        chunked_prefill=batching.chunked_prefill,
+        gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
+        priority_seconds=config.priority_seconds,
+        rotation=rotation,
+        speculation=speculation,
+        media=media,
+    )
