@@ -66,6 +66,11 @@ class PagedAttention:
         """Whether the native kernels may compute whole layers: not where another attention was asked for."""
         return self.step is not None and self.kernel.name == "native"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention is for CPUs, or the oracle: then no other part of a layer has a kernel for GPUs either."""
+        return self.kernel.name in ("cpu", "native", "reference")
+
     def __call__(
         self,
         module: nn.Module,

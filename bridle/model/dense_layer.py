@@ -9,7 +9,7 @@ any other make stay as they are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,12 @@ class DenseLayer(nn.Module):
         """Use the linear layers that are in place now: later replacements have no effect."""
         self._qkv, self._out = as_function(self.qkv), as_function(self.out)
         self._gate_up, self._down = as_function(self.gate_up), as_function(self.down)
+
+    @property
+    def products(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        """The linear layers that `bind` found: queries with keys and values, out, gates with what they let through,
+        down."""
+        return self._qkv, self._out, self._gate_up, self._down
 
     def forward(
         self,

@@ -25,6 +25,7 @@ from bridle.model.dense_layer import (
     table_names,
 )
 from bridle.model.forward_context import AttentionHandler, attention_handler
+from bridle.model.fused_step import FusedStep, try_fused_step
 from bridle.model.linear import as_function
 from bridle.model.native_step import try_native_step
 
@@ -49,6 +50,12 @@ class DenseModel:
             layer.table = self._tables.index(names[layer.layer_idx])
             layer.bind()
         self.native = try_native_step(self._layers)
+        self.fused: FusedStep | None = None
+        self._dtype: torch.dtype = body.norm.weight.dtype
+
+    def fuse(self, attention: PagedAttention) -> None:
+        """Compute steps in few launches from now on, where the device of `attention` can."""
+        self.fused = try_fused_step(self._layers, self._norm, attention, self._dtype)
 
     def __call__(
         self,
@@ -65,8 +72,10 @@ class DenseModel:
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
         turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
-        rows = self._advance(rows, turns, attend)
-        self.hidden = self._norm(rows.index_select(0, logits_rows))
+        if self.fused is not None and isinstance(attend, PagedAttention):
+            self.hidden = self.fused.advance(rows, turns, attend).index_select(0, logits_rows)
+        else:
+            self.hidden = self._norm(self._advance(rows, turns, attend).index_select(0, logits_rows))
         return self._scaled(self._head(self.hidden))
 
     def _scaled(self, logits: Tensor) -> Tensor:

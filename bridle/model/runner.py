@@ -27,6 +27,8 @@ class ModelRunner:
         self.model = model
         self.attention = attention
         self._short = try_lower_model(model)
+        if self._short is not None:
+            self._short.fuse(attention)
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)

@@ -20,6 +20,7 @@ from bridle.model import dense_layer, dense_model, guards
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.executor import LocalExecutor
+from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import discover_geometry
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kv_cache import KVCache
@@ -41,9 +42,9 @@ def _agree(want: torch.Tensor, have: torch.Tensor) -> bool:
 
 
 class Trial:
-    """The executor over a model that is on no device."""
+    """The executor over a model that is on no device, its layers fused or plain torch."""
 
-    def __init__(self, family: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, family: str, dtype: torch.dtype = torch.bfloat16, *, is_fused: bool = True) -> None:
         checkpoint = inspect_checkpoint(tiny.cached_checkpoint(family))
         settings = guards.read_config(checkpoint)
         model = read_model(checkpoint, settings, dtype, CPU)
@@ -55,6 +56,11 @@ class Trial:
             lower_model(model, geometry)
             cache = KVCache(geometry, 64, BLOCK, dtype, META)
             runner = ModelRunner(model, PagedAttention(cache, self.kernel))
+        short = runner._short
+        assert short is not None
+        self.fused = FusedStep(short._layers, short._norm, META)
+        if is_fused:
+            short.fused = self.fused
         info = ExecutorInfo(family, geometry.vocab_size, 200, 64, BLOCK)
         self.executor = LocalExecutor(info, runner, StandardSampler(), geometry.vocab_size, META)
         self._step = 0
@@ -73,7 +79,7 @@ class Trial:
     @contextmanager
     def traced(self) -> Iterator[DeviceTrace]:
         with traced() as trace:
-            self.kernel.__dict__["kernels"] = Counted(trace)
+            self.kernel.__dict__["kernels"] = self.fused.__dict__["kernels"] = Counted(trace)
             yield trace
 
 
@@ -95,13 +101,22 @@ def decoded(trial: Trial, num_seqs: int) -> DeviceTrace:
 # -- a step ------------------------------------------------------------------------------------------------------
 
 #: Launches of a decode step: of each layer, and around the layers.
-FORWARD = {"llama": (33, 16), "qwen3": (40, 19), "mistral": (33, 16), "gemma2": (68, 20)}
+FORWARD = {"llama": (10, 15), "qwen3": (10, 15), "mistral": (10, 15), "gemma2": (10, 19)}
+#: Without the kernels of lean layers.
+PLAIN = {"llama": (33, 16), "qwen3": (40, 19), "mistral": (33, 16), "gemma2": (68, 20)}
 
 
 @pytest.mark.parametrize("family", sorted(FORWARD))
 def test_a_decode_step_is_one_upload_and_no_wait(family: str) -> None:
     trial = Trial(family)
     per_layer, fixed = FORWARD[family]
+    decoded(trial, 5).check(launches=per_layer * trial.num_layers + fixed, quick=1)
+
+
+@pytest.mark.parametrize("family", sorted(PLAIN))
+def test_a_decode_step_in_plain_torch_is_one_upload_and_no_wait(family: str) -> None:
+    trial = Trial(family, is_fused=False)
+    per_layer, fixed = PLAIN[family]
     decoded(trial, 5).check(launches=per_layer * trial.num_layers + fixed, quick=1)
 
 
@@ -185,5 +200,5 @@ def test_what_is_slow_is_found_and_named() -> None:
 
 def test_a_line_that_asks_for_too_much_is_named() -> None:
     trial = Trial("llama")
-    with pytest.raises(AssertionError, match=r"\d+ mm +bridle/model/dense_layer\.py:\d+"):
+    with pytest.raises(AssertionError, match=r"\d+ mm +bridle/model/fused_step\.py:\d+"):
         decoded(trial, 2).check(launches=0)

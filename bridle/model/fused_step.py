@@ -1,0 +1,228 @@
+"""Computes the lean layers of a dense model on CUDA with few launches: what lies between matrix products and attention
+is one Triton kernel each, that is ten launches a layer with those of paged attention.
+
+The lean layers compute the same in torch. They are the reference of a trial while loading, with the model's own
+weights, and what remains where Triton is missing or the trial fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from bridle.engine.plan import PlanRow
+from bridle.lora.adapter_kernel import missing_for_triton
+from bridle.lora.fused import Machine
+from bridle.model.attention import PagedAttention
+from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh, is_close
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kv_cache import KVCache
+from bridle.model.mirror import Mirror
+from bridle.model.packing import pack_step
+
+_log = logging.getLogger(__name__)
+
+#: The longest row that one program holds in registers, and the widest head.
+MAX_ROW, MAX_DIM = 1 << 14, 256
+#: Numbers of heads, and of gates, that one program takes.
+HEAD_NUMBERS, GATE_NUMBERS = 1024, 1024
+#: Numbers of a row for each warp of a program.
+_WARP_NUMBERS, _MAX_WARPS = 512, 16
+_TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
+
+
+class FusedStep:
+    """The layers of one model, and the norm behind them."""
+
+    def __init__(self, layers: Sequence[DenseLayer], norm: Norm, device: torch.device) -> None:
+        self._layers = layers
+        self._norms = [layer.norm for layer in layers[1:]] + [norm]  # what follows each layer
+        self._machine = Machine(device)
+
+    @cached_property
+    def kernels(self) -> Any:
+        """Takes a moment, and Triton."""
+        from bridle.model.kernels import layer_kernels
+
+        return layer_kernels
+
+    def advance(self, rows: Tensor, turns: Sequence[Rotation], attend: PagedAttention) -> Tensor:
+        """[T, hidden] -> [T, hidden], with the norm behind the layers; keys and values go to the cache."""
+        with self._machine.chosen():
+            normed = self.add(rows, None, 1.0, None, self._layers[0].norm)[1]
+            for layer, following in zip(self._layers, self._norms, strict=True):
+                qkv, out, gate_up, down = layer.products
+                query = self.turn(layer, qkv(normed), turns[layer.table], attend)
+                attended = attend.kernel.attend(query, attend.cache.layers[layer.layer_idx], layer.options)
+                part = out(attended.view(rows.shape[0], -1))
+                rows, normed = self.add(rows, part, layer.share, layer.last_norm, layer.mlp_norm)
+                part = down(self.gate(layer, gate_up(normed)))
+                rows, normed = self.add(rows, part, layer.share, layer.mlp_last_norm, following)
+        return normed
+
+    def add(
+        self, rows: Tensor, added: Tensor | None, share: float, added_norm: Norm | None, norm: Norm | None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows [T, hidden] with what is added, and those normed; each the rows themselves where there is none."""
+        if added is None and norm is None:
+            return rows, rows
+        out = rows if added is None else torch.empty_like(rows)
+        normed = out if norm is None else torch.empty_like(rows)
+        size = rows.shape[1]
+        block = _power(size)
+        self.kernels.add_and_norm[(rows.shape[0],)](
+            rows,
+            rows if added is None else added,
+            rows if added_norm is None else added_norm.weight,
+            rows if norm is None else norm.weight,
+            out,
+            normed,
+            share,
+            0.0 if added_norm is None else added_norm.eps,
+            0.0 if norm is None else norm.eps,
+            size=size,
+            block=block,
+            is_added=added is not None,
+            has_added_norm=added_norm is not None,
+            has_norm=norm is not None,
+            num_warps=warps_for(block),
+        )
+        return out, normed
+
+    def turn(self, layer: DenseLayer, mixed: Tensor, turn: Rotation, attend: PagedAttention) -> Tensor:
+        """Products [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]; keys and values go to the cache."""
+        assert attend.step is not None
+        cache, head_norm = attend.cache.layers[layer.layer_idx], layer.head_norm
+        query = mixed.new_empty(mixed.shape[0], layer.num_heads, layer.head_dim)
+        block_dim = _power(layer.head_dim)
+        block_heads = max(1, HEAD_NUMBERS // block_dim)
+        num_groups = -(-(layer.num_heads + 2 * layer.num_kv_heads) // block_heads)
+        self.kernels.turn_and_store[(mixed.shape[0], num_groups)](
+            mixed,
+            mixed if head_norm is None else head_norm.weight,
+            *turn,
+            attend.step.slots,
+            query,
+            cache.keys,
+            cache.values,
+            0.0 if head_norm is None else head_norm.eps,
+            num_heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads,
+            dim=layer.head_dim,
+            block_heads=block_heads,
+            block_dim=block_dim,
+            has_norm=head_norm is not None,
+            is_norm_of_all=isinstance(head_norm, HeadNorm) and head_norm.is_of_all,
+            is_rotated=layer.is_rotated,
+            num_warps=4,
+        )
+        return query
+
+    def gate(self, layer: DenseLayer, mixed: Tensor) -> Tensor:
+        """[T, 2 * gates] -> [T, gates]"""
+        out = mixed.new_empty(mixed.shape[0], layer.num_gates)
+        self.kernels.gate[(mixed.shape[0], -(-layer.num_gates // GATE_NUMBERS))](
+            mixed, out, size=layer.num_gates, block=GATE_NUMBERS, is_gelu=layer.act is gelu_tanh, num_warps=4
+        )
+        return out
+
+
+def try_fused_step(
+    layers: Sequence[DenseLayer], norm: Norm, attention: PagedAttention, dtype: torch.dtype
+) -> FusedStep | None:
+    """The layers in few launches, over rows of `dtype`; None where that cannot be, or is not right. Unless this is a
+    CPU, the log says why."""
+    device = attention.cache.device
+    missing = missing_for_triton(device)
+    if attention.is_plain or (missing is not None and device.type == "cpu"):
+        return None
+    problem = _missing(layers, attention, missing) or _find_problem(layers, norm, device, dtype)
+    if problem is None:
+        return FusedStep(layers, norm, device)
+    _log.warning("layers on %s are plain torch between products and attention: %s", device, problem)
+    return None
+
+
+def warps_for(block: int) -> int:
+    """Of a program that holds a row of so many numbers."""
+    return min(max(block // _WARP_NUMBERS, 1), _MAX_WARPS)
+
+
+def _power(size: int) -> int:
+    """The power of two that holds so many numbers, at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: str | None) -> str | None:
+    """What the kernels lack here, or cannot do."""
+    if missing is not None:
+        return f"the fused kernels need {missing}"
+    for layer in layers:
+        if not attention.cache.layers[layer.layer_idx].keys.dtype.is_floating_point:
+            return "the fused kernels store keys and values in floating point"
+        if layer.act not in (silu, gelu_tanh):
+            return "the fused kernels have no such activation"
+        if layer.head_dim > MAX_DIM or layer.down.out_features > MAX_ROW:
+            return f"the fused kernels take heads up to {MAX_DIM} and rows up to {MAX_ROW} wide"
+    return None
+
+
+def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with the kernels, for layers like these, if anything is. One layer of each kind is tried."""
+    for layer in {_kind(layer): layer for layer in layers}.values():
+        try:
+            is_right = _gives_the_same(layer, norm, device, dtype)
+        except torch.OutOfMemoryError:
+            raise  # that may pass
+        except Exception as failure:  # a compiler, its cache, a driver
+            return f"the fused kernels fail: {type(failure).__name__}: {failure}"
+        if not is_right:
+            return f"the fused kernels differ in layer {layer.layer_idx}"
+    return None
+
+
+def _kind(layer: DenseLayer) -> tuple[Any, ...]:
+    """What the kernels are compiled for."""
+    norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm)
+    sizes = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates)
+    return (*sizes, layer.act, layer.is_rotated, *(None if norm is None else norm.weight.dtype for norm in norms))
+
+
+@torch.inference_mode()
+def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: torch.dtype) -> bool:
+    """One layer both ways, over attention in plain torch: rows, and what is in the cache."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(_TRIAL_TOKENS, layer.down.out_features, generator=generator).to(device, dtype)
+    angles = torch.rand(_TRIAL_TOKENS, 1, layer.head_dim // 2, generator=generator) * 6.0
+    cos, sin = (torch.cat(pair, -1).to(device, dtype) for pair in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
+    turns = [(cos, sin)] * (layer.table + 1)
+    shape = LayerGeometry(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.head_dim)
+    ways = []
+    for is_fused in (False, True):
+        cache = KVCache(Geometry({layer.layer_idx: shape}, 1), 3, _TRIAL_PAGE, dtype, device)
+        cache.clear(3)
+        attend = _attention_over(cache)
+        if is_fused:
+            out = FusedStep([layer], norm, device).advance(rows, turns, attend)
+        else:
+            out = norm(layer.advance(rows, turns[0], attend))
+        ways.append((out, *cache.layers[layer.layer_idx].parts))
+    return all(is_close(want, have) for want, have in zip(*ways, strict=True))
+
+
+def _attention_over(cache: KVCache) -> PagedAttention:
+    """A step of one sequence whose blocks are scattered."""
+    mirror = Mirror()
+    mirror.tokens = [0] * _TRIAL_TOKENS
+    mirror.add_blocks((2, 0))
+    attention = PagedAttention(cache, CpuKernel())
+    attention.step = pack_step([PlanRow(0, 0, _TRIAL_TOKENS)], [mirror], _TRIAL_PAGE, cache.device)
+    attention.kernel.begin(attention.step)
+    return attention

@@ -1,0 +1,158 @@
+"""The three Triton kernels of a lean layer between its products and attention; `fused_step` says when they are used.
+Importing this needs Triton.
+
+Rows [T, n] are contiguous. Numbers are float32 between reading and writing, and rounded once, as they are written. One
+program computes a row, or a part of one, from that row alone: its bits do not depend on the rows beside it. Nothing
+is read that the same kernel writes, so it does not matter in which order threads come to it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _inverse_rms(squares: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.tensor:
+    """Of the sum of the squares of `size` numbers."""
+    return 1.0 / tl.sqrt(squares / size + eps)
+
+
+@triton.jit
+def add_and_norm(
+    rows: tl.tensor,  # [T, n]
+    added: tl.tensor,  # [T, n]
+    added_weight: tl.tensor,  # [n]
+    weight: tl.tensor,  # [n]
+    out: tl.tensor,  # [T, n] rows + share * norm(added)
+    normed: tl.tensor,  # [T, n] norm(out)
+    share: tl.tensor,
+    added_eps: tl.tensor,
+    eps: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+    is_added: tl.constexpr,
+    has_added_norm: tl.constexpr,
+    has_norm: tl.constexpr,
+) -> None:
+    """What a part of a layer gave, added to the rows, and the norm before the next part. Programs: tokens."""
+    number = tl.arange(0, block)
+    is_number = number < size
+    at = tl.program_id(0).to(tl.int64) * size + number
+    row = tl.load(rows + at, is_number, 0.0).to(tl.float32)
+    if is_added:
+        more = tl.load(added + at, is_number, 0.0).to(tl.float32)
+        if has_added_norm:
+            more *= _inverse_rms(tl.sum(more * more, 0), size, added_eps)
+            more *= tl.load(added_weight + number, is_number, 0.0).to(tl.float32)
+        rounded = (row + more * share).to(out.dtype.element_ty)
+        tl.store(out + at, rounded, is_number)
+        row = rounded.to(tl.float32)
+    if has_norm:
+        row *= _inverse_rms(tl.sum(row * row, 0), size, eps)
+        row *= tl.load(weight + number, is_number, 0.0).to(tl.float32)
+        tl.store(normed + at, row.to(normed.dtype.element_ty), is_number)
+
+
+@triton.jit
+def _squares(
+    heads: tl.tensor,  # [heads, D] of one token, from its first query or key head on
+    count: tl.constexpr,
+    dim: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_dim: tl.constexpr,
+) -> tl.tensor:
+    """The sum of the squares of `count` heads."""
+    number = tl.arange(0, block_dim)
+    sums = tl.zeros((block_heads, block_dim), tl.float32)
+    for first in range(0, count, block_heads):
+        head = first + tl.arange(0, block_heads)
+        at = heads + head[:, None] * dim + number[None, :]
+        part = tl.load(at, (head < count)[:, None] & (number < dim)[None, :], 0.0).to(tl.float32)
+        sums += part * part
+    return tl.sum(tl.sum(sums, 1), 0)
+
+
+@triton.jit
+def turn_and_store(
+    mixed: tl.tensor,  # [T, Hq + 2 Hkv, D]
+    weight: tl.tensor,  # [Hq + Hkv, D]
+    cos: tl.tensor,  # [T, D]
+    sin: tl.tensor,  # [T, D], the first half negated
+    slots: tl.tensor,  # [T]
+    query: tl.tensor,  # [T, Hq, D]
+    keys: tl.tensor,  # [slots, Hkv, D]
+    values: tl.tensor,  # [slots, Hkv, D]
+    eps: tl.tensor,
+    num_heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    dim: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_dim: tl.constexpr,
+    has_norm: tl.constexpr,
+    is_norm_of_all: tl.constexpr,
+    is_rotated: tl.constexpr,
+) -> None:
+    """Norm and rotation of query and key heads; keys and values go to their slot. Programs: tokens, groups of heads."""
+    token = tl.program_id(0).to(tl.int64)
+    mine = mixed + token * ((num_heads + 2 * kv_heads) * dim)
+    head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
+    number = tl.arange(0, block_dim)
+    is_turned = (head < num_heads + kv_heads)[:, None] & (number < dim)[None, :]
+    is_value = (head >= num_heads + kv_heads) & (head < num_heads + 2 * kv_heads)
+    is_number = is_turned | (is_value[:, None] & (number < dim)[None, :])
+    at = head[:, None] * dim + number[None, :]
+    loaded = tl.load(mine + at, is_number, 0.0)
+    wide = loaded.to(tl.float32)
+    inverse = tl.full((block_heads,), 1.0, tl.float32)
+    if is_norm_of_all:
+        of_queries = _squares(mine, num_heads, dim, block_heads, block_dim)
+        of_keys = _squares(mine + num_heads * dim, kv_heads, dim, block_heads, block_dim)
+        of_queries = _inverse_rms(of_queries, num_heads * dim, eps)
+        inverse = tl.where(head < num_heads, of_queries, _inverse_rms(of_keys, kv_heads * dim, eps))
+    elif has_norm:
+        inverse = _inverse_rms(tl.sum(wide * wide, 1), dim, eps)
+    turned = wide * inverse[:, None]
+    if has_norm:
+        turned *= tl.load(weight + at, is_turned, 0.0).to(tl.float32)
+    if is_rotated:
+        other = head[:, None] * dim + ((number + dim // 2) % dim)[None, :]
+        partner = tl.load(mine + other, is_turned, 0.0).to(tl.float32) * inverse[:, None]
+        if has_norm:
+            partner *= tl.load(weight + other, is_turned, 0.0).to(tl.float32)
+        angle = token * dim + number
+        turned *= tl.load(cos + angle, number < dim, 0.0).to(tl.float32)[None, :]
+        turned += partner * tl.load(sin + angle, number < dim, 0.0).to(tl.float32)[None, :]
+    tl.store(
+        query + token * (num_heads * dim) + at,
+        turned.to(query.dtype.element_ty),
+        is_turned & (head < num_heads)[:, None],
+    )
+    slot = tl.load(slots + token) * (kv_heads * dim)
+    to_key = keys + slot + at - num_heads * dim
+    tl.store(to_key, turned.to(keys.dtype.element_ty), is_turned & (head >= num_heads)[:, None])
+    to_value = values + slot + at - (num_heads + kv_heads) * dim
+    tl.store(to_value, loaded.to(values.dtype.element_ty), is_value[:, None] & (number < dim)[None, :])
+
+
+@triton.jit
+def gate(
+    mixed: tl.tensor,  # [T, 2 n]: gates, then what they let through
+    out: tl.tensor,  # [T, n]
+    size: tl.constexpr,
+    block: tl.constexpr,
+    is_gelu: tl.constexpr,
+) -> None:
+    """SiLU, or GELU by tanh, of the first half times the second. Programs: tokens, blocks of columns."""
+    token = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1) * block + tl.arange(0, block)
+    is_number = number < size
+    at = mixed + token * (2 * size) + number
+    opened = tl.load(at, is_number, 0.0).to(tl.float32)
+    through = tl.load(at + size, is_number, 0.0).to(tl.float32)
+    inner = opened
+    if is_gelu:  # 0.5 + 0.5 tanh(z) is the logistic function of 2 z; 1.5957... is 2 sqrt(2 / pi)
+        inner = 1.5957691216057308 * (opened + 0.044715 * opened * opened * opened)
+    small = tl.exp(-tl.abs(inner))  # no large numbers
+    share = tl.where(inner < 0, small, 1.0) / (1.0 + small)
+    tl.store(out + token * size + number, (opened * share * through).to(out.dtype.element_ty), is_number)
