@@ -60,7 +60,7 @@ controllers: $(STAMP)-controllers ## rebuild the standard controllers and compar
 	@$(PY) -m lab.controllers.rebuild $(ARGS)
 
 kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--write ships them)
-	@$(PY) -m bridle.native.rebuild $(ARGS)
+	@$(PY) -m lab.native.rebuild $(ARGS)
 
 # Without scripts of packages: what is fetched is what the lock file has the hashes of, and none of it runs on installing.
 web: ## build the playground from web/ (needs Node; ARGS=--check compares)

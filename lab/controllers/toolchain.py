@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bridle.controllers.standard import FOLDER
 from bridle.errors import InvalidRequest
-from bridle.native.zig import ZIG, run, zig_cc
+from lab.native.zig import ZIG, run, zig_cc
 
 __all__ = ["INCLUDE", "SMALL", "ZIG", "download", "run", "zig_cc"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridle.native.targets import SOURCES, TARGETS
-from bridle.native.zig import zig_cc
+from lab.native.zig import zig_cc
 from tests.leftovers import kept_folder
 from tests.native.test_sanitized import PROGRAM
 

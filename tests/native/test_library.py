@@ -118,7 +118,7 @@ def test_packed_layers_keep_their_weight() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_sources_give_the_shipped_bytes(target: object) -> None:
-    from bridle.native.rebuild import build
+    from lab.native.rebuild import build
 
     target = next(one for one in TARGETS if one is target)
     assert build(replace(target)) == target.path.read_bytes()

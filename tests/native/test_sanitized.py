@@ -12,7 +12,7 @@ import pytest
 from bridle.native.features import cpu_features
 from bridle.native.library import fitting
 from bridle.native.targets import SOURCES, Target
-from bridle.native.zig import zig_cc
+from lab.native.zig import zig_cc
 
 TARGETS = list(fitting(platform.system(), platform.machine(), cpu_features()))
 PROGRAM = Path(__file__).with_name("sanitized.c")

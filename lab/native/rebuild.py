@@ -18,7 +18,7 @@ import msgspec
 
 from bridle.errors import BridleError, InvalidRequest
 from bridle.native.targets import MANIFEST, OBJECTS, SOURCES, TARGETS, Target
-from bridle.native.zig import ZIG, zig_cc
+from lab.native.zig import ZIG, zig_cc
 
 #: Products and sums are never contracted into one rounding unless the source says so.
 FLAGS = (

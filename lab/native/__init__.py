@@ -1,0 +1,1 @@
+"""What the native kernels in the package are built with: `make kernels`."""
