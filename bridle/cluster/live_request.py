@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bridle.cluster.controller_forms import is_repeatable
+from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
 from bridle.engine.request import Request
-from bridle.errors import ControllerError, InternalError
-from bridle.outputs import BY_ITSELF, Event, Finished, Log, PromptEvent, Resuming, Rewind, Stored, TokenEvent, Traced
+from bridle.errors import BridleError, ControllerError, InternalError
+from bridle.outputs import (
+    BY_ITSELF,
+    Event,
+    Finished,
+    FinishReason,
+    Log,
+    PromptEvent,
+    Resuming,
+    Rewind,
+    Stored,
+    TokenEvent,
+    Traced,
+)
+
+#: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
+#: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
+MAX_LOSSES = 10
 
 
 @dataclass(slots=True)
@@ -68,6 +85,27 @@ class LiveRequest:
         """Indices of the outputs that are not over, as far as the client knows."""
         sent = self.sent or {0: []}
         return [index for index, events in sent.items() if not (events and isinstance(events[-1], Finished))]
+
+    @property
+    def remaining(self) -> Request:
+        """The request as another replica is to go on with it."""
+        tokens = self.tokens
+        return replace(self.request, generated=tokens) if tokens else self.request
+
+    def tell(self, events: list[Event]) -> None:
+        """Pass events on to the client."""
+        self.stream.put(events)
+        wake_all([self.stream])
+
+    def tell_resuming(self) -> None:
+        """Tell a client that asked for it that its outputs wait for another replica."""
+        if self.request.tell_resuming:
+            self.tell([Resuming(self.request.id, index) for index in self.open_outputs])
+
+    def end(self, reason: FinishReason, error: BridleError | None = None) -> None:
+        """End all outputs that are not over; one at least, since the client waits for an end."""
+        *_, last = outputs = [*self.open_outputs] or [0]
+        self.tell([Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
 
     def begin_again(self) -> None:
         """Reset the counters, because the request is sent to a replica anew."""

@@ -12,14 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.faults import unpack_error
-from bridle.cluster.live_request import LiveRequest
+from bridle.cluster.live_request import MAX_LOSSES, LiveRequest
 from bridle.cluster.parked_homes import ParkedHomes
-from bridle.cluster.prefix_router import AWAY, PrefixRouter, Router
+from bridle.cluster.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
 from bridle.cluster.replica_adapters import ReplicaAdapters
 from bridle.cluster.replica_link import MakeLink, ReplicaConnection, ReplicaLink
@@ -54,16 +53,10 @@ from bridle.errors import (
     Overloaded,
     ShardUnavailable,
 )
-from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Resuming
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 from bridle.tools import ToolDesk
 
 _log = logging.getLogger(__name__)
-
-#: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
-#: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
-_MAX_LOSSES = 10
-#: The load of a running request in tokens, beside the tokens of its prompt that are still to be computed.
-_RUNNING_TOKENS = 32
 
 
 class ReplicaSet:
@@ -205,19 +198,17 @@ class ReplicaSet:
     def _place(self, live: LiveRequest) -> None:
         """Send a request to a replica, if one is there. With the lock held."""
         assert self._router is not None
-        tokens = live.tokens
-        prompt = (*live.request.prompt, *tokens)
+        prompt = (*live.request.prompt, *live.tokens)
         assert self._homes is not None
         choice = self._homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
         choice = choice or self._router.choose(prompt, _salt(live.request), self._loads)
         if choice is None:
             return
-        request = replace(live.request, generated=tokens) if tokens else live.request
         live.begin_again()
         self._calls.begin_again(live.request.id)
-        live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + _RUNNING_TOKENS
+        live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + RUNNING_TOKENS
         self._loads[live.replica] += live.load
-        self._links[live.replica].send(pack_request(request))
+        self._links[live.replica].send(pack_request(live.remaining))
 
     def _leave(self, live: LiveRequest) -> None:
         """Take the request and its load off its replica."""
@@ -298,15 +289,14 @@ class ReplicaSet:
                 if live.is_cancelled:
                     self._end(live, FinishReason.CANCELLED, None)
                     continue
-                if live.num_losses >= _MAX_LOSSES:
+                if live.num_losses >= MAX_LOSSES:
                     message = f"the request lost {live.num_losses} replicas, the last: {reason}"
                     self._end(live, FinishReason.ERROR, ShardUnavailable(message))
                     continue
                 if (error := self._calls.begin_again(live.request.id)) is not None:
                     self._end(live, FinishReason.ERROR, error)
                     continue
-                if live.request.tell_resuming:
-                    self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
+                live.tell_resuming()
                 self._place(live)
 
     def note_absent(self, number: int) -> None:
@@ -349,8 +339,8 @@ class ReplicaSet:
     def _note_prompt(self, live: LiveRequest) -> None:
         """The prompt is computed: take its tokens off the load of the replica."""
         if live.replica is not None:
-            self._loads[live.replica] -= live.load - _RUNNING_TOKENS
-            live.load = _RUNNING_TOKENS
+            self._loads[live.replica] -= live.load - RUNNING_TOKENS
+            live.load = RUNNING_TOKENS
 
     def _note_parked(self, number: int, live: LiveRequest) -> None:
         """Remember where the conversation of a request that is over is parked."""
@@ -365,15 +355,9 @@ class ReplicaSet:
             self._forget(live)
 
     def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
-        """End all outputs of the request that are not over."""
-        *_, last = outputs = live.open_outputs
-        finished = [Finished(live.request.id, index, reason, error=error, is_last=index == last) for index in outputs]
-        self._put(live, list(finished))
+        """End all outputs of the request that are not over, and the request."""
+        live.end(reason, error)
         self._forget(live)
-
-    def _put(self, live: LiveRequest, events: list[Event]) -> None:
-        live.stream.put(events)
-        wake_all([live.stream])
 
     def _forget(self, live: LiveRequest) -> None:
         self._leave(live)

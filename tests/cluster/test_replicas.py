@@ -13,9 +13,9 @@ import pytest
 
 from bridle.cluster import replica_messages, replicas
 from bridle.cluster.live_request import LiveRequest
-from bridle.cluster.prefix_router import PrefixChoice, PrefixRouter
+from bridle.cluster.prefix_router import RUNNING_TOKENS, PrefixChoice, PrefixRouter
 from bridle.cluster.replica_messages import WireEvent
-from bridle.cluster.replicas import _RUNNING_TOKENS, ReplicaSet
+from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig
 from bridle.constraints import Regex
 from bridle.engine import AsyncEngine, Engine, Request
@@ -92,7 +92,7 @@ def test_a_replicas_load_is_what_it_has_to_compute() -> None:
             made.client.submit(make_request(prompt[:length], max_tokens=2))
         gate.is_open.set()
     steps = [after[0] - before[0] for before, after in pairwise(loads)]
-    assert steps == [30 + _RUNNING_TOKENS, 2 + _RUNNING_TOKENS]  # 28 tokens are whole blocks of 4
+    assert steps == [30 + RUNNING_TOKENS, 2 + RUNNING_TOKENS]  # 28 tokens are whole blocks of 4
 
 
 class Gate:
@@ -159,7 +159,7 @@ def test_without_replicas_requests_wait_and_deadlines_pass() -> None:
 
 
 def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.cluster.replicas._MAX_LOSSES", 1)
+    monkeypatch.setattr("bridle.cluster.replicas.MAX_LOSSES", 1)
     gate = Gate(2)
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=9))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.cluster.prefix_router import RUNNING_TOKENS
 from bridle.deploy.ray import RaySettings, build_app
 from bridle.deploy.ray.adapters import FarAdapters
-from bridle.deploy.ray.affinity import RUNNING_TOKENS, Places
+from bridle.deploy.ray.affinity import Places
 from bridle.deploy.ray.autoscaling import QueuedTokens
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.errors import InvalidRequest, UnsupportedFeature

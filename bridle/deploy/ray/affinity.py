@@ -11,14 +11,12 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bridle.cluster.prefix_router import AWAY, PrefixRouter
+from bridle.cluster.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter
 
 Engine = TypeVar("Engine", bound=Hashable)
 
 #: The number of adapters whose engines are remembered.
 _MAX_ADAPTERS = 4096
-#: The load of a running request in tokens, beside the tokens of its prompt that are still to be computed.
-RUNNING_TOKENS = 32
 _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from bridle.cluster.faults import unpack_error
-from bridle.cluster.live_request import LiveRequest
+from bridle.cluster.live_request import MAX_LOSSES, LiveRequest
 from bridle.cluster.replica_messages import (
     Beat,
     Broken,
@@ -33,7 +33,6 @@ from bridle.cluster.replica_messages import (
 from bridle.cluster.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.config import EngineConfig
 from bridle.deploy.ray.tools import FrontCalls
-from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
 from bridle.engine.intake import Intake
 from bridle.engine.interfaces import ExecutorInfo
@@ -49,7 +48,7 @@ from bridle.errors import (
     ProtocolError,
     ShardUnavailable,
 )
-from bridle.outputs import Event, Finished, FinishReason, Resuming
+from bridle.outputs import Finished, FinishReason
 from bridle.tools import ToolDesk
 
 _log = logging.getLogger(__name__)
@@ -57,8 +56,6 @@ _log = logging.getLogger(__name__)
 #: How often engines are asked for a sign of life, and how long an answer may take, both in seconds.
 _LOOK_SECONDS, _LOOK_TIMEOUT = 1.0, 3.0
 _LOOKS_PER_GREETING = 10
-#: A request ends after this many engines were lost under it without progress in between.
-_MAX_LOSSES = 10
 #: A pause before a request is sent again, in seconds.
 _PAUSE_SECONDS = 0.1
 
@@ -152,14 +149,14 @@ class ClusterClient:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                 await self._see_through(live)
         except TimeoutError:
-            self._end(live, FinishReason.DEADLINE, DeadlineExceeded("the request's deadline passed"))
+            live.end(FinishReason.DEADLINE, DeadlineExceeded("the request's deadline passed"))
         except asyncio.CancelledError:
-            self._end(live, FinishReason.CANCELLED, None)
+            live.end(FinishReason.CANCELLED)
         except BridleError as error:
-            self._end(live, FinishReason.ERROR, error)
+            live.end(FinishReason.ERROR, error)
         except Exception as error:
             _log.exception("a request failed")
-            self._end(live, FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
+            live.end(FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
         finally:
             del self._live[live.request.id]
             self._calls.forget(live.request.id)
@@ -204,32 +201,22 @@ class ClusterClient:
         fresh = [event for event in map(unpack_event, message.events) if live.is_news(event)]
         if not fresh:
             return False
-        self._put(live, fresh)
+        live.tell(fresh)
         return isinstance(fresh[-1], Finished) and fresh[-1].is_last
 
     def _note_loss(self, live: LiveRequest, reason: str) -> None:
         self.num_losses += 1
         live.num_losses += 1
         _log.warning("request %s lost its engine: %s", live.request.id, reason)
-        if live.num_losses >= _MAX_LOSSES:
+        if live.num_losses >= MAX_LOSSES:
             raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
         if (error := self._calls.begin_again(live.request.id)) is not None:
             raise error
-        if live.request.tell_resuming:
-            self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
+        live.tell_resuming()
 
     async def _answer(self, address: str, message: ToolAnswered) -> None:
         """Send an engine the answer of a call."""
         await self._handle.answer.remote(encode(message), address)
-
-    def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
-        """End all outputs that are not over."""
-        *_, last = outputs = [*live.open_outputs] or [0]
-        self._put(live, [Finished(live.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
-
-    def _put(self, live: LiveRequest, events: list[Event]) -> None:
-        live.stream.put(events)
-        wake_all([live.stream])
 
     async def _look(self) -> None:
         """Ask all engines for a sign of life, again and again, and now and then one of them what it serves."""
@@ -261,9 +248,7 @@ class _Gone(Exception):
 
 def _packed(live: LiveRequest) -> bytes:
     """The request in its present state, with the seconds that are left of its deadline."""
-    request, tokens = live.request, live.tokens
-    if tokens:
-        request = replace(request, generated=tokens)
+    request = live.remaining
     if request.deadline is not None:
         request = replace(request, deadline=request.deadline - time.monotonic())
     return encode(pack_request(request))

@@ -17,6 +17,7 @@ from typing import Any
 from bridle.cluster.controller_forms import form_to_compile
 from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.faults import pack_error
+from bridle.cluster.prefix_router import RUNNING_TOKENS
 from bridle.cluster.replica_messages import (
     PROTOCOL,
     Broken,
@@ -32,7 +33,6 @@ from bridle.cluster.replica_messages import (
 from bridle.cluster.tool_messages import ToolAnswered, ToolMessage
 from bridle.controllers.free_part import compile_grammar
 from bridle.deploy.ray.adapters import register
-from bridle.deploy.ray.affinity import RUNNING_TOKENS
 from bridle.deploy.ray.autoscaling import BUSY_SHARE, QUEUED_TOKENS
 from bridle.deploy.ray.tools import EngineCalls
 from bridle.deploy.replica_process import ReplicaConfig, load_watched
