@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint, planned_checkpoint
-from bridle.bench.peers import BridlePeer, ContinuousPeer, GeneratePeer, Peer, Prompts, Run, load_transformers
+from bridle.bench.peers import (
+    BridlePeer,
+    ContinuousPeer,
+    GeneratePeer,
+    Peer,
+    Prompts,
+    Run,
+    load_transformers,
+    number_bits,
+)
 from bridle.bench.phases import Limits, Phases
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.bench.settings import Settings
@@ -29,7 +38,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BATCHES = (1, 16, 64)
-_NUM_PEERS = 4
 _HEADINGS = ("batch", "", "tok/s", "x", "x CPU", "decode/s", "x CPU", "roof", "same")
 _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
 
@@ -94,8 +102,13 @@ def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
         for batch in _batches(settings):
             num_tokens = 2 * sum(map(len, make_prompts(batch, checkpoint.vocab_size))) + batch * num_new
             run = limits.seconds(checkpoint, num_tokens, num_new + 1)
-            found[_part(checkpoint, batch)] = num_rounds * _NUM_PEERS * run
+            found[_part(checkpoint, batch)] = num_rounds * _num_peers() * run
     return found
+
+
+def _num_peers() -> int:
+    """Integers of 8 bits are for CPUs."""
+    return 4 if number_bits() == 32 else 3
 
 
 def _model_sizes(settings: Settings) -> tuple[str, ...]:
@@ -135,10 +148,9 @@ def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
         lambda: BridlePeer(checkpoint, num_threads=settings.threads),
         lambda: BridlePeer(checkpoint, num_threads=settings.threads, quantization="int8"),
     ]
-    assert len(makers) == _NUM_PEERS
     peers: list[Peer] = []
     try:
-        for make in makers:
+        for make in makers[: _num_peers()]:
             peers.append(make())
         yield peers
     finally:
@@ -238,7 +250,8 @@ def _roof(figure: Figure, checkpoint: Checkpoint, bandwidth: float) -> float:
     """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32
-    return figure.batch * bandwidth / (weights + checkpoint.token_bytes * context)
+    cache = checkpoint.token_bytes * context * number_bits() / 32
+    return figure.batch * bandwidth / (weights + cache)
 
 
 def _print_table(console: Console, checkpoint: Checkpoint, races: Sequence[Sequence[Figure]]) -> None:

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.roof import bench_device, wait_for_device
 from bridle.config import EngineConfig, ModelConfig, Quantization
+from bridle.engine.interfaces import Executor
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
+#: What a weight takes that is quantized while loading.
+_BITS = {"q4_0": 4, "int8": 8, "q8_0": 8, "fp8": 8}
 
 
 @dataclass(slots=True)
@@ -32,12 +36,14 @@ class Run:
 
 
 class Stopwatch:
-    """Clock and processor time since it was made."""
+    """Clock and processor time since it was made. A GPU has nothing to do when it starts, and is done when it stops."""
 
     def __init__(self) -> None:
+        wait_for_device()
         self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
 
     def stop(self, outputs: list[list[int]]) -> Run:
+        wait_for_device()
         return Run(outputs, time.perf_counter() - self._begin, time.process_time() - self._cpu_begin)
 
 
@@ -55,36 +61,17 @@ class Peer(Protocol):
         """Give the memory back."""
 
 
-class BridlePeer:
-    """Bridle's engine, driven directly: no service, no text. `file` is read in the checkpoint's place, by `backend`."""
+class EnginePeer:
+    """Bridle's engine over an executor, driven directly: no service, no text."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        quantization: Quantization = "none",
-        file: Path | None = None,
-        backend: Literal["torch", "llamacpp"] = "torch",
-        num_threads: int | None = None,
-        capacity: int = 1 << 14,
-        max_num_seqs: int | None = None,
+        self, executor: Executor, name: str = "bridle", bits: int = 32, max_num_seqs: int | None = None
     ) -> None:
-        from bridle.backends import load_executor
         from bridle.engine import Engine
 
-        self.name, self.bits = (
-            ("bridle", 32) if quantization == "none" else (f"bridle {quantization}", 4 if quantization == "q4_0" else 8)
-        )
-        config = ModelConfig(
-            model=str(file or checkpoint.path),
-            backend=backend,
-            quantization=quantization,
-            num_threads=num_threads,
-            kv_memory=capacity * checkpoint.token_bytes,
-        )
+        self.name, self.bits = name, bits
         # Prompts come back in later rounds: a prefix cache would win unfairly.
         settings = EngineConfig(enable_prefix_caching=False, max_num_seqs=max_num_seqs)
-        executor = load_executor(config)
         self._step_tokens = executor.info.max_num_batched_tokens
         self.engine = Engine(executor, settings)
         self._num_requests = 0
@@ -114,6 +101,14 @@ class BridlePeer:
             if self._step(self._outputs) == len(self._outputs):
                 runs.append(watch.stop([]))
         return runs
+
+    def advance_at_once(self, num_steps: int) -> Run:
+        """As `advance`, as one run: nobody waits for a GPU between its steps."""
+        watch = Stopwatch()
+        done = 0
+        while done < num_steps:
+            done += self._step(self._outputs) == len(self._outputs)
+        return watch.stop([])
 
     def finish(self) -> None:
         """Give up what `start` began."""
@@ -148,15 +143,44 @@ class BridlePeer:
         self.engine.close()
 
 
+class BridlePeer(EnginePeer):
+    """A checkpoint in bridle's engine. `file` is read in the checkpoint's place, by `backend`."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        quantization: Quantization = "none",
+        file: Path | None = None,
+        backend: Literal["torch", "llamacpp"] = "torch",
+        num_threads: int | None = None,
+        capacity: int = 1 << 14,
+        max_num_seqs: int | None = None,
+    ) -> None:
+        from bridle.backends import load_executor
+
+        name, bits = (
+            ("bridle", number_bits()) if quantization == "none" else (f"bridle {quantization}", _BITS[quantization])
+        )
+        config = ModelConfig(
+            model=str(file or checkpoint.path),
+            backend=backend,
+            quantization=quantization,
+            num_threads=num_threads,
+            kv_memory=capacity * checkpoint.token_bytes,
+        )
+        super().__init__(load_executor(config), name, bits, max_num_seqs)
+
+
 class GeneratePeer:
     """`model.generate` on the whole batch at once, prompts padded on the left, as its documentation
     advises."""
 
     name = "generate"
-    bits = 32
 
     def __init__(self, model: Any) -> None:
         self.model: Any = model
+        self.bits = 8 * model.dtype.itemsize
 
     def generate(self, prompts: Prompts, num_new: int) -> Run:
         import torch
@@ -167,8 +191,8 @@ class GeneratePeer:
         attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         with torch.inference_mode():
             output = self.model.generate(
-                input_ids=torch.tensor(padded),
-                attention_mask=torch.tensor(attended),
+                input_ids=torch.tensor(padded, device=self.model.device),
+                attention_mask=torch.tensor(attended, device=self.model.device),
                 generation_config=_greedy(num_new),
             )
         return watch.stop(output[:, width:].tolist())
@@ -181,12 +205,12 @@ class ContinuousPeer:
     """transformers' continuous batching, with its manager started before the clock."""
 
     name = "continuous"
-    bits = 32
 
     def __init__(self, model: Any, *, capacity: int = 1 << 14, max_batch_tokens: int = 512) -> None:
         from transformers import ContinuousBatchingConfig
 
         self.model: Any = model
+        self.bits = 8 * model.dtype.itemsize
         self._config = ContinuousBatchingConfig(
             page_size=32,
             num_blocks=capacity // 32,
@@ -218,11 +242,19 @@ class ContinuousPeer:
 
 
 def load_transformers(checkpoint: Checkpoint) -> Any:
-    """The model as transformers loads it: float32, its fastest attention on a CPU."""
+    """The model as transformers loads it, with the numbers that bridle takes where models compute: float32 on a CPU,
+    bfloat16 on a GPU."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    dtype = torch.float32 if number_bits() == 32 else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=dtype, attn_implementation="sdpa")
+    return model.to(bench_device()).eval()
+
+
+def number_bits() -> int:
+    """What a weight takes that is not quantized."""
+    return 32 if bench_device().type == "cpu" else 16
 
 
 def _greedy(num_new: int) -> Any:

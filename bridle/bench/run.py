@@ -26,6 +26,7 @@ BENCHMARKS = {
     "control": "what steering costs, next to no control",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
+    "gpu": "a GPU: decoding, prompts, control, adapters, beside `generate`, a loop without an engine, and its limits",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.

@@ -41,14 +41,15 @@ class BenchOptions:
     )
     parts: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     (
-        "For `cpu`: only the parts whose names contain this text; may be given several times. Names are like `0.5b "
-        "decode 8-bit 16x128` (sequences x context), `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, "
-        "`0.5b lmtp`."
+        "For `cpu` and `gpu`: only the parts whose names contain this text; may be given several times. Names of `gpu` "
+        "are `probe`, `0.6b`, `8b`, `control`, `lora`; those of `cpu` are like `0.5b decode 8-bit 16x128` (sequences x "
+        "context), `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`."
     )
     folder: Path | None = None
     (
         "For `cpu`: a folder in which models, files and the figures of each part are kept; a part whose figures are "
-        "there is not measured again, so a run that was broken off goes on. Default: nothing is kept."
+        "there is not measured again, so a run that was broken off goes on. For `gpu`: each figure is added to a file "
+        "there. Default: nothing is kept."
     )
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print one line of JSON with all figures, last."
@@ -81,9 +82,10 @@ def bench(
     """Measure a part of bridle on this machine. Without a NAME: list what can be measured.
 
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on models made
-    on the spot, with the share of the memory-bandwidth limit. `control`: what steering costs. `serve`: the HTTP server
-    under load, beside the offline engine. `overhead`: Python time of a step outside the model. From a checkout of
-    bridle there are more, some beside peers that have to be installed.
+    on the spot, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts, control and adapters on a GPU.
+    `control`: what steering costs. `serve`: the HTTP server under load, beside the offline engine. `overhead`: Python
+    time of a step outside the model. From a checkout of bridle there are more, some beside peers that have to be
+    installed.
 
     Parameters
     ----------

@@ -6,10 +6,12 @@ It works with any executor. What it leaves in the executor is reset.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from bridle.engine.interfaces import Executor, ExecutorInfo
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.sampling import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -27,6 +29,8 @@ _DEMANDING = SamplingParams(
 )
 #: On a CPU samplers work on few rows at a time, and slowly, so this many rows show what all need.
 _MAX_DEMANDING_ON_CPU = 8
+#: Alternatives that are told with each token of a prompt that is scored.
+_NUM_TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +109,34 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
     """Run a step that computes these chunks and draws a token after each, if the model generates; returns its
-    seconds."""
+    seconds. On a GPU, whose memory has to be known, all tokens of prompts are scored as well."""
     info = executor.info
+    is_gpu, generates = info.device.startswith("cuda"), info.task == "generate"
     rows, block = [], 0
     for seq_id, (start, length) in enumerate(chunks):
         blocks = tuple(range(block, block + _num_blocks((start, length), info)))
         tokens = (0,) * (start + length)
-        rows.append(PlanRow(seq_id, start, length, new_tokens=tokens, new_blocks=blocks, num_prompt=len(tokens)))
+        logits = length if is_gpu and generates else 1
+        rows.append(
+            PlanRow(seq_id, start, length, logits, new_tokens=tokens, new_blocks=blocks, num_prompt=len(tokens))
+        )
         block += len(blocks)
-    num_demanding = len(rows) if info.device.startswith("cuda") else _MAX_DEMANDING_ON_CPU
+    num_demanding = len(rows) if is_gpu else _MAX_DEMANDING_ON_CPU
     samples = [
-        SampleRow(row.seq_id, number, _DEMANDING if number < num_demanding else _GREEDY)
-        for number, row in enumerate(rows if info.task == "generate" else [])
+        SampleRow(row.seq_id, last - 1, _DEMANDING if number < num_demanding else _GREEDY)
+        for number, (row, last) in enumerate(_with_ends(rows) if generates else [])
+    ]
+    scores = [
+        ScoreRun(row.seq_id, last - row.num_logits, (0,) * row.num_logits, _NUM_TOP)
+        for row, last in _with_ends(rows)
+        if row.num_logits > 1
     ]
     began = time.perf_counter()
     executor.forward(StepPlan(step, rows))
-    executor.sample(SampleBatch(step, samples))
+    executor.sample(SampleBatch(step, samples, scores))
     return time.perf_counter() - began
+
+
+def _with_ends(rows: list[PlanRow]) -> Iterable[tuple[PlanRow, int]]:
+    """Each row with the number of logits rows up to its last."""
+    return zip(rows, accumulate(row.num_logits for row in rows), strict=True)

@@ -32,6 +32,7 @@ from torch import Tensor
 from bridle.errors import InternalError
 from bridle.lora.layout import Block, Layout
 from bridle.lora.product import Product, Segment
+from bridle.lora.side_stream import used_by_steps
 from bridle.lora.weights import PlacedAdapter
 
 #: Rows of a tile where every segment is short, as when decoding, and else. 16 is the least that tensor cores multiply.
@@ -97,7 +98,7 @@ class Table:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.extents = {site: _extent(block) for site, block in layout.blocks.items()}
-        self.values = torch.tensor(table_values(layout), dtype=torch.int64, device=device)
+        self.values = used_by_steps(torch.tensor(table_values(layout), dtype=torch.int64, device=device))
 
 
 def table_values(layout: Layout) -> list[int]:

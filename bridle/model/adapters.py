@@ -14,8 +14,9 @@ import torch
 from bridle.engine.plan import PlanRow
 from bridle.errors import InternalError
 from bridle.lora import AdapterFiles, LayerShape
-from bridle.lora.layout import LayoutCache
+from bridle.lora.layout import Layout, LayoutCache
 from bridle.lora.product import AdapterKernel, AdapterStep, Segment
+from bridle.lora.side_stream import SideStream, used_by_steps
 from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
 from bridle.model.adapter_sites import Sites
@@ -39,6 +40,7 @@ class ModelAdapters:
         self._on_host: dict[str, HostAdapter] = {}
         self._on_device: dict[str, PlacedAdapter] = {}
         self._kernel: AdapterKernel = kernel or TorchKernel()
+        self._side = SideStream(device)
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
@@ -59,9 +61,15 @@ class ModelAdapters:
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
-        placed = run_apart(lambda: place(adapter, layout, self._sites.places, self._dtype, self._device))
-        self._kernel.prepare(placed)
-        self._on_device[key] = placed
+        self._on_device[key] = run_apart(lambda: self._placed(adapter, layout))
+
+    def _placed(self, adapter: HostAdapter, layout: Layout) -> PlacedAdapter:
+        """The adapter on the device, once its kernels were tried. Steps go on meanwhile."""
+        with self._side.beside():
+            placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
+            self._kernel.prepare(placed)
+        used_by_steps(placed.flat)
+        return placed
 
     def displace(self, key: str) -> None:
         """Free the adapter's memory on the device."""

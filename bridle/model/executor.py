@@ -55,6 +55,11 @@ class LocalExecutor:
         return self._info
 
     @property
+    def runner(self) -> ModelRunner:
+        """The model over its cache, for benchmarks below the engine. Raises `ShardUnavailable` once it is closed."""
+        return self._require_runner()
+
+    @property
     def num_bytes(self) -> int:
         """The memory of weights and KV cache, those of the draft model included; 0 once the executor is closed."""
         beside = 0 if self.draft is None else self.draft.num_bytes

@@ -73,7 +73,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     checkpoint = inspect_checkpoint(folder)
     settings = guards.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
-    max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
+    guards.choose_max_model_len(settings, config.max_model_len)  # refused before weights are read
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
     needed = weight_bytes(checkpoint, dtype, device)
@@ -82,6 +82,22 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     model = read_model(
         checkpoint, settings, dtype, device, lambda share: report("reading weights", part_of(0.05, 0.7, share))
     )
+    return prepare_model(config, checkpoint, settings, model, dtype, device, plan, report)
+
+
+def prepare_model(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    model: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    plan: dict[str, str] | None = None,
+    report: Report = lambda what, share: None,
+) -> LoadedWeights:
+    """Check and prepare a model whose weights are in place, read or made. What is to become of the checkpoint's files
+    is not asked."""
+    max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
         tensor_parallel.split_model(model, plan)

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.adapters import make_adapters
 from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.peers import Stopwatch
 from bridle.bench.phases import Limits, Phases
@@ -27,7 +28,6 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from lab.bench.adapters import make_adapters
 from lab.bench.switching import SwitchingPeer
 
 if TYPE_CHECKING:

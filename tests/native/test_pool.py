@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridle.native.features import cpu_features
 from bridle.native.library import fitting
 from bridle.native.targets import SOURCES
-from bridle.native.zig import zig_cc
+from lab.native.zig import zig_cc
 from tests.leftovers import kept_folder
 
 TARGETS = list(fitting(platform.system(), platform.machine(), cpu_features()))

@@ -1,0 +1,194 @@
+"""Decoding and prompts on a GPU: bridle beside transformers' `generate`, beside a bare loop over bridle's own kernels
+without an engine, and beside what memory and arithmetic units give.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bridle.bench.gpu_models import SHAPES, Sizes, make_executor, make_model
+from bridle.bench.gpu_probe import Rates
+from bridle.bench.peers import EnginePeer, GeneratePeer, Run, Stopwatch
+from bridle.engine.plan import PlanRow
+from bridle.errors import OutOfBlocks
+from bridle.model.executor import LocalExecutor
+from bridle.model.mirror import Mirror
+from bridle.model.packing import pack_step
+
+Figures = Iterator[dict[str, Any]]
+#: Steps before the clock starts: kernels are compiled, and the batch is full.
+WARM_UP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """How much is measured: batches and contexts of decoding, lengths of prompts (number, tokens), steps."""
+
+    model: str
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...]
+    num_steps: int
+    peer_steps: int
+    max_tokens: int
+
+    def scenes(self) -> list[tuple[int, int]]:
+        """Batches and contexts for whose tokens there is room."""
+        pairs = ((batch, context) for context in self.contexts for batch in self.batches)
+        return [(batch, context) for batch, context in pairs if self._needed(batch, context) <= self.max_tokens]
+
+    def _needed(self, batch: int, context: int) -> int:
+        """Tokens of a scene. A sequence goes on drawing while the prompts of others are read, in many steps."""
+        reading = batch * context // 2_048 + batch
+        return batch * (context + reading + self.num_steps + 2 * WARM_UP + 16)
+
+    @property
+    def num_tokens(self) -> int:
+        """The room for all scenes and prompts, one at a time. Raises `OutOfBlocks` if it is too little for any."""
+        if not self.scenes():
+            raise OutOfBlocks(f"there is room for {self.max_tokens} tokens, less than the smallest scene takes")
+        prompts = (count * (length + 16) for count, length in self.prompts)
+        return max(*(self._needed(*scene) for scene in self.scenes()), *prompts)
+
+
+class BareLoop:
+    """Bridle's kernels over bridle's cache, and nothing else: every sequence takes the likeliest token, no request
+    comes or goes, and nobody looks at a token before the last."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self._runner, self._size = executor.runner, executor.info.block_size
+        self._device = torch.device(executor.info.device)
+
+    def run(self, batch: int, context: int, num_steps: int) -> Run:
+        """`num_steps` steps of `batch` sequences behind `context` tokens, whatever the cache holds of those. Outputs
+        lack what was drawn before the clock started."""
+        mirrors = [Mirror() for _ in range(batch)]
+        length = context + num_steps + WARM_UP
+        needed = -(-length // self._size)
+        for number, mirror in enumerate(mirrors):
+            mirror.tokens = [3] * length
+            mirror.add_blocks(range(number * needed, (number + 1) * needed))
+        last: torch.Tensor | None = None
+        for step in range(WARM_UP):
+            last = self._step(mirrors, context + step, last)
+        watch, drawn = Stopwatch(), []
+        for step in range(WARM_UP, WARM_UP + num_steps):
+            last = self._step(mirrors, context + step, last)
+            drawn.append(last)
+        return watch.stop(torch.stack(drawn, 1).tolist())
+
+    def _step(self, mirrors: list[Mirror], position: int, last: torch.Tensor | None) -> torch.Tensor:
+        rows = [PlanRow(number, position, 1, num_logits=1) for number in range(len(mirrors))]
+        words = getattr(self._runner.attention.kernel, "words", None)
+        step = pack_step(rows, mirrors, self._size, self._device, words)
+        if last is not None:
+            step.input_ids = last.view(1, -1)
+        return self._runner.run(step).argmax(-1)
+
+
+def prompts_of(count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Tokens that look like nothing in particular, different for each prompt."""
+    return [
+        [3 + (number * 7_919 + place * 31) % (vocab_size - 3) for place in range(length)] for number in range(count)
+    ]
+
+
+def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
+    """All figures of one model, one at a time; those for which there is no time left are left out."""
+    yield from _ours(plan, device, dtype, rates, has_time)
+    gc.collect()  # or there would be two models, and a cache
+    if has_time():
+        yield from _generated(plan, device, dtype, has_time)
+
+
+def _ours(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
+    executor, sizes = make_executor(plan.model, device, dtype, num_tokens=plan.num_tokens, num_seqs=max(plan.batches))
+    peer, loop = EnginePeer(executor), BareLoop(executor)
+    vocab_size = executor.info.vocab_size
+    executor.clear_kv(executor.info.num_blocks)
+    try:
+        for batch, context in plan.scenes():
+            if has_time():
+                yield _decoded(peer, loop, sizes, rates, plan, batch, context, vocab_size)
+        for count, length in plan.prompts:
+            if has_time():
+                yield _read(peer, sizes, rates, prompts_of(count, length, vocab_size))
+    finally:
+        peer.close()
+
+
+def _decoded(
+    peer: EnginePeer,
+    loop: BareLoop,
+    sizes: Sizes,
+    rates: Rates,
+    plan: Race,
+    batch: int,
+    context: int,
+    vocab_size: int,
+) -> dict[str, Any]:
+    peer.start(prompts_of(batch, context, vocab_size), plan.num_steps + WARM_UP)
+    peer.advance_at_once(WARM_UP)
+    run = peer.advance_at_once(plan.num_steps)
+    peer.finish()
+    bare = loop.run(batch, context, plan.num_steps)
+    floor = (sizes.step_bytes + sizes.token_bytes * batch * (context + plan.num_steps / 2)) / rates.copy_bytes
+    step = run.seconds / plan.num_steps
+    return {
+        "what": "decode",
+        "peer": "bridle",
+        "batch": batch,
+        "context": context,
+        "tokens_per_second": batch / step,
+        "step_ms": 1e3 * step,
+        "cpu_ms": 1e3 * run.cpu_seconds / plan.num_steps,
+        "bare_step_ms": 1e3 * bare.seconds / plan.num_steps,
+        "bare_cpu_ms": 1e3 * bare.cpu_seconds / plan.num_steps,
+        "over_bare_loop": bare.seconds / run.seconds,
+        "floor_ms": 1e3 * floor,
+        "floor_share": floor / step,
+    }
+
+
+def _read(peer: EnginePeer, sizes: Sizes, rates: Rates, prompts: list[list[int]]) -> dict[str, Any]:
+    peer.generate(prompts, 1)
+    run = peer.generate(prompts, 1)
+    num_tokens = sum(map(len, prompts))
+    return {
+        "what": "prompts",
+        "peer": "bridle",
+        "batch": len(prompts),
+        "context": len(prompts[0]),
+        "tokens_per_second": num_tokens / run.seconds,
+        "seconds": run.seconds,
+        "matmul_share": 2 * sizes.matrix_weights * num_tokens / run.seconds / rates.products,
+    }
+
+
+def _generated(plan: Race, device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]) -> Figures:
+    """transformers' `generate` on the shortest context, from a run of one new token and one of several."""
+    peer = GeneratePeer(make_model(plan.model, device, dtype, "sdpa"))
+    context, vocab_size = min(plan.contexts), SHAPES[plan.model]["vocab_size"]
+    try:
+        for batch in plan.batches:
+            if not has_time():
+                return
+            prompts = prompts_of(batch, context, vocab_size)
+            first, full = (peer.generate(prompts, count).seconds for count in (1, plan.peer_steps + 1))
+            step = max(full - first, 1e-9) / plan.peer_steps
+            yield {
+                "what": "decode",
+                "peer": "generate",
+                "batch": batch,
+                "context": context,
+                "tokens_per_second": batch / step,
+                "step_ms": 1e3 * step,
+                "prompts_seconds": first,
+            }
+    finally:
+        peer.close()

@@ -1,0 +1,202 @@
+"""What steering and adapters cost on a GPU: the same sequences under masks, forced tokens, forks and controllers in
+Python, and with adapters, each beside none of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bridle.bench.adapters import make_adapters
+from bridle.bench.gpu_speed import WARM_UP, prompts_of
+from bridle.bench.peers import Stopwatch
+from bridle.config import EngineConfig
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import Branch, Decision, Engine, Request
+from bridle.engine.decision import mask_of
+from bridle.lora import AdapterPool, open_adapter, require_device
+from bridle.model.executor import LocalExecutor
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
+
+Figures = Iterator[dict[str, Any]]
+_CONTEXT = 64
+_FORCED = (5, 6, 7, 8)
+_HOST_MEMORY = 16 << 30
+
+
+class Masked(Controller):
+    """Allows every other token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._mask = mask_of(range(3, vocab_size, 2), vocab_size)
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample(mask=self._mask)
+
+
+class Forcing(Controller):
+    """Of eight tokens, draws four and forces four."""
+
+    def next(self, view: SequenceView) -> Decision:
+        if len(view.generated) % 8 == 4:
+            return Decision.splice(0, _FORCED)
+        return Decision.sample()
+
+
+class Forking(Controller):
+    """Four outputs of one, from the first token on."""
+
+    has_forked = False
+
+    def next(self, view: SequenceView) -> Decision:
+        if self.has_forked:
+            return Decision.sample()
+        self.has_forked = True
+        return Decision.fork([Branch()] * 4)
+
+
+class Idle(Controller):
+    """Is asked, and wants nothing."""
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """How many requests run, and the controller of each, by its number."""
+
+    name: str
+    num_requests: int
+    controller: Callable[[int], Controller | None]
+
+
+def scenes(batch: int, vocab_size: int) -> list[Scene]:
+    """So many sequences each."""
+    masked = Masked(vocab_size)
+    return [
+        Scene("none", batch, lambda number: None),
+        Scene("masks on all rows", batch, lambda number: masked),
+        Scene("masks on half the rows", batch, lambda number: masked if number % 2 else None),
+        Scene("4 of 8 tokens forced", batch, lambda number: Forcing()),
+        Scene("forks of 4", max(batch // 4, 1), lambda number: Forking()),
+        Scene("an idle controller", batch, lambda number: Idle()),
+    ]
+
+
+def steer(executor: LocalExecutor, batch: int, num_steps: int, has_time: Callable[[], bool]) -> Figures:
+    """Tokens per second of each scene, and over those of the first."""
+    base = 0.0
+    vocab_size = executor.info.vocab_size
+    for scene in scenes(batch, vocab_size):
+        if not has_time():
+            return
+        engine = _engine_over(executor, pools=[PythonControllerPool(vocab_size)])
+        speed = _speed(engine, _requests(scene, num_steps, vocab_size), num_steps)
+        base = base or speed["tokens_per_second"]
+        yield {"what": scene.name, "batch": batch, **speed, "ratio": speed["tokens_per_second"] / base}
+
+
+def _requests(scene: Scene, num_steps: int, vocab_size: int) -> list[Request]:
+    # Whoever forces tokens has eight of them in the steps of four.
+    sampling = SamplingParams(max_tokens=4 * (num_steps + WARM_UP) + 64, temperature=0.0, ignore_eos=True)
+    return [
+        Request(str(number), tuple(prompt), sampling, controller=scene.controller(number), detokenize=False)
+        for number, prompt in enumerate(prompts_of(scene.num_requests, _CONTEXT, vocab_size))
+    ]
+
+
+def _speed(engine: Engine, requests: Sequence[Request], num_steps: int) -> dict[str, Any]:
+    """Of steps once all requests have begun; they are given up then, and the executor stays."""
+    for request in requests:
+        engine.add(request)
+    begun: set[str] = set()
+    while len(begun) < len(requests):
+        begun |= {event.request_id for event in _stepped(engine)}
+    for _ in range(WARM_UP):
+        _stepped(engine)
+    watch = Stopwatch()
+    num_tokens = sum(len(_stepped(engine)) for _ in range(num_steps))
+    run = watch.stop([])
+    for request in requests:
+        engine.cancel(request.id)
+    while engine.has_work:
+        engine.step()
+    return {
+        "tokens_per_second": num_tokens / run.seconds,
+        "step_ms": 1e3 * run.seconds / num_steps,
+        "cpu_ms": 1e3 * run.cpu_seconds / num_steps,
+    }
+
+
+def _stepped(engine: Engine) -> list[TokenEvent]:
+    tokens = []
+    for event in engine.step():
+        if isinstance(event, TokenEvent):
+            tokens.append(event)
+        elif isinstance(event, Finished) and event.error is not None:
+            raise event.error
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Adapters in turn on every `stride`th sequence."""
+
+    targets: str
+    num_adapters: int
+    stride: int = 1
+
+
+def adapt(
+    executor: LocalExecutor, batch: int, num_steps: int, mixes: Sequence[Mix], has_time: Callable[[], bool]
+) -> Figures:
+    """Tokens per second with adapters of rank 16, and over those without."""
+    vocab_size = executor.info.vocab_size
+    plain = Scene("none", batch, lambda number: None)
+    base = _speed(_engine_over(executor), _requests(plain, num_steps, vocab_size), num_steps)
+    yield {"what": "none", "batch": batch, **base}
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        for number, mix in enumerate(mixes):
+            if not has_time():
+                return
+            speed = _adapted(executor, batch, num_steps, mix, Path(folder) / str(number))
+            ratio = speed["tokens_per_second"] / base["tokens_per_second"]
+            share = f", 1 of {mix.stride} rows" if mix.stride > 1 else ""
+            yield {"what": f"{mix.num_adapters}, {mix.targets}{share}", "batch": batch, **speed, "ratio": ratio}
+
+
+def _engine_over(executor: LocalExecutor, **further: Any) -> Engine:
+    """One that counts its steps anew."""
+    executor.reset()
+    return Engine(executor, EngineConfig(enable_prefix_caching=False), **further)
+
+
+def _adapted(executor: LocalExecutor, batch: int, num_steps: int, mix: Mix, folder: Path) -> dict[str, Any]:
+    device = require_device(executor)
+    files = [open_adapter(path) for path in make_adapters(folder, device.layers, mix.targets, mix.num_adapters)]
+    room = sum(2 * one.num_bytes for one in files)  # twice, if the model is in float32
+    pool = AdapterPool(device, item_size=4, device_memory=room, host_memory=_HOST_MEMORY)
+    try:
+        keys = [str(number) for number in range(len(files))]
+        for key, one in zip(keys, files, strict=True):
+            pool.add(key, one)
+            pool.fetch(key).result()
+        while len(pool.begin_step(keys)) < len(keys):
+            time.sleep(0.01)
+        requests = [
+            replace(request, adapter=None if number % mix.stride else keys[number // mix.stride % len(keys)])
+            for number, request in enumerate(
+                _requests(Scene("", batch, lambda number: None), num_steps, executor.info.vocab_size)
+            )
+        ]
+        return _speed(_engine_over(executor, adapters=pool), requests, num_steps)
+    finally:
+        pool.close()
+        executor.reset()
+        device.clear()

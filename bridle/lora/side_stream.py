@@ -1,0 +1,39 @@
+"""Work of a GPU that goes on beside its steps: copies and trials that no step waits for.
+
+Memory that such work fills comes from its stream's own pool. Steps read it on their stream, so it has to be told
+(`used_by_steps`), or the pool would give it to the next copy while a step still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class SideStream:
+    """A stream of `device` for work beside its steps; on a CPU there is nothing to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What this thread asks of the device inside the block is done beside steps, and done when the block ends."""
+        if self._device.type != "cuda":
+            yield
+            return
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+
+def used_by_steps(tensor: Tensor) -> Tensor:
+    """`tensor`, whose memory is not used anew before steps that were begun are done."""
+    if tensor.device.type == "cuda":
+        tensor.record_stream(torch.cuda.default_stream(tensor.device))  # type: ignore[no-untyped-call]
+    return tensor
