@@ -26,7 +26,7 @@ class SideStream:
         if self._device.type != "cuda":
             yield
             return
-        self._stream = self._stream or torch.cuda.Stream(self._device)
+        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()
@@ -35,5 +35,5 @@ class SideStream:
 def used_by_steps(tensor: Tensor) -> Tensor:
     """`tensor`, whose memory is not used anew before steps that were begun are done."""
     if tensor.device.type == "cuda":
-        tensor.record_stream(torch.cuda.default_stream(tensor.device))  # type: ignore[no-untyped-call]
+        tensor.record_stream(torch.cuda.default_stream(tensor.device))
     return tensor
