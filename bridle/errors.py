@@ -23,6 +23,7 @@
     │   ├── ToolFailed        a tool gave no answer, and the controller that called it needed one
     │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
     ├── ShardUnavailable      a process that computes is gone
+    │   └── DeviceLost        this process computes nothing any more: its GPU has failed
     ├── ConnectionLost        a server cannot be reached, or went away and did not come back
     ├── RemoteError           a server's error of a kind that is not known here
     ├── ProtocolError         a peer broke a wire format
@@ -210,6 +211,10 @@ class ShardUnavailable(BridleError):
     """The process that runs the model is gone or does not answer."""
 
     code = "shard_unavailable"
+
+
+class DeviceLost(ShardUnavailable):
+    """The GPU has failed in a way that lasts until this process ends; every further step would fail alike."""
 
 
 class ConnectionLost(BridleError):

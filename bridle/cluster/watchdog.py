@@ -1,5 +1,5 @@
 """An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
-called.
+called; also when its device is lost for good.
 
 This is for a process that computes the model itself. Its signs of life come from another thread and go on while a step
 hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
@@ -15,15 +15,16 @@ from typing import Any
 
 from bridle.cluster.pace import Pace
 from bridle.cluster.vectors import require_embedder
-from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.interfaces import Executor, ExecutorInfo, find_late
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import DeviceLost
 
 _LOOK_SECONDS = 1.0
 
 
 class WatchedExecutor:
     """Implements `Executor` over another one. `on_stuck(reason)` is called from the watchdog's own thread, at most once
-    for a step."""
+    for a step, or by the thread that finds the device lost."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class WatchedExecutor:
         self._pace = pace or Pace()
         self._look_seconds = look_seconds
         self._step: tuple[int, int, float] | None = None  # the step under way: its number, its tokens, when it began
+        self._drawn: tuple[int, int, float] | None = None  # the one before, while its tokens were not taken
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bridle-step-watch", daemon=True)
         self._thread.start()
@@ -58,8 +60,9 @@ class WatchedExecutor:
         self._step = plan.step, plan.num_tokens, time.monotonic()
         try:
             self._executor.forward(plan)
-        except BaseException:
+        except BaseException as error:
             self._step = None
+            self._note(error)
             raise
 
     def sample(self, batch: SampleBatch) -> StepResult:
@@ -68,10 +71,40 @@ class WatchedExecutor:
         step = self._step
         try:
             result = self._executor.sample(batch)
+        except DeviceLost as error:
+            self._note(error)
+            raise
         finally:
             self._step = None
         if step is not None:
             self._pace.note(step[1], time.monotonic() - step[2])
+        return result
+
+    def draw(self, batch: SampleBatch) -> None:
+        """Begin to draw, where the executor answers late. The step that is watched is the one that is taken next."""
+        late = find_late(self._executor)
+        assert late is not None  # else nobody asks for this
+        self._drawn, self._step = self._step, None
+        try:
+            late.draw(batch)
+        except BaseException as error:
+            self._drawn = None
+            self._note(error)
+            raise
+
+    def take(self) -> StepResult:
+        """Wait for what was drawn, as `sample` does."""
+        late, drawn = find_late(self._executor), self._drawn
+        assert late is not None
+        try:
+            result = late.take()
+        except DeviceLost as error:
+            self._note(error)
+            raise
+        finally:
+            self._drawn = None
+        if drawn is not None:
+            self._pace.note(drawn[1], time.monotonic() - drawn[2])
         return result
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
@@ -90,10 +123,15 @@ class WatchedExecutor:
         self._closed.set()
         self._executor.close()
 
+    def _note(self, error: BaseException) -> None:
+        """A device that is lost for good is as bad as a step that hangs."""
+        if isinstance(error, DeviceLost):
+            self._on_stuck(f"the device is lost: {error}")
+
     def _watch(self) -> None:
         told = -1
         while not self._closed.wait(self._look_seconds):
-            step = self._step
+            step = self._drawn or self._step
             if step is None or step[0] == told:
                 continue
             number, num_tokens, began = step

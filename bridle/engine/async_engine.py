@@ -23,7 +23,7 @@ from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import BridleError, EngineClosed, InternalError, InvalidRequest, Overloaded
+from bridle.errors import BridleError, DeviceLost, EngineClosed, InternalError, InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -192,6 +192,9 @@ class AsyncEngine:
             while self._state != "closed":
                 self._cycle()
             self._cancel_all()
+        except DeviceLost as error:
+            _log.error("the device is lost, and with it this engine: %s", error)
+            self._fault = error
         except Exception as error:
             _log.exception("the engine thread failed")
             self._fault = InternalError(f"the engine stopped: {error!r}")

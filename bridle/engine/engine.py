@@ -47,6 +47,7 @@ from bridle.engine.steering import Steering
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import (
     BridleError,
+    DeviceLost,
     EngineClosed,
     InternalError,
     InvalidRequest,
@@ -421,7 +422,9 @@ class Engine:
 
     def _recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
         """Handle a failed step or a lost device: some sequences end, some are computed alone for a while, and all KV is
-        computed again."""
+        computed again. A device that is lost for good ends the engine: the error goes on to who runs it."""
+        if isinstance(error, DeviceLost):
+            raise error
         self._statistics.num_failed_steps += 1
         self._branching.undo(branched)
         self._is_lost = isinstance(error, ShardUnavailable)

@@ -8,8 +8,10 @@ time, so that only the one at fault ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +20,9 @@ from torch.nn import functional
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.unnamed import Unnamed
-from bridle.errors import InternalError, ShardUnavailable
+from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
+from bridle.model.late_draws import LateDraws
 from bridle.model.media_device import LocalMedia
 from bridle.model.mirrors import Mirrors
 from bridle.model.packing import PackedStep, pack_step
@@ -49,6 +52,7 @@ class LocalExecutor:
         self._mirrors = Mirrors(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
         self._logits: Tensor | None = None  # [R, V] of the last forward pass
+        self._late = LateDraws(device)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -81,7 +85,10 @@ class LocalExecutor:
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
                 step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words)
+                if self._late.note_names(plan.rows, mirrors):
+                    step.input_ids = self._late.fill(step.input_ids)
                 self._logits = self._run(runner, step, plan)
+                self._late.mark_forward()
         except Exception as error:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
 
@@ -90,6 +97,34 @@ class LocalExecutor:
 
         May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
         """
+        result: StepResult = self._read(batch, self._sampler)
+        return result
+
+    @property
+    def answers_late(self) -> bool:
+        """Whether `draw` returns before the device is done."""
+        return self._device.type == "cuda" and hasattr(self._sampler, "draw")
+
+    def draw(self, batch: SampleBatch) -> None:
+        """Begin to `sample`. A sampler without `draw` does all of it here."""
+        self._late.start(self._read(batch, getattr(self._sampler, "draw", self._sampler)))
+        self._mirrors.num_names = len(batch.rows)
+
+    def take(self) -> StepResult:
+        """Wait for the results of `draw`."""
+        self._require_runner()
+        self._mirrors.num_names = 0
+        try:
+            return self._late.take()
+        except (RuntimeError, MemoryError) as error:
+            raise self._lose(error, f"sampling of step {self._step}") from error
+
+    def await_forward(self, seconds: float) -> bool:
+        """Wait until the device has computed the last forward, at most so long; returns whether it has."""
+        return self._late.await_forward(seconds)
+
+    def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
+        """What `sampler` gives for a batch of the last step; a result without any, if nothing is to be read."""
         self._require_runner()
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
@@ -100,7 +135,7 @@ class LocalExecutor:
         try:
             with torch.inference_mode():
                 strike_unnamed(logits, batch)
-                return self._sampler(logits, batch, self._history)
+                return sampler(logits, batch, self._history)
         except InternalError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -122,6 +157,7 @@ class LocalExecutor:
     def reset(self) -> None:
         """Forget every mirror; step numbers may start anew."""
         self._mirrors.clear()
+        self._late.reset()
         self._step = self._logits = None
 
     def clear_kv(self, num_blocks: int) -> None:
@@ -140,7 +176,8 @@ class LocalExecutor:
             self.media.clear()
         self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a device that is lost refuses this, too
+                torch.cuda.empty_cache()
 
     # -- helpers -------------------------------------------------------------------------------------------
 
@@ -171,12 +208,27 @@ class LocalExecutor:
             if row.runs and self.media is None:
                 raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
 
-    def _lose(self, error: Exception, what: str) -> InternalError:
+    def _lose(self, error: Exception, what: str) -> BridleError:
         """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of
-        that step, not the loss of a device in another process, so the engine looks for the sequence that causes it."""
+        that step, so that the engine looks for the sequence that causes it, unless the device itself fails from now
+        on."""
         self._mirrors.clear()
         self._logits = None
+        if not is_sound(self._device):
+            return DeviceLost(f"{what} failed, and {self._device} with it: {type(error).__name__}: {error}")
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")
+
+
+def is_sound(device: torch.device) -> bool:
+    """Whether a device still does what it is told. After some errors, such as an access to memory that is not its own,
+    a GPU refuses every further call of the process."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:

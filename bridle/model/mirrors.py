@@ -22,6 +22,7 @@ class Mirrors:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.num_ids = num_ids
+        self.num_names = 0  # of tokens that are being drawn; the last new token of a row may be one
         self._mirrors: dict[int, Mirror] = {}
 
     def __len__(self) -> int:
@@ -38,6 +39,7 @@ class Mirrors:
 
     def clear(self) -> None:
         self._mirrors.clear()
+        self.num_names = 0
 
     def apply(self, plan: StepPlan) -> list[Mirror]:
         """Check `plan`, then apply it to the mirrors; returns the mirror of each row, in order.
@@ -120,7 +122,8 @@ class Mirrors:
         for block in row.new_blocks:
             if not 0 <= block < self.num_blocks:
                 raise _bad(plan, f"sequence {row.seq_id} is given block {block} of {self.num_blocks}")
-        for token in row.new_tokens:
+        has_name = self.num_names > 0 and row.new_tokens[-1:] and -self.num_names <= row.new_tokens[-1] < 0
+        for token in row.new_tokens[:-1] if has_name else row.new_tokens:
             if not 0 <= token < self.num_ids:
                 raise _bad(plan, f"sequence {row.seq_id} is given token {token}; the model has {self.num_ids}")
 

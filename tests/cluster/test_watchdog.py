@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
+
+import pytest
 
 from bridle.cluster.pace import Pace
 from bridle.cluster.watchdog import WatchedExecutor
-from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
+from bridle.engine.interfaces import find_late
+from bridle.engine.plan import PlanRow, SampleBatch, StepPlan, StepResult
+from bridle.errors import DeviceLost
+from bridle.testing.late import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
 from tests.waiting import PATIENCE
 
@@ -46,3 +52,56 @@ def test_what_else_an_executor_can_do_is_there() -> None:
     assert executor.num_mirrors == 0 and executor.info is inner.info
     executor.close()
     assert inner.is_closed
+
+
+def test_what_answers_late_is_watched_until_it_is_taken() -> None:
+    told: list[str] = []
+    is_told, may_go_on = threading.Event(), threading.Event()
+
+    def note(reason: str) -> None:
+        told.append(reason)
+        is_told.set()
+
+    class Hanging(LateScriptedExecutor):
+        def take(self) -> StepResult:
+            if self.num_forwards == 3:
+                may_go_on.wait(PATIENCE)
+            return super().take()
+
+    executor = WatchedExecutor(Hanging(), note, Pace(least=0.05, first=0.05), 0.01)
+    late = find_late(executor)
+    assert late is not None
+    for step in (1, 2):
+        late.forward(plan(step))
+        late.draw(SampleBatch(step))
+        if step == 1:
+            late.take()
+    late.forward(plan(3))  # while step 2 is being drawn
+    taking = threading.Thread(target=late.take)
+    taking.start()
+    assert is_told.wait(PATIENCE)
+    may_go_on.set()
+    taking.join()
+    executor.close()
+    assert told[0].startswith("step 2 ")
+
+
+@pytest.mark.parametrize("faults", [{"faults": {0: DeviceLost("gone")}}, {"sample_faults": {0: DeviceLost("gone")}}])
+@pytest.mark.parametrize("kind", [ScriptedExecutor, LateScriptedExecutor])
+def test_a_device_that_is_lost_for_good_is_told(kind: type[ScriptedExecutor], faults: dict[str, Any]) -> None:
+    told: list[str] = []
+    executor = WatchedExecutor(kind(**faults), told.append)
+    late = find_late(executor)
+
+    def step() -> None:
+        executor.forward(plan(1))
+        if late is None:
+            executor.sample(SampleBatch(1))
+        else:
+            late.draw(SampleBatch(1))
+            late.take()
+
+    with pytest.raises(DeviceLost):
+        step()
+    executor.close()
+    assert told == ["the device is lost: gone"]
