@@ -8,23 +8,35 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from bridle.engine.media import MediaRun, Runs, before
 
 Span = tuple[int, int]  # first slot, number of slots
 
 
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A row of the block table that a device keeps, last used in step `last_step`; it knows the first `num_told` blocks
+    of the sequence."""
+
+    number: int
+    last_step: int
+    num_told: int = 0
+
+
 class Mirror:
     """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt, `media` are the
     pictures among the tokens."""
 
-    __slots__ = ("_runs", "blocks", "media", "num_prompt", "tokens")
+    __slots__ = ("_runs", "blocks", "media", "num_prompt", "seat", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.num_prompt = 0
         self.media: Runs = ()
         self.blocks = array("i")
+        self.seat: Seat | None = None  # where a device keeps the table
         # (index in the table, block id) of the first block of each contiguous run
         self._runs: list[tuple[int, int]] = []
 
@@ -52,6 +64,8 @@ class Mirror:
         if num_blocks >= len(self.blocks):
             return
         del self.blocks[num_blocks:]
+        if self.seat is not None:
+            self.seat.num_told = min(self.seat.num_told, num_blocks)
         while self._runs and self._runs[-1][0] >= num_blocks:
             self._runs.pop()
 

@@ -24,6 +24,7 @@ from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel, paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.reference import ReferenceKernel
+from bridle.model.kernels.seats import Seats
 from bridle.model.kernels.trial import find_problem, tried_kernel
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedStep, pack_step
@@ -83,6 +84,31 @@ def test_large_steps_give_what_the_reference_gives(
     options = data.draw(layer_options(pool.shape.num_heads))
     want = attend(ReferenceKernel(), pool, step, query, options)
     torch.testing.assert_close(attend(PagedKernel(CPU), pool, step, query, options), want, atol=2e-5, rtol=1e-4)
+
+
+@settings(max_examples=15)
+@given(pool=large_pools(), data=st.data())
+def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.DataObject) -> None:
+    """One kernel over many steps, in which sequences come and go, grow, shrink, fork, rest, and are more than seats."""
+    kernel = PagedKernel(CPU)
+    kernel._seats.num_seats, kernel._seats.width = 2, 1
+    options = AttentionOptions(0.25)
+    for _ in range(data.draw(st.integers(2, 6))):
+        if len(pool.mirrors) < 4 and data.draw(st.booleans()):
+            pool.mirrors.append(Mirror())
+            pool.computed.append(0)
+        elif pool.mirrors:
+            number = data.draw(st.integers(0, len(pool.mirrors) - 1))
+            if len(pool.mirrors) < 4 and data.draw(st.booleans()):
+                pool.fork(number)
+            else:
+                pool.truncate(number, data.draw(st.integers(0, pool.computed[number])))
+        if not pool.mirrors:
+            continue
+        chosen = data.draw(st.sets(st.integers(0, len(pool.mirrors) - 1), min_size=1))
+        step, query = pool.compute([pool.grow(number, data.draw(st.sampled_from([1, 3, 40]))) for number in chosen])
+        want = attend(ReferenceKernel(), pool, step, query, options)
+        torch.testing.assert_close(attend(kernel, pool, step, query, options), want, atol=2e-5, rtol=1e-4)
 
 
 def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHandle:
@@ -160,7 +186,8 @@ def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int
         attend(kernel, pool, step, query, options)
     assert touched
     assert kernel._words is not None
-    held = [query, pool.layer.keys, pool.layer.values, kernel._words, *made]
+    assert kernel._tables is not None
+    held = [query, pool.layer.keys, pool.layer.values, kernel._words, kernel._tables, *made]
     held += [] if options.sinks is None else [options.sinks]
     spans = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes) for one in held})
     begins, ends = (np.array(edges, dtype=np.uint64) for edges in zip(*spans, strict=True))
@@ -192,9 +219,9 @@ def test_the_trial_lets_the_kernels_pass_and_no_others(dtype: torch.dtype, monke
     kernel = create_kernel("paged", CPU, dtype)
     honest = paged.lay_out
 
-    def forgetful(rows: Any, size: int) -> Any:
-        layout = honest(rows, size)
-        layout.words[-layout.num_sequences * layout.width :] = 0  # everybody reads the first block
+    def forgetful(rows: Any, size: int, seats: Seats) -> Any:
+        layout = honest(rows, size, seats)
+        layout.words[-2 * layout.num_news + 1 :: 2] = 0  # everybody reads the first block
         return layout
 
     monkeypatch.setattr(paged, "lay_out", forgetful)

@@ -126,14 +126,24 @@ def test_more_sequences_ask_for_no_more() -> None:
     assert many.uploads.total() == 1
 
 
+def test_a_new_page_is_one_more_launch() -> None:
+    trial = Trial("llama")
+    trial.forward([prompt(0, BLOCK)])
+    news = {"new_tokens": (7,), "new_blocks": (9,), "num_kept": BLOCK, "num_kept_blocks": 1}
+    per_layer, fixed = FORWARD["llama"]
+    trace = trial.forward([PlanRow(0, BLOCK, 1, num_prompt=BLOCK, num_logits=1, **news)])  # type: ignore[arg-type]
+    trace.check(launches=per_layer * trial.num_layers + fixed + 1)
+    assert trace.launches.total() == per_layer * trial.num_layers + fixed + 1
+
+
 def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
-    """The kernels of long chunks come on top, and nothing else."""
+    """The kernels of long chunks come on top, and one that takes new pages."""
     trial = Trial("llama")
     trial.forward([prompt(0, 3)])
     decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
     per_layer, fixed = FORWARD["llama"]
     trace = trial.forward([decode, prompt(1, 50, 4), prompt(2, 9, 20)])
-    trace.check(launches=(per_layer + 1) * trial.num_layers + fixed, quick=1)
+    trace.check(launches=(per_layer + 1) * trial.num_layers + fixed + 1, quick=1)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------

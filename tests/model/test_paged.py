@@ -26,6 +26,7 @@ from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel, paged, trial
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged import PagedKernel, Part, lay_out, turns
+from bridle.model.kernels.seats import Seats
 from bridle.model.kernels.varlen import VarlenKernel
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedRow
@@ -178,10 +179,11 @@ def rows_of(lengths: list[tuple[int, int]], size: int) -> list[PackedRow]:
 @given(LENGTHS, st.sampled_from([1, 16, 256]))
 def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int, int]], size: int) -> None:
     rows = rows_of(lengths, size)
-    layout = lay_out(rows, size)
-    sequences = layout.words[: 4 * len(rows)].reshape(-1, 4)
-    works = layout.words[4 * len(rows) :][: 2 * layout.num_works].reshape(-1, 2)
-    tables = layout.words[4 * len(rows) + 2 * layout.num_works :].reshape(len(rows), layout.width)
+    seats = Seats()
+    layout = lay_out(rows, size, seats)
+    sequences = layout.words[: 5 * len(rows)].reshape(-1, 5)
+    works = layout.words[5 * len(rows) :][: 2 * layout.num_works].reshape(-1, 2)
+    news = layout.words[5 * len(rows) + 2 * layout.num_works :].reshape(layout.num_news, 2)
     ordered = sorted(rows, key=lambda row: row.length > paged.MAX_SHORT)
     num_short = len(layout.short)
     assert [tuple(one[:3]) for one in sequences] == [(row.offset, row.length, row.context) for row in ordered]
@@ -191,15 +193,81 @@ def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int,
     assert [tuple(work) for work in works] == want
     parts = [(n, sequences[n][3] + c * row.length, row.length) for n, c in want for row in [ordered[n]]]
     assert [begin for _, begin, _ in parts[1:]] == [begin + count for _, begin, count in parts[:-1]]
-    for row, table in zip(ordered, tables, strict=True):
-        used = -(-row.context // size)
-        assert table[:used].tolist() == row.mirror.blocks[:used].tolist()
-        assert not table[used:].any()
+    told = dict(news.tolist())
+    assert len(told) == len(news), "each page once"
+    for row, sequence in zip(ordered, sequences, strict=True):
+        for index, block in enumerate(row.mirror.blocks[: -(-row.context // size)]):
+            assert told.pop(sequence[4] * seats.width + index) == block
+    assert not told
+
+
+class Device:
+    """What a device knows of block tables, having been told news alone."""
+
+    def __init__(self, num_seats: int, width: int) -> None:
+        self.seats = Seats()
+        self.seats.num_seats, self.seats.width = num_seats, width
+        self.pages: dict[int, int] = {}
+        self._shape = (num_seats, width)
+
+    def step(self, rows: list[PackedRow]) -> int:
+        """Takes what is new, and checks that it knows all of each row; returns how much was new."""
+        numbers, news = self.seats.place(rows, 1)
+        if self._shape != (shape := (self.seats.num_seats, self.seats.width)):
+            self.pages, self._shape = {}, shape  # another table
+        self.pages.update(news.tolist())
+        assert len(set(numbers)) == len(rows)
+        for number, row in zip(numbers, rows, strict=True):
+            assert number < self.seats.num_seats
+            first = number * self.seats.width
+            assert [self.pages[first + place] for place in range(row.context)] == row.mirror.blocks[
+                : row.context
+            ].tolist()
+        return len(news)
+
+
+def row_of(mirror: Mirror, context: int) -> PackedRow:
+    return PackedRow(0, 1, context, [], mirror)
+
+
+def test_only_new_pages_travel() -> None:
+    device, one, two = Device(64, 16), Mirror(), Mirror()
+    one.add_blocks((5, 6, 7))
+    two.add_blocks((9,))
+    assert device.step([row_of(one, 3), row_of(two, 1)]) == 4
+    assert device.step([row_of(one, 3), row_of(two, 1)]) == 0
+    one.add_blocks((8,))
+    assert device.step([row_of(one, 4)]) == 1
+    one.keep_blocks(2)
+    one.add_blocks((11,))
+    assert device.step([row_of(two, 1), row_of(one, 3)]) == 1
+    fork = one.copy(0, 2)
+    assert device.step([row_of(fork, 2), row_of(one, 3)]) == 2, "a fork has a seat of its own"
+
+
+@given(st.data())
+def test_a_device_knows_every_table_whatever_happened(data: st.DataObject) -> None:
+    device, other = Device(2, 2), Device(2, 2)  # two devices may be told of the same sequences
+    mirrors: list[Mirror] = []
+    block = 0
+    for _ in range(data.draw(st.integers(1, 20))):
+        if not mirrors or (len(mirrors) < 7 and data.draw(st.booleans())):
+            mirrors.append(mirrors[0].copy(0, len(mirrors[0].blocks)) if mirrors else Mirror())
+        mirror = data.draw(st.sampled_from(mirrors))
+        mirror.keep_blocks(data.draw(st.integers(0, len(mirror.blocks))))
+        more = data.draw(st.integers(0, 3))
+        mirror.add_blocks(range(block, block + more))
+        block += more
+        filled = [each for each in mirrors if each.blocks]
+        if filled:
+            chosen = data.draw(st.lists(st.sampled_from(filled), unique_by=id, min_size=1))
+            rows = [row_of(each, data.draw(st.integers(1, len(each.blocks)))) for each in chosen]
+            data.draw(st.sampled_from([device, other])).step(rows)
 
 
 @given(LENGTHS, st.integers(1, 400))
 def test_turns_cover_each_sequence_once_within_the_limit(lengths: list[tuple[int, int]], limit: int) -> None:
-    short = lay_out(rows_of([(before, min(length, 32)) for before, length in lengths], 16), 16).short
+    short = lay_out(rows_of([(before, min(length, 32)) for before, length in lengths], 16), 16, Seats()).short
     joined = list(turns(short, limit))
     assert [joined[0].first, *(one.last for one in joined)] == [one.first for one in joined] + [len(short)]
     for one in joined:
@@ -255,7 +323,7 @@ def test_kernels_compile(
         assert spilled <= MAX_SPILLED, f"{kernel.name} spills {spilled} bytes"
         code = kernel.asm["ptx"]
         assert "cp.async.ca" not in code, f"{kernel.name} loads less than 16 bytes at a time"
-        if kernel.name != "join_parts":
+        if kernel.name not in ("join_parts", "take_pages"):
             assert "cp.async.cg" in code or "ld.global.v4" in code, f"{kernel.name} does not load 16 bytes at a time"
             is_matrix = "mma" in code
             assert is_matrix == (dtype != "fp32"), f"{kernel.name} multiplies in matrix units, unless in float32"

@@ -24,6 +24,7 @@ from torch import Tensor
 from bridle.lora.fused import Machine
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.seats import Seats
 from bridle.model.kv_cache import LayerCache
 from bridle.model.packing import PackedRow, PackedStep
 from bridle.model.uploads import upload
@@ -38,6 +39,8 @@ MAX_DIM = 256
 SHORT_ROWS, LONG_ROWS = 16, 64
 #: Bytes that parts may take at once. A step with more of them is done in turns.
 MAX_PART_BYTES = 128 << 20
+#: New pages that one program takes.
+NEWS = 256
 #: No window at all.
 NO_WINDOW = (1 << 31) - 1
 
@@ -78,30 +81,28 @@ class Part(NamedTuple):
 @dataclass(slots=True)
 class Layout:
     """What the kernels read of a step, short sequences first: `words` holds `num_sequences` rows of [offset, tokens,
-    context, first part], then works of [sequence, chunk], then block tables of `width` blocks."""
+    context, first part, seat], then works of [sequence, chunk], then `num_news` pages that the block table on the
+    device lacks, as [place, page]."""
 
     words: Ints
     num_sequences: int
     num_works: int
-    width: int
+    num_news: int
     short: list[Part]  # one entry per sequence
     num_long: int
     longest: int  # tokens of the longest one that is not short
 
 
-def lay_out(rows: Sequence[PackedRow], block_size: int) -> Layout:
-    """Describe a step's rows to the kernels."""
+def lay_out(rows: Sequence[PackedRow], block_size: int, seats: Seats) -> Layout:
+    """Describe a step's rows to the kernels, which have to be told all of it."""
     short = [row for row in rows if row.length <= MAX_SHORT]
     long = [row for row in rows if row.length > MAX_SHORT]
     ordered = short + long
-    width = max(-(-row.context // block_size) for row in ordered)
-    sequences = np.zeros((len(ordered), 4), np.int32)
-    tables = np.zeros((len(ordered), width), np.int32)
+    numbers, news = seats.place(ordered, block_size)
+    sequences = np.empty((len(ordered), 5), np.int32)
     entries, num_parts, num_works = [], 0, 0
     for number, row in enumerate(ordered):
-        sequences[number] = (row.offset, row.length, row.context, num_parts)
-        num_blocks = -(-row.context // block_size)
-        tables[number, :num_blocks] = np.frombuffer(row.mirror.blocks, np.int32)[:num_blocks]
+        sequences[number] = (row.offset, row.length, row.context, num_parts, numbers[number])
         if number < len(short):
             chunks = -(-row.context // CHUNK)
             entries.append(
@@ -113,9 +114,9 @@ def lay_out(rows: Sequence[PackedRow], block_size: int) -> Layout:
     counts = [entry.num_works for entry in entries]
     works[:, 0] = np.repeat(np.arange(len(entries)), counts)
     works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
-    words = np.concatenate([sequences.ravel(), works.ravel(), tables.ravel()])
+    words = np.concatenate([sequences.ravel(), works.ravel(), news.ravel()])
     longest = max((row.length for row in long), default=0)
-    return Layout(words, len(ordered), num_works, width, entries, len(long), longest)
+    return Layout(words, len(ordered), num_works, len(news), entries, len(long), longest)
 
 
 def turns(entries: Sequence[Part], max_parts: int) -> Iterator[Part]:
@@ -151,6 +152,8 @@ class PagedKernel:
         self._step: PackedStep | None = None
         self._layout: Layout | None = None
         self._words: Tensor | None = None  # the layout's, on the device
+        self._seats = Seats()
+        self._tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
 
     @cached_property
     def kernels(self) -> Any:
@@ -161,7 +164,7 @@ class PagedKernel:
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
         """What is to be uploaded with a step; its layout is kept for `begin`."""
-        self._layout = lay_out(rows, block_size)
+        self._layout = lay_out(rows, block_size, self._seats)
         return self._layout.words
 
     def begin(self, step: PackedStep) -> None:
@@ -172,6 +175,20 @@ class PagedKernel:
         else:
             self._words = step.words
         self._step = step
+        self._take_news(step.slots.device)
+
+    def _take_news(self, device: torch.device) -> None:
+        """Bring the block tables up to date."""
+        shape = (self._seats.num_seats, self._seats.width)
+        if self._tables is None or self._tables.shape != shape:
+            self._tables = None  # before there is another one
+            self._tables = torch.empty(shape, dtype=torch.int32, device=device)
+        layout, _, _, news = self._parts()
+        if layout.num_news:
+            with self._machine.chosen():
+                self.kernels.take_pages[(-(-layout.num_news // NEWS),)](
+                    news, self._tables, layout.num_news, block=NEWS, num_warps=4
+                )
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         if max(query.shape[-1], cache.values.shape[-1]) > MAX_DIM:
@@ -185,7 +202,8 @@ class PagedKernel:
         return out  # [T, Hq, Dv]
 
     def _attend_short(self, call: _Call) -> None:
-        layout, sequences, works, tables = self._parts()
+        layout, sequences, works, _ = self._parts()
+        tables, width = self._tables, self._seats.width
         shape = (call.num_heads, call.value_dim)
         sizes = call.sizes(is_short=True)
         for turn in turns(layout.short, MAX_PART_BYTES // (4 * call.num_heads * call.value_dim)):
@@ -198,7 +216,7 @@ class PagedKernel:
                 turn.first_work,
                 turn.first_part,
                 *call.strides,
-                layout.width,
+                width,
                 *call.numbers,
                 chunk=CHUNK,
                 **sizes,
@@ -222,16 +240,17 @@ class PagedKernel:
             )
 
     def _attend_long(self, call: _Call) -> None:
-        layout, sequences, _, tables = self._parts()
+        layout, sequences, _, _ = self._parts()
         if not layout.num_long:
             return
+        tables, width = self._tables, self._seats.width
         sizes = call.sizes(is_short=False)
         grid = (-(-layout.longest * call.group // sizes["block_rows"]), call.kv_heads, layout.num_long)
         self.kernels.attend_whole[grid](
             *call.inputs(sequences, tables, call.sinks, call.out),
             len(layout.short),
             *call.strides,
-            layout.width,
+            width,
             call.out.stride(0),
             *call.numbers,
             has_sinks=call.has_sinks,
@@ -239,11 +258,11 @@ class PagedKernel:
         )
 
     def _parts(self) -> tuple[Layout, Tensor, Tensor, Tensor]:
-        """The layout, and sequences, works and tables on the device."""
+        """The layout, and sequences, works and new pages on the device."""
         layout, words = self._layout, self._words
         assert layout is not None
         assert words is not None
-        ends = (4 * layout.num_sequences, 4 * layout.num_sequences + 2 * layout.num_works)
+        ends = (5 * layout.num_sequences, 5 * layout.num_sequences + 2 * layout.num_works)
         return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
 
 
@@ -264,7 +283,7 @@ class _Call:
         self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
         self._is_wide = is_wide
 
-    def inputs(self, *more: Tensor) -> tuple[Tensor, ...]:
+    def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
         return (self._query, self._cache.keys, self._cache.values, *more)
 
     def sizes(self, *, is_short: bool) -> dict[str, Any]:

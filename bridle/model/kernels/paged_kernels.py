@@ -1,8 +1,8 @@
-"""The three Triton kernels of `paged`, which says how they divide the work. Importing this needs Triton.
+"""The Triton kernels of `paged`, which says how they divide the work. Importing this needs Triton.
 
 Pointers: `query` [T, Hq, D] and `out` [T, Hq, Dv]; `keys` [slots, Hkv, D] and `values` [slots, Hkv, Dv], contiguous;
-`sequences` [N, 4], `works` [W, 2] and `tables` [N, blocks], int32. The query heads that share a key head are rows of
-one product, `group` rows for each token; a program takes `block_rows` of a sequence's rows.
+`sequences` [N, 5], `works` [W, 2] and `tables` [seats, blocks], int32. The query heads that share a key head are rows
+of one product, `group` rows for each token; a program takes `block_rows` of a sequence's rows.
 
 Keys are read in blocks that begin at multiples of `block_keys` positions, whoever asks. A block in which a row sees
 nothing changes no bit of it, so a row's result depends neither on the rows beside it nor on where its pages lie.
@@ -15,9 +15,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Numbers of a sequence (offset of its first token, tokens, context, first part) and of a work (sequence, chunk).
-SEQUENCE = tl.constexpr(4)
+# Numbers of a sequence (offset of its first token, tokens, context, first part, seat), of a work (sequence, chunk) and
+# of a new page (place in the tables, page).
+SEQUENCE = tl.constexpr(5)
 WORK = tl.constexpr(2)
+NEW = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["count"])
+def take_pages(news: tl.tensor, tables: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+    """Write new pages into the block tables. Programs: blocks of them."""
+    number = tl.program_id(0) * block + tl.arange(0, block)
+    is_new = number < count
+    place = tl.load(news + number * NEW, is_new, 0)
+    tl.store(tables + place, tl.load(news + number * NEW + 1, is_new, 0), is_new)
 
 
 @triton.jit
@@ -142,7 +153,7 @@ def attend_part(
         query,
         keys,
         values,
-        tables + number.to(tl.int64) * table_stride,
+        tables + tl.load(sequence + 4).to(tl.int64) * table_stride,
         context - length,
         tl.load(sequence) + place,
         place,
@@ -274,7 +285,7 @@ def attend_whole(
         query,
         keys,
         values,
-        tables + number.to(tl.int64) * table_stride,
+        tables + tl.load(sequence + 4).to(tl.int64) * table_stride,
         start,
         token,
         place,
