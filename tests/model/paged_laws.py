@@ -3,12 +3,9 @@ own, where TRITON_INTERPRET is set before anything imports Triton."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,6 +26,7 @@ from bridle.model.kernels.trial import find_problem, tried_kernel
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedStep, pack_step
 from lab.doubles import tiny
+from tests.model.addresses import check_owned, watched
 from tests.model.test_kernels import CPU, Pool, attend, check_kernel, layer_options
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
@@ -145,26 +143,6 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
             assert torch.equal(out[0], mine[place])
 
 
-@contextmanager
-def watched() -> Iterator[list[tuple[np.ndarray, int]]]:
-    """What kernels read and write meanwhile: addresses, with the size of a number there."""
-    touched: list[tuple[np.ndarray, int]] = []
-
-    def noting(access: Any, mask_index: int) -> Any:
-        def noted(self: Any, ptrs: Any, *rest: Any) -> Any:
-            mask = np.broadcast_to(rest[mask_index].data, ptrs.data.shape)
-            touched.append((ptrs.data[mask], ptrs.get_element_ty().primitive_bitwidth // 8))
-            return access(self, ptrs, *rest)
-
-        return noted
-
-    with (
-        patch.object(Builder, "create_masked_load", noting(Builder.create_masked_load, 0)),
-        patch.object(Builder, "create_masked_store", noting(Builder.create_masked_store, 1)),
-    ):
-        yield touched
-
-
 @settings(max_examples=8)
 @given(pool=large_pools(), contexts=CONTEXTS, data=st.data())
 def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int]], data: st.DataObject) -> None:
@@ -189,13 +167,7 @@ def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int
     assert kernel._tables is not None
     held = [query, pool.layer.keys, pool.layer.values, kernel._words, kernel._tables, *made]
     held += [] if options.sinks is None else [options.sinks]
-    spans = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes) for one in held})
-    begins, ends = (np.array(edges, dtype=np.uint64) for edges in zip(*spans, strict=True))
-    for addresses, size in touched:
-        flat = addresses.ravel().astype(np.uint64)
-        owners = np.searchsorted(begins, flat, "right") - 1
-        assert (owners >= 0).all()
-        assert (flat + np.uint64(size) <= ends[owners]).all()
+    check_owned(touched, held)
 
 
 def test_queries_may_be_a_view() -> None:
