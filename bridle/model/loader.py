@@ -245,8 +245,9 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     def allocate(num_blocks: int) -> LocalExecutor:
         for size in (1, num_blocks):  # the old pool is freed before the new one is made
             runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
-        return over(num_blocks, _standard_sampler())
+        return over(num_blocks, standard)
 
+    standard = _standard_sampler(device, dtype, info.vocab_size)
     needs = sizing.PoolNeeds(
         config=config,
         device=device,
@@ -258,7 +259,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         media_bytes=0 if media is None else media.max_bytes,
         weight_bytes=runner.num_bytes,
     )
-    return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
+    return over(sizing.fit_pool(needs, allocate), sampler or standard)
 
 
 def _info_of(
@@ -289,7 +290,11 @@ def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
     return LocalMedia(encoder, MEDIA_MEMORY[device.type])
 
 
-def _standard_sampler() -> Sampler:
+def _standard_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
+    if device.type == "cuda":
+        from bridle.model.sampler_trial import tried_sampler
+
+        return tried_sampler(device, dtype, vocab)
     from bridle.model.sampler import StandardSampler
 
     return StandardSampler()

@@ -2,7 +2,8 @@
 `meta`), and every launch, every upload and every wait for the device is noted with the line of ours that caused it.
 
 A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload is *quick*
-if it comes from pinned memory and nobody waits for it. A wait is whatever needs a number of the device's on the host.
+if it comes from pinned memory and nobody waits for it, and so is a download to such memory. A wait is whatever needs a
+number of the device's on the host, and for an event.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class DeviceTrace:
         self.launches: Counter[tuple[str, str]] = Counter()
         self.uploads: Counter[tuple[str, str]] = Counter()
         self.waits: Counter[tuple[str, str]] = Counter()
+        self.downloads: Counter[tuple[str, str]] = Counter()  # quick ones
         self.is_on = True
         self._pinned: set[int] = set()
         self._held: list[Tensor] = []  # so that no id of a pinned tensor is used again
@@ -74,6 +76,12 @@ class DeviceTrace:
         if self.is_on:
             self.uploads[how, _site()] += 1
 
+    def download(self, target: object, is_quick: bool) -> None:
+        if not is_quick or id(target) not in self._pinned:
+            self.wait("copy_")
+        elif self.is_on:
+            self.downloads["quick", _site()] += 1
+
     def pin(self, tensor: Tensor) -> Tensor:
         self._pinned.add(id(tensor))
         self._held.append(tensor)
@@ -89,12 +97,13 @@ class DeviceTrace:
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
-    def check(self, *, launches: int, quick: int = 1, slow: int = 0, waits: int = 0) -> None:
+    def check(self, *, launches: int, quick: int = 1, slow: int = 0, waits: int = 0, downloads: int = 0) -> None:
         """Nothing beyond these numbers. A failure names every line that asked for something."""
         slowly = Counter({key: count for key, count in self.uploads.items() if key[0] == "slow"})
         quickly = self.uploads - slowly
         found = {"launches": self.launches, "quick uploads": quickly, "slow uploads": slowly, "waits": self.waits}
-        for (what, counts), limit in zip(found.items(), (launches, quick, slow, waits), strict=True):
+        found["downloads"] = self.downloads
+        for (what, counts), limit in zip(found.items(), (launches, quick, slow, waits, downloads), strict=True):
             if counts.total() > limit:
                 raise AssertionError(f"{counts.total()} {what}, {limit} are allowed:\n{_listed(counts)}")
 
@@ -113,13 +122,40 @@ def _listed(counts: Counter[tuple[str, str]]) -> str:
 def traced() -> Iterator[DeviceTrace]:
     """Note what happens inside the block."""
     trace = DeviceTrace()
-    with _Functions(trace), _Operations(trace), patch("torch.cuda.device", _no_context):
+    streams = _Streams(trace)
+    fakes = {
+        "device": _no_context,
+        "stream": _no_context,
+        "Stream": streams,
+        "current_stream": streams,
+        "Event": streams,
+    }
+    with _Functions(trace), _Operations(trace), patch.multiple("torch.cuda", **fakes):
         yield trace
 
 
 @contextmanager
 def _no_context(_device: object) -> Iterator[None]:
     yield
+
+
+class _Streams:
+    """Stands in for streams and events, of which only one thing makes the host wait."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        self._trace = trace
+
+    def __call__(self, _device: object = None) -> _Streams:
+        return self
+
+    def record(self, _stream: object) -> None: ...
+
+    def wait_event(self, _event: object) -> None: ...
+
+    def wait_stream(self, _stream: object) -> None: ...
+
+    def synchronize(self) -> None:
+        self._trace.wait("event")
 
 
 def is_device(value: object) -> bool:
@@ -149,6 +185,8 @@ class _Functions(TorchFunctionMode):
                 return func(*args, **kwargs)
         if name == "pin_memory":
             return trace.pin(args[0].clone())
+        if name == "empty" and kwargs.get("pin_memory"):
+            return trace.pin(torch.zeros(*args, **{key: kwargs[key] for key in kwargs if key != "pin_memory"}))
         if name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__", "__len__"):
             return self._number(name, func, args, kwargs)
         if name == "__setitem__" and is_device(args[0]):
@@ -219,8 +257,11 @@ class _Operations(TorchDispatchMode):
             is_quick = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
             self._trace.upload(source, bool(is_quick))
             return args[0] if name == "copy_" else func(*args, **kwargs)
+        if name == "copy_":
+            self._trace.download(args[0], bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2])))
+            return args[0]
         self._trace.wait(name)
-        return args[0] if name == "copy_" else torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+        return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
 
     def _index(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor, indices = args[0], [each for each in args[1] if each is not None]
@@ -244,6 +285,8 @@ class Counted:
         trace = self._trace
 
         class Launcher:
+            arg_names = ()  # of kernels that take theirs by name
+
             def __getitem__(self, _grid: object) -> Any:
                 return lambda *args, **kwargs: trace.launch(name)
 

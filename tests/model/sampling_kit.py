@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bridle.engine.interfaces import Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.model.sampler import StandardSampler
 from bridle.sampling import SamplingParams
@@ -23,7 +24,7 @@ def run(
     rows: Sequence[SampleRow] = (),
     scores: Sequence[ScoreRun] = (),
     histories: dict[int, tuple[Sequence[int], int]] | None = None,
-    sampler: StandardSampler | None = None,
+    sampler: Sampler | None = None,
 ) -> StepResult:
     """One call of a sampler; sequences without a history have an empty one."""
     batch = SampleBatch(step=7, rows=list(rows), scores=list(scores))

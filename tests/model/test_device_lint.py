@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -19,6 +20,7 @@ from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, StepP
 from bridle.model import dense_layer, dense_model, guards
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import discover_geometry
@@ -42,9 +44,11 @@ def _agree(want: torch.Tensor, have: torch.Tensor) -> bool:
 
 
 class Trial:
-    """The executor over a model that is on no device, its layers fused or plain torch."""
+    """The executor over a model that is on no device, its layers and its draws fused or plain torch."""
 
-    def __init__(self, family: str, dtype: torch.dtype = torch.bfloat16, *, is_fused: bool = True) -> None:
+    def __init__(
+        self, family: str, dtype: torch.dtype = torch.bfloat16, *, is_fused: bool = True, is_plain: bool = False
+    ) -> None:
         checkpoint = inspect_checkpoint(tiny.cached_checkpoint(family))
         settings = guards.read_config(checkpoint)
         model = read_model(checkpoint, settings, dtype, CPU)
@@ -62,7 +66,9 @@ class Trial:
         if is_fused:
             short.fused = self.fused
         info = ExecutorInfo(family, geometry.vocab_size, 200, 64, BLOCK)
-        self.executor = LocalExecutor(info, runner, StandardSampler(), geometry.vocab_size, META)
+        self.sampler = DeviceSampler(META)
+        sampler = StandardSampler() if is_plain else self.sampler
+        self.executor = LocalExecutor(info, runner, sampler, geometry.vocab_size, META)
         self._step = 0
 
     def forward(self, rows: list[PlanRow], copies: list[BlockCopy] | None = None) -> DeviceTrace:
@@ -76,10 +82,19 @@ class Trial:
             self.executor.sample(SampleBatch(self._step, rows))
         return trace
 
+    def draw(self, rows: list[SampleRow]) -> DeviceTrace:
+        """Draws that nobody takes."""
+        logits = self.executor._logits
+        with self.traced() as trace:
+            self.sampler.draw(logits, SampleBatch(self._step, rows), self.executor._history)
+        return trace
+
     @contextmanager
     def traced(self) -> Iterator[DeviceTrace]:
         with traced() as trace:
-            self.kernel.__dict__["kernels"] = self.fused.__dict__["kernels"] = Counted(trace)
+            counted = Counted(trace)
+            for each in (self.kernel, self.fused, self.sampler._drawer):
+                each.__dict__["kernels"] = counted
             yield trace
 
 
@@ -152,6 +167,45 @@ MASK = mask_of([1, 2, 3], VOCAB)
 
 
 @pytest.mark.parametrize(
+    ("settings", "launches"),
+    [
+        ({"temperature": 0.0}, 2),
+        ({"temperature": 0.7}, 3),
+        ({"temperature": 0.7, "min_p": 0.1}, 3),
+        ({"temperature": 0.7, "top_p": 0.9}, 6),
+        ({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.1}, 6),
+        ({"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.1}, 5),
+        ({"temperature": 0.7, "logit_bias": {5: 1.0}}, 5),
+        ({"temperature": 0.0, "logprobs": 5}, 5),
+    ],
+)
+def test_a_draw_is_one_upload_one_download_and_the_wait_for_it(settings: dict[str, Any], launches: int) -> None:
+    trial = Trial("llama")
+    decoded(trial, 5)
+    rows = [SampleRow(n, n, SamplingParams(**settings)) for n in range(5)]
+    trial.sample(rows).check(launches=launches, quick=1, waits=1, downloads=1)
+    trial.draw(rows).check(launches=launches, quick=1, waits=0, downloads=1)
+
+
+def test_all_at_once_asks_for_no_more_than_each_needs() -> None:
+    trial = Trial("llama")
+    decoded(trial, 8)
+    usual = SamplingParams(top_p=0.9, presence_penalty=1.0, logit_bias={5: 1.0}, logprobs=5)
+    rows = [SampleRow(n, n, usual if n % 2 else SamplingParams(), mask=MASK) for n in range(8)]
+    trial.draw(rows).check(launches=13, quick=2, waits=0, downloads=1)
+
+
+def test_masks_are_one_upload_that_nobody_waits_for() -> None:
+    """... and none if they have been there before."""
+    trial = Trial("llama")
+    decoded(trial, 5)
+    others = [mask_of([n], VOCAB) for n in range(4)]
+    rows = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=mask) for n, mask in enumerate([None, *others])]
+    trial.sample(rows).check(launches=2, quick=2, waits=1, downloads=1)
+    trial.sample(rows).check(launches=2, quick=1, waits=1, downloads=1)
+
+
+@pytest.mark.parametrize(
     ("settings", "launches", "quick", "waits"),
     [
         ({"temperature": 0.0}, 7, 0, 1),
@@ -163,21 +217,33 @@ MASK = mask_of([1, 2, 3], VOCAB)
         ({"temperature": 0.0, "logprobs": 5}, 34, 1, 2),
     ],
 )
-def test_a_draw_waits_for_its_tokens_alone(settings: dict[str, float], launches: int, quick: int, waits: int) -> None:
+def test_without_kernels_a_draw_waits_for_its_tokens_alone(
+    settings: dict[str, Any], launches: int, quick: int, waits: int
+) -> None:
     """... and once more where a prefix of unknown length is kept, or log-probabilities are asked for."""
-    trial = Trial("llama")
+    trial = Trial("llama", is_plain=True)
     decoded(trial, 5)
-    rows = [SampleRow(n, n, SamplingParams(**settings)) for n in range(5)]  # type: ignore[arg-type]
+    rows = [SampleRow(n, n, SamplingParams(**settings)) for n in range(5)]
     trial.sample(rows).check(launches=launches, quick=quick, waits=waits)
 
 
-def test_masks_are_one_upload_that_nobody_waits_for() -> None:
-    trial = Trial("llama")
+def test_without_kernels_masks_are_one_upload_that_nobody_waits_for() -> None:
+    trial = Trial("llama", is_plain=True)
     decoded(trial, 5)
     all_masked = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=MASK) for n in range(5)]
     trial.sample(all_masked).check(launches=16, quick=1, waits=1)
     some_masked = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=MASK if n else None) for n in range(5)]
     trial.sample(some_masked).check(launches=18, quick=2, waits=1)
+
+
+def test_rows_of_rare_kinds_cost_the_others_no_launch() -> None:
+    trial = Trial("llama")
+    decoded(trial, 5)
+    rows = [SampleRow(n, n, SamplingParams(typical_p=0.5 if n == 3 else 1.0)) for n in range(5)]
+    trace = trial.draw(rows)
+    own = ("find_peaks", "weigh_parts", "pick")
+    assert sum(count for (what, _), count in trace.launches.items() if what in own) == len(own)
+    trace.check(launches=70, quick=4, waits=1, downloads=1)
 
 
 # -- the lint itself ---------------------------------------------------------------------------------------------

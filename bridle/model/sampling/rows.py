@@ -45,7 +45,7 @@ def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 # -- bias ----------------------------------------------------------------------------------------------------
 
-_Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 #: A bias that names more than one token in this many is kept as a whole row.
 _DENSE_SHARE = 16
 
@@ -55,12 +55,12 @@ class BiasTable:
     much of the vocabulary are a row that is added as it is."""
 
     def __init__(self) -> None:
-        self._arrays: OrderedDict[int, tuple[SamplingParams, _Pairs | torch.Tensor]] = OrderedDict()
+        self._arrays: OrderedDict[int, tuple[SamplingParams, Pairs | torch.Tensor]] = OrderedDict()
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
         """Add the request's `logit_bias` and then the row's own `bias`, in place. Tokens outside the
         vocabulary are ignored."""
-        pairs: list[tuple[int, _Pairs]] = []
+        pairs: list[tuple[int, Pairs]] = []
         for i, row in enumerate(rows):
             known = self._of(row.sampling, work, vocab) if row.sampling.logit_bias else None
             if isinstance(known, torch.Tensor):
@@ -68,9 +68,9 @@ class BiasTable:
             elif known is not None:
                 pairs.append((i, known))
         self._add(work, pairs, vocab)
-        self._add(work, [(i, _arrays(row.bias)) for i, row in enumerate(rows) if row.bias], vocab)
+        self._add(work, [(i, pairs_of(row.bias)) for i, row in enumerate(rows) if row.bias], vocab)
 
-    def _of(self, sampling: SamplingParams, work: torch.Tensor, vocab: int) -> _Pairs | torch.Tensor:
+    def _of(self, sampling: SamplingParams, work: torch.Tensor, vocab: int) -> Pairs | torch.Tensor:
         known = self._arrays.get(id(sampling))
         if known is None:
             known = (sampling, _prepared(sampling.logit_bias, work, vocab))
@@ -82,7 +82,7 @@ class BiasTable:
         return known[1]
 
     @staticmethod
-    def _add(work: torch.Tensor, entries: list[tuple[int, _Pairs]], vocab: int) -> None:
+    def _add(work: torch.Tensor, entries: list[tuple[int, Pairs]], vocab: int) -> None:
         if not entries:
             return
         row = np.concatenate([np.full(len(tokens), i) for i, (tokens, _) in entries])
@@ -93,10 +93,10 @@ class BiasTable:
         work.index_put_(where, upload(value[known], work.device), accumulate=True)
 
 
-def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> _Pairs | torch.Tensor:
+def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pairs | torch.Tensor:
     """A bias as arrays of tokens and values, or as a row [V] on the device of `work` if it names many tokens."""
     if not isinstance(bias, LogitBias):
-        return _arrays(tuple(bias.items()))
+        return pairs_of(tuple(bias.items()))
     tokens = np.frombuffer(bias.tokens, np.int64)
     values = np.frombuffer(bias.addends, np.float64).astype(np.float32)
     if len(tokens) * _DENSE_SHARE <= vocab:
@@ -107,7 +107,7 @@ def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> _Pai
     return upload(dense, work.device)
 
 
-def _arrays(pairs: Sequence[tuple[int, float]]) -> _Pairs:
+def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
     """Token and value arrays; values of a token named twice are added up here, in order."""
     total: dict[int, float] = {}
     for token, value in pairs:

@@ -1,0 +1,108 @@
+"""The sampler of a GPU: the usual draws in kernels, nobody waiting before their tokens are taken.
+
+Greedy draws, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and log-probabilities are the usual
+ones. Rows that ask for more (typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k
+beyond 128, packed biases, traces) are drawn by the standard sampler, one after the other and waited for, and so are the
+scores of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from bridle.engine.interfaces import Drawing, HistoryLookup
+from bridle.engine.plan import SampleBatch, StepResult
+from bridle.model.sampler import StandardSampler
+from bridle.model.sampling.columns import FixedTable
+from bridle.model.sampling.device_draw import DeviceDraws, Drawer
+from bridle.model.sampling.logprobs import parts
+from bridle.traced import Draw
+
+#: How many logits are worked on at once: tables and matrices of a draw take 4 bytes for each, at most four times over.
+MAX_ELEMENTS = 1 << 26
+
+
+class DeviceSampler:
+    """Implements `bridle.engine.interfaces.EarlySampler` on logits of one device."""
+
+    def __init__(self, device: torch.device, max_elements: int = MAX_ELEMENTS) -> None:
+        self._drawer = Drawer(device)
+        self._standard = StandardSampler()
+        self._fixed = FixedTable()
+        self._max_elements = max_elements
+
+    def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
+        """Answer every row and every score, as the standard sampler does."""
+        return self.draw(logits, batch, history).take()
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> Drawing:
+        """Launch the draws of `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual
+        ones; those that are not, and scores, are waited for, since nobody may need the logits afterwards."""
+        vocab = logits.shape[1]
+        is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
+        usual = [i for i, rare in enumerate(is_rare) if not rare]
+        drawn: list[_Usual] = []
+        for some in parts(usual, vocab, self._max_elements):
+            rows = [batch.rows[i] for i in some]
+            fixed = [self._fixed.of(row.sampling) for row in rows]
+            drawn.append(_Usual(some, self._drawer.start(logits, rows, fixed, history)))
+        rest = [i for i, rare in enumerate(is_rare) if rare]
+        if not rest and not batch.scores:
+            return _Drawing(batch, drawn)
+        others = replace(batch, rows=[batch.rows[i] for i in rest])
+        return _Drawing(batch, drawn, rest, self._standard(logits, others, history))
+
+
+@dataclass(slots=True)
+class _Usual:
+    """Rows of a batch that are being drawn."""
+
+    where: Sequence[int]
+    draws: DeviceDraws
+
+
+class _Drawing:
+    """Draws of a batch: the usual ones under way, the rest done."""
+
+    def __init__(
+        self, batch: SampleBatch, usual: list[_Usual], rest: Sequence[int] = (), others: StepResult | None = None
+    ) -> None:
+        self._batch, self._usual, self._rest, self._others = batch, usual, rest, others
+
+    @property
+    def tokens(self) -> torch.Tensor | None:
+        """The tokens on the device [rows], for whatever is launched behind these draws; None if they lie apart."""
+        is_one = len(self._usual) == 1 and self._others is None
+        return self._usual[0].draws.tokens if is_one else None
+
+    def take(self) -> StepResult:
+        """Wait for the tokens. The results are those of `batch.rows`, in order."""
+        num_rows = len(self._batch.rows)
+        result = StepResult(self._batch.step, [0] * num_rows, [None] * num_rows)
+        for each in self._usual:
+            tokens, logprobs = each.draws.take()
+            for i, token, logprob in zip(each.where, tokens, logprobs, strict=True):
+                result.tokens[i], result.logprobs[i] = token, logprob
+        if self._others is not None:
+            _add_others(result, self._rest, self._others)
+        return result
+
+
+def _add_others(result: StepResult, where: Sequence[int], others: StepResult) -> None:
+    """Put the results of rows `where` to their places in `result`."""
+    num_rows = len(result.tokens)
+    result.scores = others.scores
+    if others.mus:
+        result.mus = [0.0] * num_rows
+    draws: list[Draw | None] = [None] * num_rows if len(others.draws) else []
+    for slot, i in enumerate(where):
+        result.tokens[i], result.logprobs[i] = others.tokens[slot], others.logprobs[slot]
+        if others.mus:
+            result.mus[i] = others.mus[slot]
+        if draws:
+            draws[i] = others.draws[slot]
+    result.draws = draws

@@ -1,0 +1,207 @@
+"""What the kernels of a draw are told, in one array of words for one upload: the parameters of rows as columns, the
+histories that penalties count, and the biases of tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.plan import SampleRow
+from bridle.model.sampling.kinds import kind_of
+from bridle.model.sampling.penalties import Histories
+from bridle.model.sampling.rows import Pairs, pairs_of
+from bridle.native.sampling import MAX_BEST
+from bridle.sampling import LogitBias, SamplingParams
+
+#: Integers and floats of a row, and words of a span. `draw_kernels` reads them in this order.
+INTS, FLOATS, SPAN = 8, 5, 4
+_ALIGNED = 4  # words: sections begin at multiples of 16 bytes, whatever comes before
+_CACHED = 4096
+_SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
+_WORD = (1 << 64) - 1
+
+Words = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What sampling parameters say at every step. Rows that are `rare` are drawn by other code."""
+
+    sampling: SamplingParams  # held, so that its id stays its own
+    floats: tuple[float, float, float, float, float]
+    bias: Pairs | None
+    is_rare: bool
+    is_greedy: bool
+
+
+def fixed_of(sampling: SamplingParams) -> Fixed:
+    """Look at parameters once."""
+    kind = kind_of(sampling)
+    is_rare = kind.is_bent and not kind.is_greedy
+    is_rare |= sampling.has_dry or sampling.watermark is not None or isinstance(sampling.logit_bias, LogitBias)
+    temperature = 0.0 if kind.is_greedy else max(sampling.temperature, _SMALLEST_TEMPERATURE)
+    floor = torch.tensor(sampling.min_p, dtype=torch.float32).log().item()  # the largest logit is 0
+    penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+    bias = None if is_rare or not sampling.logit_bias else pairs_of(tuple(sampling.logit_bias.items()))
+    return Fixed(sampling, (temperature, floor, *penalties), bias, is_rare, kind.is_greedy)
+
+
+class FixedTable:
+    """`Fixed` by parameters, which are the same objects at every step of a request."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Fixed] = OrderedDict()
+
+    def of(self, sampling: SamplingParams) -> Fixed:
+        known = self._known.get(id(sampling))
+        if known is None:
+            known = self._known[id(sampling)] = fixed_of(sampling)
+            if len(self._known) > _CACHED:
+                self._known.popitem(last=False)
+        return known
+
+    def is_rare(self, row: SampleRow, vocab: int) -> bool:
+        """Whether the kernels cannot draw this row, from so many logits."""
+        fixed = self.of(row.sampling)
+        is_long = MAX_BEST < row.sampling.top_k < vocab and not fixed.is_greedy
+        return fixed.is_rare or is_long or row.num_traced > 0
+
+
+class Section(NamedTuple):
+    """Words `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Columns:
+    """The words of some rows, and what lies where. `told` are the rows that tell log-probabilities, `num_best` how many
+    of the best tokens they tell; `cut` are the rows of which top-k or top-p keep a part."""
+
+    words: Words
+    doubles: Section
+    longs: Section
+    ints: Section
+    floats: Section
+    histories: Section
+    biases: Section
+    cut_rows: Section
+    told_rows: Section
+    longest_history: int
+    longest_bias: int
+    cut: list[int]
+    told: list[int]
+    num_best: int
+    has_draws: bool
+
+
+class _Writer:
+    """Sections one behind the other."""
+
+    def __init__(self) -> None:
+        self._parts: list[Words] = []
+        self._size = 0
+
+    def add(self, values: npt.NDArray[np.generic]) -> Section:
+        words = np.ascontiguousarray(values).reshape(-1).view(np.int32)
+        start, stop = self._size, self._size + len(words)
+        padding = -stop % _ALIGNED
+        self._parts += [words, np.zeros(padding, np.int32)] if padding else [words]
+        self._size = stop + padding
+        return Section(start, stop)
+
+    def words(self) -> Words:
+        return np.concatenate(self._parts)
+
+
+def columns_of(
+    rows: Sequence[SampleRow],
+    fixed: Sequence[Fixed],
+    mask_slots: Sequence[int],
+    vocab: int,
+    histories: Histories,
+    history: HistoryLookup,
+) -> Columns:
+    """Describe `rows` to the kernels; row i has its mask in `mask_slots[i]`, -1 for none."""
+    params = [row.sampling for row in rows]
+    ints = _ints(rows, mask_slots, vocab)
+    cut = [i for i, p in enumerate(params) if (ints[i, 5] or p.top_p < 1.0) and not fixed[i].is_greedy]
+    ints[cut, 6] = range(len(cut))
+    told = [i for i, p in enumerate(params) if p.logprobs is not None]
+    writer = _Writer()
+    draws = [number & _WORD for row in rows for number in (row.key, row.draw)]
+    doubles = writer.add(np.array([p.top_p for p in params]))
+    longs = writer.add(np.array(draws, np.uint64))
+    floats = writer.add(np.array([each.floats for each in fixed], np.float32))
+    spans, longest_history = _write_histories(writer, rows, ints, histories, history)
+    addends, longest_bias = _write_biases(writer, rows, fixed, ints)
+    return Columns(
+        doubles=doubles,
+        longs=longs,
+        floats=floats,
+        histories=writer.add(spans),
+        biases=writer.add(addends),
+        ints=writer.add(ints),
+        cut_rows=writer.add(np.array(cut, np.int32)),
+        told_rows=writer.add(np.array([(i, _is_processed(params[i])) for i in told], np.int32)),
+        words=writer.words(),
+        longest_history=longest_history,
+        longest_bias=longest_bias,
+        cut=cut,
+        told=told,
+        num_best=min(vocab, max([1] + [params[i].logprobs or 0 for i in told])),
+        has_draws=not all(each.is_greedy for each in fixed),
+    )
+
+
+def _ints(rows: Sequence[SampleRow], mask_slots: Sequence[int], vocab: int) -> Words:
+    """The integers of rows, but for the slots of what not every row has."""
+    ints = np.full((len(rows), INTS), -1, np.int32)
+    ints[:, 0] = [row.logits_index for row in rows]
+    ints[:, 1] = mask_slots
+    ints[:, 5] = [row.sampling.top_k if 0 < row.sampling.top_k < vocab else 0 for row in rows]
+    return ints
+
+
+def _is_processed(sampling: SamplingParams) -> bool:
+    return sampling.logprobs_mode == "processed"
+
+
+def _write_histories(
+    writer: _Writer, rows: Sequence[SampleRow], ints: Words, histories: Histories, history: HistoryLookup
+) -> tuple[Words, int]:
+    """The tokens that penalties count: spans [histories, SPAN], and the longest one."""
+    spans: list[tuple[int, int, int, int]] = []
+    for i, row in enumerate(rows):
+        if row.sampling.has_penalties:
+            tokens, num_prompt = history(row)
+            section = writer.add(histories.array(row.seq_id, tokens).astype(np.int32))
+            ints[i, 2] = len(spans)
+            spans.append((section.start, num_prompt, section.stop - section.start, 0))
+    return np.array(spans, np.int32).reshape(-1, SPAN), max([0] + [span[2] for span in spans])
+
+
+def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fixed], ints: Words) -> tuple[Words, int]:
+    """The biases of requests and those of the rows' own: spans [biases, SPAN], and the longest one."""
+    spans: list[tuple[int, int, int, int]] = []
+    for i, row in enumerate(rows):
+        for place, pairs in ((3, fixed[i].bias), (4, pairs_of(row.bias) if row.bias else None)):
+            if pairs is not None:
+                tokens, values = pairs
+                section = writer.add(np.concatenate([_small(tokens), values.view(np.int32)]))
+                ints[i, place] = len(spans)
+                spans.append((section.start, len(tokens), 0, 0))
+    return np.array(spans, np.int32).reshape(-1, SPAN), max([0] + [span[1] for span in spans])
+
+
+def _small(tokens: npt.NDArray[np.int64]) -> Words:
+    """Tokens in 32 bits; what does not fit is none of the vocabulary."""
+    return np.where((tokens >= 0) & (tokens < 1 << 31), tokens, -1).astype(np.int32)

@@ -1,0 +1,253 @@
+"""Draws on a GPU, from the logits to numbers in the host's memory, in kernels of our own.
+
+All that a draw is told comes in one copy, all that it answers goes in one, and the host waits for nothing in between.
+A row is read where the model left it: bias, mask and penalties are applied to each logit as it is read, again in each
+of the kernels, since that takes less than to write a matrix down. Only rows that are cut (top-k, top-p) or that tell
+log-probabilities are written, because the best of them are looked for.
+
+1. `count_tokens` and `place_biases`, where rows ask for them: tables over the vocabulary.
+2. `find_peaks`: the largest logit of each part of a row.
+3. `weigh_parts`: the weight of each part, in whole numbers; for cut rows `find_edges` and then the weights anew.
+4. `pick`: the part, and the token in it, that the row's random number falls on.
+5. `copy_told` and `tell`, for log-probabilities.
+
+Whole numbers have the same sum however they are added, so a row's token depends on nothing that shares its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.plan import SampleRow
+from bridle.lora.fused import Machine
+from bridle.model.sampling.columns import SPAN, Columns, Fixed, Section, columns_of
+from bridle.model.sampling.logprobs import place_of
+from bridle.model.sampling.mask_ring import MaskRing
+from bridle.model.sampling.penalties import Histories
+from bridle.model.sampling.weights import UNIT
+from bridle.model.uploads import Download, upload
+from bridle.native.sampling import MAX_BEST
+from bridle.outputs import Logprob
+
+#: Columns of a part, and tokens of a history or a bias that a program takes.
+PART, BLOCK = 4096, 1024
+#: Products are not fused unless a kernel says so: every GPU then gives the same bits.
+_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+_MIN_BLOCK = 16
+_ALIGNED = 16  # bytes
+
+
+class Field(NamedTuple):
+    """Numbers of an answer: where their bytes begin, their type and their shape."""
+
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.dtype.itemsize * int(np.prod(self.shape))
+
+    def of(self, data: Tensor) -> Tensor:
+        """These numbers of the answer's bytes."""
+        return data[self.start : self.stop].view(self.dtype).view(self.shape)
+
+
+class Answer:
+    """Where what lies in the bytes of an answer."""
+
+    def __init__(self, num_rows: int, num_told: int, num_parts: int, num_best: int) -> None:
+        self.num_bytes = 0
+        self.tokens = self._field(torch.int64, num_rows)
+        self.chosen = self._field(torch.float32, num_told)
+        self.sums = self._field(torch.int64, num_told, num_parts)
+        self.ranks = self._field(torch.int64, num_told, num_parts)
+        self.best = self._field(torch.int64, num_told, num_best)
+
+    def _field(self, dtype: torch.dtype, *shape: int) -> Field:
+        field = Field(self.num_bytes, dtype, shape)
+        self.num_bytes = field.stop + -field.stop % _ALIGNED
+        return field
+
+
+class DeviceDraws:
+    """Draws that are under way."""
+
+    def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: Answer, data: Tensor) -> None:
+        self._rows, self._told, self._answer = rows, told, answer
+        self.tokens = answer.tokens.of(data)  # [rows], on the device: there once the draws are
+        self._download = Download(data)
+
+    def take(self) -> tuple[list[int], list[Logprob | None]]:
+        """Wait for the tokens and their log-probabilities."""
+        data = self._download.wait()
+        tokens: list[int] = self._answer.tokens.of(data).tolist()
+        logprobs: list[Logprob | None] = [None] * len(tokens)
+        for i, values in zip(self._told, self._places(data), strict=True):
+            if tokens[i] >= 0:
+                logprobs[i] = Logprob(tokens[i], *place_of(values, self._rows[i].sampling.logprobs or 0))
+        return tokens, logprobs
+
+    def _places(self, data: Tensor) -> list[list[float]]:
+        """What `place_of` reads, for each row that tells."""
+        if not self._told:
+            return []
+        answer = self._answer
+        best, places = _read_keys(answer.best.of(data).numpy())
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows from which nothing can be drawn
+            norms = best[:, :1] + np.log(answer.sums.of(data).sum(1, keepdim=True).double().numpy() / UNIT)
+            chosen = answer.chosen.of(data).double().numpy()[:, None] - norms
+            ranks = answer.ranks.of(data).sum(1, keepdim=True).double().numpy() + 1
+            found: list[list[float]] = np.concatenate([chosen, ranks, best - norms, places], 1).tolist()
+        return found
+
+
+class Drawer:
+    """Starts draws on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._machine = Machine(device)
+        self._histories = Histories()
+        self._ring = MaskRing(device)
+
+    @cached_property
+    def kernels(self) -> Any:
+        """Takes a moment, and Triton."""
+        from bridle.model.sampling import draw_kernels
+
+        return draw_kernels
+
+    def start(
+        self, logits: Tensor, rows: Sequence[SampleRow], fixed: Sequence[Fixed], history: HistoryLookup
+    ) -> DeviceDraws:
+        """Draw a token for each of `rows` from `logits` [R, V]; none of them is rare. Returns at once."""
+        vocab = logits.shape[1]
+        with self._machine.chosen():
+            slots = self._ring.place([row.mask for row in rows], vocab)
+            columns = columns_of(rows, fixed, slots, vocab, self._histories, history)
+            step = _Step(self.kernels, logits, len(rows), columns, self._ring.masks)
+            step.run()
+            self._ring.release()
+            return DeviceDraws(rows, columns.told, step.answer, step.data)
+
+
+class _Step:
+    """The launches for some rows: kernels take by name what they ask for of what there is."""
+
+    def __init__(self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor) -> None:
+        self._kernels, self._columns, self._device = kernels, columns, logits.device
+        self._num_rows, self._vocab = num_rows, logits.shape[1]
+        self._num_parts = -(-self._vocab // PART)
+        self.answer = Answer(num_rows, len(columns.told), self._num_parts, columns.num_best)
+        self.data = self._empty(torch.uint8, self.answer.num_bytes)
+        self._given: dict[str, Any] = {
+            "logits": logits.contiguous(),
+            "masks": masks,
+            "mask_words": masks.shape[-1],
+            "tokens": self.answer.tokens.of(self.data),
+            "vocab": self._vocab,
+            "num_parts": self._num_parts,
+            "num_heads": min(MAX_BEST, self._vocab),
+            "num_best": columns.num_best,
+            "part": PART,
+            "block": BLOCK,
+            "block_parts": _block_of(self._num_parts),
+            "block_heads": MAX_BEST,
+        }
+        self._read_columns()
+        self._make_scratch()
+
+    def run(self) -> None:
+        self._fill_tables()
+        grid = (self._num_rows, self._num_parts)
+        self._launch("find_peaks", *grid)
+        if self._columns.cut:
+            self._launch("weigh_parts", *grid, is_last=False)
+            self._given["heads"] = self._given["work"].topk(self._given["num_heads"]).values
+            self._launch("find_edges", len(self._columns.cut))
+        if self._columns.has_draws:
+            self._launch("weigh_parts", *grid, is_last=True)
+        self._launch("pick", self._num_rows)
+        if self._columns.told:
+            self._tell()
+
+    def _read_columns(self) -> None:
+        words, columns = upload(self._columns.words, self._device), self._columns
+        self._given |= {
+            "words": words,
+            "doubles": _part_of(words, columns.doubles).view(torch.float64),
+            "longs": _part_of(words, columns.longs).view(torch.int64),
+            "ints": _part_of(words, columns.ints),
+            "floats": _part_of(words, columns.floats).view(torch.float32),
+            "histories": _part_of(words, columns.histories),
+            "addends": _part_of(words, columns.biases),
+            "cut_rows": _part_of(words, columns.cut_rows),
+            "told": _part_of(words, columns.told_rows),
+        }
+
+    def _make_scratch(self) -> None:
+        shape, num_cut = (self._num_rows, self._num_parts), len(self._columns.cut)
+        self._given |= {
+            "peaks": self._empty(torch.float32, *shape),
+            "places": self._empty(torch.int32, *shape),
+            "sums": self._empty(torch.int64, *shape),
+            "equals": self._empty(torch.int32, *shape),
+            "work": self._empty(torch.float32, num_cut, self._vocab),
+            "edges": self._empty(torch.float32, num_cut),
+            "rooms": self._empty(torch.int64, num_cut),
+        }
+
+    def _fill_tables(self) -> None:
+        columns = self._columns
+        for kernel, name, table, dtype, longest in (
+            ("count_tokens", "histories", "counts", torch.int32, columns.longest_history),
+            ("place_biases", "addends", "biases", torch.float32, columns.longest_bias),
+        ):
+            num_spans = self._given[name].shape[0] // SPAN
+            self._given[table] = self._empty(dtype, num_spans, self._vocab)
+            if num_spans:
+                self._given[table].zero_()
+                if longest:
+                    self._launch(kernel, num_spans, -(-longest // BLOCK))
+
+    def _tell(self) -> None:
+        num_told, answer, given = len(self._columns.told), self.answer, self._given
+        given["keys"] = self._empty(torch.int64, num_told, self._vocab)
+        self._launch("copy_told", num_told, self._num_parts)
+        best = answer.best.of(self.data)
+        torch.topk(given["keys"], self._columns.num_best, out=(best, torch.empty_like(best)))
+        given |= {"best": best, "chosen": answer.chosen.of(self.data)}
+        given |= {"told_sums": answer.sums.of(self.data), "ranks": answer.ranks.of(self.data)}
+        self._launch("tell", num_told, self._num_parts)
+
+    def _launch(self, name: str, *grid: int, **more: Any) -> None:
+        kernel, given = getattr(self._kernels, name), self._given | more
+        kernel[grid](**{each: given[each] for each in kernel.arg_names}, **_OPTIONS)
+
+    def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Memory; some, too, where there is nothing to keep, since a kernel takes a pointer in any case."""
+        return torch.empty(shape if all(shape) else (_MIN_BLOCK,), dtype=dtype, device=self._device)
+
+
+def _read_keys(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The logits of keys [n, k] and their places."""
+    bits = (keys >> 32).astype(np.int32)
+    logits = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(np.int32).view(np.float32)
+    return logits.astype(np.float64), (0x7FFFFFFF - (keys & 0xFFFFFFFF)).astype(np.float64)
+
+
+def _part_of(words: Tensor, section: Section) -> Tensor:
+    return words[section.start : section.stop]
+
+
+def _block_of(number: int) -> int:
+    """A power of two that holds so many."""
+    return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

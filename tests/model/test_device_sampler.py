@@ -1,0 +1,241 @@
+"""The sampler of a GPU: what its kernels are told, the ring of masks, and when it is chosen; and, where Triton is, the
+kernels themselves: in its interpreter, and compiled for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.engine.decision import mask_of
+from bridle.engine.interfaces import EarlySampler
+from bridle.engine.plan import SampleRow
+from bridle.lora import adapter_kernel
+from bridle.model.device_sampler import DeviceSampler
+from bridle.model.sampler import StandardSampler
+from bridle.model.sampler_trial import find_problem, tried_sampler
+from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTable, Section, columns_of
+from bridle.model.sampling.mask_ring import MaskRing
+from bridle.model.sampling.penalties import Histories
+from bridle.sampling import LogitBias, SamplingParams
+from tests.model.sampling_kit import row
+from tests.sources import ROOT
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+VOCAB = 300
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+
+
+# -- the choice --------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_without_triton_draws_in_plain_torch_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: None)
+    assert isinstance(tried_sampler(CUDA, torch.bfloat16, VOCAB), StandardSampler)
+    assert "tokens are drawn in plain torch on cuda, not in kernels: that needs Triton" in caplog.text
+
+
+def test_the_trial_tells_samplers_that_fail_or_differ() -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    def greedy(logits: torch.Tensor, batch: Any, history: Any) -> Any:
+        result = StandardSampler()(logits, batch, history)
+        result.tokens = [int(logits[each.logits_index].argmax()) for each in batch.rows]
+        return result
+
+    def silent(*given: Any) -> Any:
+        result = StandardSampler()(*given)
+        result.logprobs = [None] * len(result.tokens)
+        return result
+
+    assert find_problem(StandardSampler(), CPU, torch.bfloat16, VOCAB) is None
+    assert find_problem(broken, CPU, torch.float32, VOCAB) == "RuntimeError: no such instruction"
+    assert "was drawn in place of" in str(find_problem(greedy, CPU, torch.float32, VOCAB))
+    assert "None was told in place of Logprob" in str(find_problem(silent, CPU, torch.float32, VOCAB))
+
+
+def test_it_need_not_be_waited_for() -> None:
+    assert isinstance(DeviceSampler(CPU), EarlySampler)
+    assert not isinstance(StandardSampler(), EarlySampler)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_rare"),
+    [
+        ({"temperature": 0.5, "top_k": 128, "top_p": 0.9, "min_p": 0.1, "logprobs": 5}, False),
+        ({"repetition_penalty": 1.1, "logit_bias": {1: 2.0}}, False),
+        ({"top_k": 129}, True),
+        ({"top_k": VOCAB}, False),  # keeps everything
+        ({"top_k": 129, "temperature": 0.0}, False),
+        ({"typical_p": 0.9}, True),
+        ({"typical_p": 0.9, "mirostat": 2, "temperature": 0.0}, False),  # of what is greedy these mean nothing
+        ({"mirostat": 2}, True),
+        ({"dry_multiplier": 0.8, "temperature": 0.0}, True),
+        ({"logit_bias": LogitBias.of(dict.fromkeys(range(290), 1.0))}, True),
+    ],
+)
+def test_which_rows_the_kernels_draw(fields: dict[str, Any], is_rare: bool) -> None:
+    table = FixedTable()
+    assert table.is_rare(row(**fields), VOCAB) is is_rare
+    assert table.is_rare(SampleRow(0, 0, SamplingParams(**fields), num_traced=1), VOCAB)
+
+
+# -- what kernels are told ---------------------------------------------------------------------------------------
+
+
+def described(rows: list[SampleRow], slots: list[int], histories: dict[int, tuple[list[int], int]]) -> Columns:
+    table = FixedTable()
+    fixed = [table.of(each.sampling) for each in rows]
+    return columns_of(rows, fixed, slots, VOCAB, Histories(), lambda each: histories[each.seq_id])
+
+
+def numbers(columns: Columns, section: Section, dtype: Any, width: int = 1) -> list[list[Any]]:
+    found: list[list[Any]] = columns.words[section.start : section.stop].view(dtype).reshape(-1, width).tolist()
+    return found
+
+
+def test_columns_say_what_rows_ask_for() -> None:
+    rows = [
+        row(4, key=-1, draw=2**63 + 5, temperature=0.0, top_p=0.5, logprobs=3),
+        row(7, key=9, temperature=1e-40, top_k=20, min_p=0.25, bias=((5, 1.5), (5, 1.0), (2**40, 1.0))),
+        row(2, top_k=5000, repetition_penalty=1.5, logit_bias={3: -math.inf}, logprobs=0, logprobs_mode="processed"),
+        row(2, presence_penalty=0.5, frequency_penalty=-0.5, top_p=0.75),
+    ]
+    columns = described(rows, [-1, 6, 0, -1], {2: ([1, 2, 3], 2)})
+    assert numbers(columns, columns.doubles, np.float64) == [[0.5], [1.0], [1.0], [0.75]]
+    assert numbers(columns, columns.longs, np.uint64, 2) == [[2**64 - 1, 2**63 + 5], [9, 0], [0, 0], [0, 0]]
+    ints = [each[:7] for each in numbers(columns, columns.ints, np.int32, INTS)]
+    assert ints == [
+        [4, -1, -1, -1, -1, 0, -1],
+        [7, 6, -1, -1, 0, 20, 0],
+        [2, 0, 0, 1, -1, 0, -1],
+        [2, -1, 1, -1, -1, 0, 1],
+    ]
+    floats = np.array(numbers(columns, columns.floats, np.float32, FLOATS))
+    assert floats[:, 0] == pytest.approx([0.0, 1e-30, 1.0, 1.0])
+    assert floats[:, 1] == pytest.approx([-math.inf, math.log(0.25), -math.inf, -math.inf])
+    assert floats[:, 2:] == pytest.approx(np.array([[1, 0, 0], [1, 0, 0], [1.5, 0, 0], [1, 0.5, -0.5]]))
+    for start, num_prompt, length, _ in numbers(columns, columns.histories, np.int32, SPAN):
+        assert (columns.words[start : start + length].tolist(), num_prompt) == ([1, 2, 3], 2)
+    assert columns.longest_history == 3
+    biases = numbers(columns, columns.biases, np.int32, SPAN)
+    told = [columns.words[start : start + 2 * length] for start, length, _, _ in biases]
+    assert [words[: len(words) // 2].tolist() for words in told] == [[5, -1], [3]]
+    assert [words[len(words) // 2 :].view(np.float32).tolist() for words in told] == [[2.5, 1.0], [-math.inf]]
+    assert numbers(columns, columns.cut_rows, np.int32) == [[1], [3]]
+    assert numbers(columns, columns.told_rows, np.int32, 2) == [[0, 0], [2, 1]]
+    assert (columns.cut, columns.told, columns.num_best) == ([1, 3], [0, 2], 3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), min_size=1, max_size=9))
+def test_sections_begin_where_kernels_load_most_at_once(kinds: list[tuple[int, bool, bool]]) -> None:
+    rows = [
+        row(n, frequency_penalty=0.5 if length else 0.0, top_p=0.5 if cut else 1.0, logprobs=1 if tells else None)
+        for n, (length, cut, tells) in enumerate(kinds)
+    ]
+    columns = described(rows, [-1] * len(rows), {n: ([5] * length, 0) for n, (length, _, _) in enumerate(kinds)})
+    sections = [columns.doubles, columns.longs, columns.ints, columns.floats, columns.histories, columns.biases]
+    sections += [columns.cut_rows, columns.told_rows]
+    sections += [Section(span[0], span[0] + span[2]) for span in numbers(columns, columns.histories, np.int32, SPAN)]
+    assert all(section.start % 4 == 0 for section in sections)
+    used = sorted(section for section in sections if section.stop > section.start)
+    assert all(one.stop <= other.start for one, other in pairwise(used))
+
+
+# -- masks -------------------------------------------------------------------------------------------------------
+
+
+def bits(mask: bytes, num_words: int) -> list[int]:
+    return np.frombuffer(mask[: 4 * num_words].ljust(4 * num_words, b"\0"), np.int32).tolist()
+
+
+MASKS = [mask_of(range(n, VOCAB, 1 + n % 5), VOCAB) for n in range(60)] + [b"", b"\xff", bytes(500)]
+
+
+@given(st.lists(st.lists(st.none() | st.sampled_from(MASKS), min_size=1, max_size=30), min_size=1, max_size=12))
+def test_slots_hold_the_masks_of_the_step(steps: list[list[bytes | None]]) -> None:
+    ring = MaskRing(CPU)
+    num_words = -(-VOCAB // 32)
+    for masks in steps:
+        slots = ring.place([None if mask is None else bytes(bytearray(mask)) for mask in masks], VOCAB)
+        assert [slot < 0 for slot in slots] == [mask is None for mask in masks]
+        for mask, slot in zip(masks, slots, strict=True):
+            if mask is not None:
+                assert ring.masks[slot].tolist() == bits(mask, num_words)
+        ring.release()
+
+
+def test_a_mask_that_is_there_is_not_copied_again() -> None:
+    ring = MaskRing(CPU)
+    fixed, other = mask_of([1, 2], VOCAB), mask_of([5], VOCAB)
+    slots = ring.place([fixed, other, bytes(bytearray(fixed)), fixed], VOCAB)
+    assert slots == [0, 1, 0, 0]
+    ring.masks.fill_(77)
+    assert ring.place([bytes(bytearray(other)), None, fixed], VOCAB) == [1, -1, 0]
+    assert ring.masks.eq(77).all()
+    assert ring.place([mask_of([7], VOCAB)], VOCAB) == [2]
+
+
+def test_a_wider_vocabulary_and_larger_steps_get_a_new_ring() -> None:
+    ring = MaskRing(CPU)
+    ring.place([MASKS[0]], VOCAB)
+    wide = mask_of([1000], 1001)
+    slots = ring.place([wide], 1001)
+    assert ring.masks[slots[0]].tolist() == bits(wide, 32)
+    many = [mask_of([n], 1001) for n in range(200)]
+    slots = ring.place(many, 1001)
+    assert ring.masks[slots].tolist() == [bits(mask, 32) for mask in many]
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_laws_hold_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/model/draw_laws.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(80, "bf16"), (86, "fp16"), (90, "bf16"), (90, "fp32"), (100, "bf16")]
+)
+def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, within the registers that one program may have, and with no operation that is only about right."""
+    from tests.lora.compiled import SHARED_MEMORY, usage
+    from tests.model.draw_compiled import compile_all
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel in compile_all(capability, dtype):
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability], kernel.name
+        registers, spilled = usage(kernel, capability, tmp_path)
+        assert registers <= 128, kernel.name  # two programs of 8 warps at a time
+        assert not spilled, kernel.name
+        code = kernel.asm["ptx"]
+        for inexact in ("approx", "div.full", ".ftz"):
+            assert inexact not in code, f"{kernel.name} computes with {inexact}"
+        if kernel.name not in ("count_tokens", "place_biases"):
+            is_wide = "ld.global.v4" in code or "ld.global.v2.b64" in code
+            assert is_wide, f"{kernel.name} does not load 16 bytes at a time"
