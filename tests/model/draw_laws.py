@@ -169,7 +169,16 @@ def test_steps_do_not_disturb_each_other() -> None:
         for step in range(30)
     ]
     drawings = [sampler.draw(LOGITS, SampleBatch(7, batch), lambda row: ((), 0)) for batch in batches]
-    assert [each.take().tokens for each in drawings] == [run(LOGITS, batch).tokens for batch in batches]
+    wanted = [run(LOGITS, batch).tokens for batch in batches]
+    assert [each.tokens.tolist() for each in drawings] == wanted  # what the next step would take
+    assert [each.take().tokens for each in drawings] == wanted
+
+
+def test_tokens_that_lie_apart_have_to_be_waited_for() -> None:
+    usual, rare = row(0, top_k=9), row(1, typical_p=0.5)
+    drawing = DeviceSampler(CPU).draw(LOGITS, SampleBatch(7, [usual, rare]), lambda row: ((), 0))
+    assert drawing.tokens is None
+    assert drawing.take().tokens == run(LOGITS, [usual, rare]).tokens
 
 
 @settings(max_examples=10)
