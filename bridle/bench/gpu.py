@@ -59,11 +59,13 @@ class Bench:
 
 
 def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
-    """Parts whose names contain one of `settings.parts`, and about how long each takes: no longer than it may."""
+    """Parts whose names contain one of `settings.parts`, and about how long each takes: no longer than it may. A sixth
+    of it is Python's: loading, and tracing kernels."""
     chosen = {name: most for name, most in PARTS.items() if _is_wanted(name, settings)}
     if not chosen:
         raise InvalidRequest(f"no part is called {settings.parts[0]!r}; there are {', '.join(PARTS)}", "parts")
-    return {name: 2.0 if settings.quick else 0.6 * most for name, most in chosen.items()}
+    usual = {name: 2.0 if settings.quick else 0.6 * most for name, most in chosen.items()}
+    return {name: min(5 * each / 6 + limits.python(each / 6), chosen[name]) for name, each in usual.items()}
 
 
 def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
