@@ -179,15 +179,16 @@ def _generated(plan: Race, device: torch.device, dtype: torch.dtype, has_time: C
             if not has_time():
                 return
             prompts = prompts_of(batch, context, vocab_size)
+            peer.generate(prompts, 1)  # the first run of a shape takes longer
             first, full = (peer.generate(prompts, count).seconds for count in (1, plan.peer_steps + 1))
-            step = max(full - first, 1e-9) / plan.peer_steps
+            step = (full - first) / plan.peer_steps if full > first else None  # else lost in noise
             yield {
                 "what": "decode",
                 "peer": "generate",
                 "batch": batch,
                 "context": context,
-                "tokens_per_second": batch / step,
-                "step_ms": 1e3 * step,
+                "tokens_per_second": step and batch / step,
+                "step_ms": step and 1e3 * step,
                 "prompts_seconds": first,
             }
     finally:
