@@ -236,10 +236,11 @@ def test_a_runtime_that_does_not_know_of_clones_steers_as_before(pool: RuntimePo
 def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> None:
     """Its sequences end with the reason; those of a runtime that goes on are steered again."""
     steered = steer(pool)
-    truth = say_all(pool, CHATTY, max_tokens=60)[1][0]
+    truth = say_all(pool, CHATTY, max_tokens=120)[1][0]
     assert isinstance(truth, list)
     for name in ("a", "b"):
-        steered.add(name, CHATTY, max_tokens=60, temperature=1.0, seed=3, speculate=4, prediction_ids=tuple(truth))
+        steered.add(name, CHATTY, max_tokens=120, temperature=1.0, seed=3, speculate=4, prediction_ids=tuple(truth))
+    steered.run(lambda: all(map(steered.tokens, ("a", "b"))))  # before that a guest may not be there to be killed
     steered.run(lambda: steered.engine.statistics().num_accepted_tokens > 0)
     assert pool.runtime_pid is not None
     for pid in workers(pool):
@@ -249,7 +250,7 @@ def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> No
         assert steered.end(name).reason is FinishReason.ERROR
         assert "the process died" in str(steered.end(name).error)
         assert steered.tokens(name) == truth[: len(steered.tokens(name))]
-    assert say_all(pool, CHATTY, max_tokens=60, speculate=4, prediction_ids=tuple(truth))[1][0] == truth
+    assert say_all(pool, CHATTY, max_tokens=120, speculate=4, prediction_ids=tuple(truth))[1][0] == truth
 
 
 # -- clones in this process ---------------------------------------------------------------------------------------
