@@ -42,7 +42,8 @@ def test_two_engines_on_a_local_ray() -> None:
     source = SCRIPT.read_text()
     with tempfile.TemporaryDirectory(prefix="br-") as folder:  # Ray's sockets lie in it, so its name is short
         command = [str(python_with_ray()), str(SCRIPT), folder]
-        done = subprocess.run(command, text=True, capture_output=True, timeout=1700, env=os.environ | SETTINGS)
+        own = os.environ | SETTINGS | {"TMPDIR": folder}  # its dashboard, which is killed, leaves sockets behind
+        done = subprocess.run(command, text=True, capture_output=True, timeout=1700, env=own)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert done.stdout.count(" ok\n") == source.count("\ndef check_") > 0
