@@ -8,11 +8,13 @@ written. Who owns which block is the engine's business.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.native.lasting import lasting
 from bridle.native.layers import Pool
 
 
@@ -34,8 +36,8 @@ class LayerCache:
         slots, heads = num_blocks * block_size, shape.num_kv_heads
         self.block_size = block_size
         # Uninitialized on purpose: pages are touched only when used, so a large pool costs nothing at start-up.
-        self.keys = torch.empty(slots, heads, shape.key_dim, dtype=dtype, device=device)
-        self.values = torch.empty(slots, heads, shape.value_dim, dtype=dtype, device=device)
+        self.keys = _room((slots, heads, shape.key_dim), dtype, device)
+        self.values = _room((slots, heads, shape.value_dim), dtype, device)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
         self.values_by_head = self.values.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, Dv], a view
         self.key_scales: Tensor | None = None
@@ -91,6 +93,12 @@ class LayerCache:
         for pool in self.parts:
             blocks = pool.view(-1, self.block_size * pool[0].numel())  # [blocks, numbers]
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+
+def _room(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return lasting(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,6 +19,7 @@ from bridle.model.hidden import HeadInput
 from bridle.model.media_encoder import Features
 from bridle.model.packing import PackedStep
 from bridle.model.text_part import TextPart
+from bridle.native.threads import torch_alone
 
 
 class ModelRunner:
@@ -29,6 +31,7 @@ class ModelRunner:
         self._short = try_lower_model(model)
         if self._short is not None:
             self._short.fuse(attention)
+        self._is_native = self._short is not None and self._short.native is not None and attention.is_native
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
@@ -51,7 +54,7 @@ class ModelRunner:
         attention = self.attention
         attention.step = step
         attention.kernel.begin(step)
-        with torch.inference_mode():
+        with torch.inference_mode(), torch_alone() if self._is_native else nullcontext():
             if self._short is not None:
                 look = partial(self._look, step) if step.sights else None
                 logits = self._short(step.input_ids, step.position_ids, step.logits_rows, attention, look)

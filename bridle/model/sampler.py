@@ -13,6 +13,7 @@ the batch and however wide the vocabulary is padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,7 @@ from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
 from bridle.native.library import sampling_kernels
 from bridle.native.sampling import MAX_BEST
+from bridle.native.threads import torch_alone
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
@@ -62,6 +64,10 @@ class StandardSampler:
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
         """Answer every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias leave
         no token, or whose logits are not numbers, answers -1 and no log-probability."""
+        with torch_alone() if sampling_kernels(logits) is not None else nullcontext():
+            return self._answer(logits, batch, history)
+
+    def _answer(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
         limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, _MAX_ELEMENTS["cuda"])
         result = StepResult(batch.step)
         mus: dict[int, float] = {}

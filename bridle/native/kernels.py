@@ -14,6 +14,7 @@ from torch import Tensor
 from bridle.errors import InternalError
 from bridle.native.ggml import TYPES
 from bridle.native.packing import BLOCK, KINDS, Packed
+from bridle.native.threads import is_parallel
 
 #: The version of the C functions' arguments.
 VERSION = 4
@@ -105,8 +106,8 @@ class Kernels:
         out = torch.empty(num_rows, matrix.outputs, dtype=torch.float32)
         if num_rows:
             scratch = torch.empty(scratch_bytes(matrix, num_rows), dtype=torch.uint8)
-            parallel = int(torch.get_num_threads() > 1)
-            self._linear(matrix.c, rows.data_ptr(), scratch.data_ptr(), out.data_ptr(), num_rows, parallel)
+            pointers = (rows.data_ptr(), scratch.data_ptr(), out.data_ptr())
+            self._linear(matrix.c, *pointers, num_rows, is_parallel())
         return out
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bridle.errors import InternalError
 from bridle.native.kernels import CMatrix, Kernels, Matrix, check_tensor, scratch_bytes
+from bridle.native.threads import is_parallel
 
 MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 3
 _MAX_TOKENS = 1 << 20
@@ -244,7 +245,7 @@ class Layers:
             *(tensor.data_ptr() for tensor in (cos, sin, slots, table, rows.spans)),
             *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, scratch)),
             *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden, self._gates),
-            *(heads.heads, heads.kv_heads, heads.dim, int(torch.get_num_threads() > 1)),
+            *(heads.heads, heads.kv_heads, heads.dim, is_parallel()),
         )
         if between is None:
             self._all(step, self._c, len(self._layers))
@@ -303,7 +304,7 @@ def attend(
         KV_TYPES[pool.keys.dtype],
     )
     function = found.function("bridle_attend", POINTER(CAttention), c_int, c_int)
-    function(call, rows.num_chunks * heads.kv_heads, int(torch.get_num_threads() > 1))
+    function(call, rows.num_chunks * heads.kv_heads, is_parallel())
     return out
 
 

@@ -27,6 +27,7 @@ from bridle.native.layers import Pool, Rows, attend
 from bridle.native.packing import pack_blocks, pack_float32, pack_int8
 from bridle.native.sampling import COLUMNS, SamplingKernels
 from bridle.native.targets import MANIFEST, TARGETS, Target
+from bridle.native.threads import num_threads
 
 _log = logging.getLogger(__name__)
 _lock = Lock()
@@ -45,7 +46,7 @@ def kernels() -> Kernels | None:
     """The kernels in use; None where plain torch computes. They use as many threads as torch is set to."""
     with _lock:
         chosen = choice().kernels
-        if chosen is not None and chosen.threads < (wanted := torch.get_num_threads()):
+        if chosen is not None and chosen.threads < (wanted := num_threads()):
             chosen.use_threads(wanted)
     return chosen
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bridle.native.ggml import BlockType, Split
+from bridle.native.lasting import lasting
 
 BLOCK = 32
 #: Numbers of the kinds in sources/linear.h.
@@ -46,12 +47,12 @@ def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> Packed
     if full.storage_offset() % 4:
         full = full.clone()
     fours = full.contiguous().view(torch.int32).view(panels, lanes, inputs // 4)
-    weights = fours.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    weights = _flat(fours.transpose(1, 2))
     if zero:
-        weights.view(torch.uint8).bitwise_xor_(zero)  # + 128 where it is 128
+        weights.bitwise_xor_(zero)  # + 128 where it is 128
     scales = torch.zeros(panels * lanes, dtype=torch.float32)
     scales[:num_outputs] = scale
-    return Packed("int8", _flat(weights), _flat(scales), num_outputs, inputs, given)
+    return Packed("int8", weights, _flat(scales), num_outputs, inputs, given)
 
 
 def pack_float32(weight: Tensor, lanes: int) -> Packed:
@@ -165,7 +166,10 @@ def _rows(tensor: Tensor, missing: int) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    """A copy of its bytes, in order, where it stays."""
+    flat = lasting(tensor.numel() * tensor.element_size())
+    flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return flat
 
 
 def _up(size: int, step: int) -> int:

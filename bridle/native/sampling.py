@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bridle.errors import InternalError
 from bridle.native.kernels import Kernels, check_tensor
+from bridle.native.threads import is_parallel
 
 #: Columns come in blocks of as many.
 COLUMNS = 256
@@ -91,7 +92,7 @@ class SamplingKernels:
             floors, maxima = cuts.floors, torch.empty(count, columns // COLUMNS, dtype=torch.float32)
         given = (work, best, temperature, uniform, index, top_k, top_p, floors, tokens, totals, sums, maxima)
         pointers = (None if each is None else each.data_ptr() for each in given)
-        self._draw(CDraws(*pointers, columns), count, _parallel())
+        self._draw(CDraws(*pointers, columns), count, is_parallel())
         return tokens, totals
 
     def totals(self, work: Tensor, largest: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class SamplingKernels:
         maxima = torch.empty(num_rows, columns // COLUMNS, dtype=torch.float32)
         told = torch.empty(num_rows, 4 + 2 * num_best, dtype=torch.float64)
         given = (work, index, totals, maxima, told)
-        self._survey(CSurvey(*(each.data_ptr() for each in given), columns, num_best), num_rows, _parallel())
+        self._survey(CSurvey(*(each.data_ptr() for each in given), columns, num_best), num_rows, is_parallel())
         return told
 
 
@@ -126,7 +127,3 @@ def _shape(work: Tensor) -> tuple[int, int]:
     if columns % COLUMNS or not 0 < columns < _MAX_NUMBERS:
         raise InternalError(f"rows of {columns} logits; kernels take whole blocks of {COLUMNS}")
     return num_rows, columns
-
-
-def _parallel() -> int:
-    return int(torch.get_num_threads() > 1)

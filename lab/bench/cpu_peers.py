@@ -19,6 +19,8 @@ from lab.bench.cpu_parts import Part, num_steps
 
 _MAX_SEQS = 64
 _STEP_TOKENS = 256
+#: The least room of an engine in tokens: less than one request may have is refused while loading.
+_LEAST_ROOM = 1024
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def load_peers(
     checkpoint: Checkpoint, folder: Path, wanted: Sequence[Part], settings: Settings
 ) -> Iterator[dict[str, Peer]]:
     """The peers of these parts by name, as far as they can be had here, with room for the largest case."""
-    capacity = max(_room(part.case, settings) for part in wanted if part.case is not None)
+    capacity = max(_LEAST_ROOM, *(_room(part.case, settings) for part in wanted if part.case is not None))
     with ExitStack() as stack:
         peers: dict[str, Peer] = {}
         for name in dict.fromkeys(name for part in wanted for name in part.peers):

@@ -1,0 +1,62 @@
+"""How many threads compute, and torch held to one of them where kernels do the work.
+
+torch's workers of OpenMP look out for work for some milliseconds after each parallel operation. The kernels' own pool
+computes just then, and where there are as many threads as processors the two share one: a token of a 0.5B model took
+18 ms in place of 12. So torch computes alone around the kernels. Its setting is for all threads of a process that have
+not computed yet; OpenMP's own is for the calling thread, which is what is wanted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import local
+
+import torch
+
+_held = local()
+
+
+def num_threads() -> int:
+    """How many threads compute for the calling one, whether torch is held to one or not."""
+    found: int = getattr(_held, "threads", 0)
+    return found or torch.get_num_threads()
+
+
+def is_parallel() -> int:
+    """Whether kernels share their work, as they want to be told."""
+    return int(num_threads() > 1)
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Operations of torch in the calling thread wake no others, as far as that can be said. May be nested."""
+    threads, set_threads = torch.get_num_threads(), _setter()
+    if threads == 1 or set_threads is None:
+        yield
+        return
+    _held.threads = threads
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
+        _held.threads = 0
+
+
+@cache
+def _setter() -> Callable[[int], None] | None:
+    """OpenMP's own function, if torch computes by it; None where torch has other threads (macOS's, Windows')."""
+    try:
+        function = ctypes.CDLL(None).omp_set_num_threads
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.argtypes, function.restype = [ctypes.c_int], None
+    threads = torch.get_num_threads()
+    other = threads + 1
+    function(other)
+    is_torchs = torch.get_num_threads() == other
+    function(threads)
+    return function if is_torchs else None
