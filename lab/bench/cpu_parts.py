@@ -24,7 +24,7 @@ GROUPS = {
 #: What is measured beyond the engine, on top of it.
 SERVICES = ("http", "control", "lmtp")
 #: The most prompt tokens of a case that transformers is put through.
-MAX_TRANSFORMERS = 1 << 12
+MAX_TRANSFORMERS = 1 << 13
 #: Guesses before anything was measured: share of the limits that is reached, seconds to load per byte of the weights,
 #: and of one service.
 _GUESSED_SHARE, _LOAD_SECONDS, _SERVICE_SECONDS = 0.4, 4e-9, 90.0

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from bridle.errors import InvalidRequest
 from bridle.model import float8
@@ -170,6 +171,20 @@ class Toy(torch.nn.Module):
         return self.head
 
 
+@pytest.fixture
+def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's CPU multiplies float8 by a scale per row since 2.12; with one that does not, float32 stands in for it."""
+    if float8.find_problem(CPU, torch.bfloat16) is None:
+        return
+
+    def multiply(left: Tensor, right: Tensor, scale: Tensor, other: Tensor, out_dtype: torch.dtype) -> Tensor:
+        return ((left.float() * scale) @ (right.float() * other)).to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    assert float8.find_problem(CPU, torch.bfloat16) is None
+
+
+@pytest.mark.usefixtures("products_by_row")
 def test_layers_in_float8_are_nearly_what_they_were() -> None:
     model, rows = Toy().to(torch.bfloat16), torch.randn(5, 64, dtype=torch.bfloat16)
     want = [layer(rows) for layer in (model.first, model.head)]
@@ -194,6 +209,7 @@ def test_where_products_in_float8_fail_weights_stay(
     assert type(model.first) is torch.nn.Linear
 
 
+@pytest.mark.usefixtures("products_by_row")
 @pytest.mark.parametrize(("capability", "kind"), [((9, 0), Float8Linear), ((8, 0), CodeLinear)])
 def test_float8_checkpoints_stay_in_float8(
     capability: tuple[int, int], kind: type, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
