@@ -54,14 +54,16 @@ class PictureSense:
         """The checkpoint's image processor, in the form that needs Pillow and numpy alone."""
         if self._processor is None:
             with quiet():
-                from transformers import AutoImageProcessor
+                # Older releases say at the package's top that this takes torchvision, which Pillow's form does not.
+                from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
                 try:
                     self._processor = AutoImageProcessor.from_pretrained(
                         self._folder, backend="pil", local_files_only=True, trust_remote_code=False
                     )
                 except Exception as error:
+                    needs = " (this release of transformers needs torchvision for it)" * ("torchvision" in str(error))
                     raise UnsupportedFeature(
-                        f"the checkpoint's image processor cannot be used: {type(error).__name__}", "image"
+                        f"the checkpoint's image processor cannot be used: {type(error).__name__}{needs}", "image"
                     ) from error
         return self._processor

@@ -32,7 +32,7 @@ from bridle.outputs import Event, Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.text import Tokenizer
 from lab.doubles import seeing
-from tests.model.driver import load
+from tests.model.driver import load, skip_older
 
 #: The largest error that rounding explains, relative to the largest logit.
 LIMIT = 1e-5
@@ -97,6 +97,7 @@ class Prompt:
 def eyes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: str) -> Eyes:
+        skip_older(family)
         folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
         whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         reader = open_reader(folder)

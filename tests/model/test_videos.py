@@ -22,7 +22,7 @@ from bridle.model.packing import grid_positions
 from bridle.sampling import SamplingParams
 from bridle.text import Tokenizer
 from lab.doubles import seeing
-from tests.model.driver import load
+from tests.model.driver import load, skip_older
 from tests.model.test_pictures import LIMIT, Eyes, Prompt, error, make_ready, open_reader, play, pool_of, run_packed
 
 VIDEO = seeing.IMAGE - 3
@@ -102,6 +102,7 @@ def _videos(prompt: Prompt) -> list[bytes]:
 def watchers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: str) -> Watcher:
+        skip_older(f"videos of {family}")
         folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
         whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         reader = open_reader(folder)
