@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from bridle.progress import Report
 
 
+def check_backend(config: ModelConfig) -> None:
+    """Refuse settings that the backend does not take, before a model is fetched. Raises the backend's errors."""
+    if config.backend == "llamacpp":
+        from bridle.llamacpp import check_settings
+
+        check_settings(config)
+
+
 def load_executor(
     config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | PooledExecutor | LlamaExecutor:

@@ -121,9 +121,11 @@ def load_replicated(
     """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
     own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
     process, which whoever made them closes. Raises `ShardUnavailable` if a replica does not start."""
+    from bridle.backends import check_backend
     from bridle.model import resolve_model
     from bridle.model.pooled.settings import read_pooling
 
+    check_backend(config)
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
     report, hosts = progress or silent, ImageHosts(config.image_hosts)
@@ -232,8 +234,10 @@ class ReplicaLoader:
         self._tools = tools
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
+        from bridle.backends import check_backend
         from bridle.model.footprint import weights_of
 
+        check_backend(config)
         return Needs(self._count * weights_of(config), self._count * (config.reserved_memory or 0))
 
     def make_room(self, config: ModelConfig) -> ModelConfig:

@@ -4,6 +4,6 @@ It reads GGUF files and keeps KV by sequence. Tokens are drawn by bridle's own s
 draw is what it is on torch wherever the logits are. Needs the extra `bridle[llamacpp]`.
 """
 
-from bridle.llamacpp.loading import load_executor
+from bridle.llamacpp.loading import check_settings, load_executor
 
-__all__ = ["load_executor"]
+__all__ = ["check_settings", "load_executor"]

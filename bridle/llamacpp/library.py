@@ -35,11 +35,16 @@ class Cell(NamedTuple):
     has_logits: bool
 
 
+def require_library() -> None:
+    """Raise `UnsupportedModel` without the extra."""
+    if find_spec("llama_cpp") is None:
+        raise UnsupportedModel("backend 'llamacpp' needs the extra: pip install 'bridle[llamacpp]'")
+
+
 @cache
 def library() -> Any:
     """The functions. Raises `UnsupportedModel` without the extra."""
-    if find_spec("llama_cpp") is None:
-        raise UnsupportedModel("backend 'llamacpp' needs the extra: pip install 'bridle[llamacpp]'")
+    require_library()
     import llama_cpp
 
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))

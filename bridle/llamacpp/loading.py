@@ -16,7 +16,7 @@ from bridle.gguf.fields import Config
 from bridle.gguf.settings import find_family, read_config
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
-from bridle.llamacpp.library import MAX_SLOTS, Model, library
+from bridle.llamacpp.library import MAX_SLOTS, Model, library, require_library
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.kv_room import CACHED_CONTEXTS, choose_room
 from bridle.model.loader import STEP_TOKENS
@@ -34,8 +34,9 @@ _LEAST_TOKENS = 256
 def load_executor(config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None) -> LlamaExecutor:
     """Load a GGUF model into llama.cpp. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`."""
     report = progress or silent
-    lib = library()
-    _check(config, bool(lib.llama_supports_gpu_offload()))
+    check_settings(config)
+    if config.device == "cuda" and not library().llama_supports_gpu_offload():
+        raise InvalidRequest("device is 'cuda', and this build of llama.cpp computes on CPUs only", "device")
     report("finding the model", 0.0)
     folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     checkpoint = inspect_checkpoint(folder)
@@ -83,7 +84,9 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
     return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes)
 
 
-def _check(config: ModelConfig, has_gpu: bool) -> None:
+def check_settings(config: ModelConfig) -> None:
+    """Raise `InvalidRequest` for a setting that is not taken here, and `UnsupportedModel` without the extra."""
+    require_library()
     if config.quantization != "none":
         raise InvalidRequest(
             f"backend 'llamacpp' does not take quantization {config.quantization!r}: its files are quantized already",
@@ -96,8 +99,6 @@ def _check(config: ModelConfig, has_gpu: bool) -> None:
             raise InvalidRequest(f"backend 'llamacpp' does not take {name} {getattr(config, name)!r}", name)
     if config.device not in ("auto", "cpu", "cuda"):
         raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' takes auto, cpu and cuda", "device")
-    if config.device == "cuda" and not has_gpu:
-        raise InvalidRequest("device is 'cuda', and this build of llama.cpp computes on CPUs only", "device")
     if config.step_seqs is not None and config.step_seqs > MAX_SLOTS // 2:
         raise InvalidRequest(
             f"max_num_seqs is {config.step_seqs}; backend 'llamacpp' runs at most {MAX_SLOTS // 2} at once",

@@ -29,6 +29,8 @@ def weights_of(config: ModelConfig) -> int:
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    if config.backend == "llamacpp":  # its models may be unknown to the library
+        return checkpoint.num_bytes
     device = choose_device(config.device)
     dtype = choose_dtype(config, _settings(checkpoint), device)
     return weight_bytes(checkpoint, dtype, device)

@@ -70,11 +70,12 @@ def load_parts(
     executors: ExecutorLoader | None,
 ) -> Parts:
     """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
-    from bridle.backends import load_executor
+    from bridle.backends import check_backend, load_executor
     from bridle.model import resolve_model
     from bridle.model.pooled.settings import read_pooling
 
     hosts = ImageHosts(config.image_hosts)
+    check_backend(config)
     with watched(progress) if progress else nullcontext():
         path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)

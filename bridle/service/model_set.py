@@ -100,8 +100,10 @@ class EngineLoader:
         self._tools = tools
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
+        from bridle.backends import check_backend
         from bridle.model.footprint import weights_of
 
+        check_backend(config)
         return Needs(weights_of(config), config.reserved_memory or 0)
 
     def make_room(self, config: ModelConfig) -> ModelConfig:

@@ -21,6 +21,7 @@ from bridle.errors import BridleError, InternalError, InvalidRequest, OutOfBlock
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.slots import Slots
 from bridle.lmtp.client import Client, MemoryCarrier
+from bridle.model.footprint import weights_of
 from bridle.service.loading import load_model
 from tests.gguf.kit import folder, pair
 from tests.http.harness import local_client
@@ -216,6 +217,8 @@ def test_what_llama_cpp_refuses_is_an_error_of_ours() -> None:
         load_executor(ModelConfig(str(path), backend="llamacpp"))
     with pytest.raises(UnsupportedModel, match="of the architecture 'falcon'; known are"):
         LLM(str(path))
+    # A server measures a model before it loads it, also one that no other backend could load.
+    assert weights_of(ModelConfig(str(path), backend="llamacpp")) == 0
 
 
 def test_the_size_of_the_cache(tmp_path: Path) -> None:
