@@ -32,7 +32,7 @@ def decode_blocks(kind: str, rows: Tensor) -> Tensor:
 RARE = frozenset(
     {
         *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-        *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+        *("TQ1_0", "TQ2_0", "NVFP4"),
     }
 )
 
@@ -86,6 +86,33 @@ def _q5_1(blocks: Tensor) -> Tensor:
     return whole.float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
 
 
+#: Numbers of four bits with a sign, an exponent of two bits and one more bit, doubled.
+_DOUBLED_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+
+
+def _split_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, 17] bytes -> int8 [B, 32] and the exponents of their scales, int32 [B, 1]"""
+    return _DOUBLED_FP4[_nibbles(blocks[:, 1:]).long()], blocks[:, :1].int() - 128
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    integers, exponents = _split_mxfp4(blocks)
+    return torch.ldexp(integers.float(), exponents)
+
+
+def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
+    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none:
+    only those of MXFP4 are whole numbers, and half precision does not have all of its scales."""
+    if kind != "MXFP4":
+        return None
+    integers, exponents = _split_mxfp4(rows.reshape(-1, 17))
+    beyond = (exponents < -24) | (exponents > 15)
+    if bool((beyond & integers.any(1, keepdim=True)).any()):
+        return None
+    scales = torch.where(beyond, 0.0, torch.ldexp(torch.ones(()), exponents)).half()
+    return torch.cat((scales.view(torch.uint8), integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
+
+
 _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": _f32,
     "F16": _half,
@@ -93,4 +120,5 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "MXFP4": _mxfp4,
 }

@@ -25,7 +25,7 @@ POINTER = "gguf.json"
 #: The field of a configuration that says why torch cannot compute the model.
 REFUSED = "bridle_refused"
 #: The version of the folders' contents: a change makes all of them anew.
-_EDITION = b"1"
+_EDITION = b"2"
 _MAX_LINKS = 4096
 
 

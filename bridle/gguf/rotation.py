@@ -80,6 +80,17 @@ def write_rotation(config: Any, arch: str, put: Put) -> None:
         raise UnsupportedModel(f"rotary scaling {kind!r} cannot be written to a GGUF file")
 
 
+def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
+    """gpt-oss: the ramp between frequencies that YaRN scales and others begins and ends between two of them."""
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False
+
+
+def write_whole_ramp(config: Any, put: Put) -> None:
+    if config.rope_parameters.get("rope_type") == "yarn" and config.rope_parameters.get("truncate", True):
+        raise UnsupportedModel("a GGUF file of this family scales positions without `truncate`; this model differs")
+
+
 def read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:
     """Phi-3 with a long context: a factor for each frequency, one list for short texts and one for long ones."""
     trained = model.integer(

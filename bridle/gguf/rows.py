@@ -7,10 +7,12 @@ the rows of queries and keys into that order. Rows are whole runs of blocks, so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from bridle.gguf.families import Change
+from bridle.gguf.rules import Change
 
 
 def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
@@ -21,6 +23,16 @@ def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
 def library_order(num_rows: int, num_heads: int) -> Tensor:
     """For each row of the library's tensor its row in the file: neighbors there are halves here."""
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def woven(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors [E, n, ...] of gates and of values, their rows in turns."""
+    return torch.stack(list(parts), 2).flatten(1, 2)
+
+
+def unwoven(tensor: Tensor, part: int, num_parts: int) -> Tensor:
+    """The rows of one of them, a view."""
+    return tensor[:, part::num_parts]
 
 
 def file_order(num_rows: int, num_heads: int) -> Tensor:

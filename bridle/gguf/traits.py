@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf import windows
+from bridle.gguf import mixtures, windows
 from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
-from bridle.gguf.rotation import read_two_scalings, write_two_scalings
+from bridle.gguf.rotation import read_two_scalings, read_whole_ramp, write_two_scalings, write_whole_ramp
 from bridle.gguf.shards import GgufModel
 
 
@@ -199,8 +199,11 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "window": (windows.read_window, windows.write_window),
     "caps": (windows.read_caps, windows.write_caps),
     "final cap": (windows.read_final_cap, windows.write_final_cap),
+    "alternating": (windows.read_alternating, windows.write_alternating),
     "every other": (windows.read_every_other, windows.write_every_other),
     "one in six": (windows.read_one_in_six, windows.write_one_in_six),
     "logit scale": (_read_logit_scale, _write_logit_scale),
     "two scalings": (read_two_scalings, write_two_scalings),
+    "whole ramp": (read_whole_ramp, write_whole_ramp),
+    **mixtures.TRAITS,
 }

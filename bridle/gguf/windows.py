@@ -81,6 +81,16 @@ def write_every_other(config: Any, put: Put) -> None:
     write_window(config, put)
 
 
+def read_alternating(model: GgufModel, arch: str, config: Config) -> None:
+    read_window(model, arch, config)
+    config["layer_types"] = _layer_types(config["num_hidden_layers"], 2)
+
+
+def write_alternating(config: Any, put: Put) -> None:
+    _check_period(config, 2)
+    write_window(config, put)
+
+
 def read_one_in_six(model: GgufModel, arch: str, config: Config) -> None:
     read_window(model, arch, config)
     config["layer_types"] = _layer_types(config["num_hidden_layers"], 6)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.encode import encode_blocks
-from bridle.gguf.families import BY_MODEL_TYPE, Family, Rule
+from bridle.gguf.families import BY_MODEL_TYPE, Family
 from bridle.gguf.format import TYPES_BY_NAME
-from bridle.gguf.rows import file_order, heads_of
+from bridle.gguf.rows import file_order, heads_of, unwoven
+from bridle.gguf.rules import Rule, suffix_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
 
@@ -159,7 +160,7 @@ def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterato
                 name = rule.model.format(layer) + suffix
                 if name in left:
                     del left[name]
-                    yield from _parts(rule, layer, suffix or ".weight", tensors[name], config)
+                    yield from _parts(rule, layer, suffix_of(name), tensors[name], config)
     if left:
         raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
 
@@ -168,6 +169,11 @@ def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> 
     num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
     if suffix == ".bias" and rule.change == "offset":
         rule = rule._replace(change="")
+    if rule.change in ("turned", "woven"):
+        turned = tensor.mT if tensor.dim() == 3 else tensor
+        for part, file in enumerate(rule.file):
+            yield file.format(layer) + suffix, _Source(unwoven(turned, part, len(rule.file)), Rule("", ()))
+        return
     for part, file in enumerate(rule.file):
         yield file.format(layer) + suffix, _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
 
@@ -193,7 +199,7 @@ def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
 def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
     """The type of one tensor. Norms, biases and the tensors that choose experts are not quantized."""
     _, usual, careful, head = FILE_TYPES[file_type]
-    if len(source.shape) < 2 or "ffn_gate_inp" in name:
+    if len(source.shape) < 2 or "ffn_gate_inp" in name or name.endswith(".bias"):
         return "F32"
     kind = usual
     if name == "output.weight" or (name == "token_embd.weight" and config.tie_word_embeddings):

@@ -15,7 +15,9 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.folder import weights_of
 from bridle.gguf.format import FLOATS
+from bridle.gguf.reader import TensorEntry
 from bridle.gguf.shards import GgufModel, open_model
+from bridle.native.ggml import TYPES
 
 #: Bytes per number of the types that safetensors knows.
 ITEM_SIZES = {
@@ -51,8 +53,14 @@ class Checkpoint:
             return self.num_bytes * 9 // 4 if keeps_blocks else self.num_bytes * 2 * item_size
         if self.gguf is None or not keeps_blocks:
             return self.num_values * item_size
-        entries = self.gguf.tensors.values()
-        return sum(e.num_values * item_size if e.kind.name in FLOATS else e.num_bytes for e in entries)
+        return sum(_bytes_in_memory(entry, item_size) for entry in self.gguf.tensors.values())
+
+
+def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
+    """Of a tensor of a GGUF file: numbers, blocks that there are kernels for, and others, which are brought to 8 bits."""
+    if entry.kind.name in FLOATS:
+        return entry.num_values * item_size
+    return entry.num_bytes if entry.kind.name in TYPES else TYPES["Q8_0"].row_bytes(entry.num_values)
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:

@@ -17,14 +17,16 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from bridle.errors import UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.gguf.blocks import decode_blocks
-from bridle.gguf.families import ROTATION_TENSORS, Family, Rule
+from bridle.gguf.families import ROTATION_TENSORS, Family
 from bridle.gguf.format import FLOATS
 from bridle.gguf.rotation import read_line
-from bridle.gguf.rows import heads_of, library_order
+from bridle.gguf.rows import heads_of, library_order, woven
+from bridle.gguf.rules import Rule, suffix_of
 from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
+from bridle.model.gguf_matrix import packed_matrix
 from bridle.model.packed_experts import PackedExperts
 from bridle.native.ggml import TYPES
 from bridle.native.linear import QuantizedLinear
@@ -113,15 +115,11 @@ class _Filling:
         shape = (linear.out_features, linear.in_features)
         self._check_shape(f"{name}.weight", entry.shape, shape)
         bias = None if linear.bias is None else self._numbers(f"{name}.bias", tuple(linear.bias.shape))
-        order = self._order(rule, shape[0])
-        if entry.kind.name in TYPES:
-            rows = self.source.read(file)
-            blocks = rows if order is None else rows[order.numpy()]
-            made = QuantizedLinear.from_ggml(entry.kind.name, blocks, shape, bias, self.dtype)
-        elif shape[1] % 32 == 0:
-            made = QuantizedLinear.from_float(self._numbers(f"{name}.weight", shape), "Q8_0", bias)
-        else:
+        if entry.kind.name not in TYPES and shape[1] % 32:
             return False
+        order = self._order(rule, shape[0])
+        rows = self.source.read(file)
+        made = packed_matrix(entry.kind.name, rows if order is None else rows[order.numpy()], shape, bias, self.dtype)
         self.unused.discard(file)
         self._replace(name, made)
         return True
@@ -141,35 +139,41 @@ class _Filling:
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
         """Replace the experts of a layer by packed ones, if the file has them packed and rows fit into blocks."""
-        fields = [f"{name}.{field}" for field in ("gate_up_proj", "down_proj")]
-        if not self.keeps_blocks or list(module._parameters) != ["gate_up_proj", "down_proj"]:
+        shapes = {
+            field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
+        }
+        if not self.keeps_blocks or not {"gate_up_proj", "down_proj"} <= shapes.keys():
             return False
-        rules = [self._rule(field) for field in fields]
-        files = [file.format(layer) + ".weight" for rule, layer in rules for file in rule.file]
-        entries = [self._entry(file) for file in files]
+        rules = [self._rule(f"{name}.{field}") for field in ("gate_up_proj", "down_proj")]
+        files = [file.format(layer) for rule, layer in rules for file in rule.file]
+        entries = [self._entry(f"{file}.weight") for file in files]
         if any(entry.kind.name in FLOATS or entry.shape[-1] % 32 for entry in entries):
             return False
-        inner, outer = (tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None)
-        half = (inner[0], inner[1] // 2, inner[2])
-        for file, entry, wanted in zip(files, entries, (half, half, outer), strict=True):
+        count, *inner = shapes["gate_up_proj"]
+        outer = shapes["down_proj"][1:]
+        if rules[0][0].change == "woven":
+            inner, outer = inner[::-1], outer[::-1]
+        half = (count, inner[0] // 2, inner[1])
+        for file, entry, wanted in zip(files, entries, (half, half, (count, *outer)), strict=True):
             self._check_shape(file, entry.shape, wanted)
-        gates, values, downs = (self._matrices(file) for file in files)
+        has_bias = "down_proj_bias" in shapes
+        gates, values, downs = (self._matrices(file, has_bias) for file in files)
         experts = [((gate, value), down) for gate, value, down in zip(gates, values, downs, strict=True)]
         self._replace(name, PackedExperts(module, experts))
-        self.unused.difference_update(files)
         return True
 
-    def _matrices(self, file: str) -> Iterator[QuantizedLinear]:
+    def _matrices(self, file: str, has_bias: bool) -> Iterator[QuantizedLinear]:
         """A tensor of three sides as packed matrices, one for each expert."""
-        entry = self._entry(file)
+        entry = self._entry(f"{file}.weight")
         count, *shape = entry.shape
-        rows = self.source.read(file).reshape(count, shape[0], -1)
-        for blocks in rows:
-            if entry.kind.name in TYPES:
-                yield QuantizedLinear.from_ggml(entry.kind.name, blocks, (shape[0], shape[1]), None, self.dtype)
-            else:
-                numbers = decode_blocks(entry.kind.name, torch.from_numpy(blocks)).to(self.dtype)
-                yield QuantizedLinear.from_float(numbers, "Q8_0")
+        biases: Any = [None] * count
+        if has_bias:
+            biases = self.decode(f"{file}.bias")
+            self._check_shape(f"{file}.bias", tuple(biases.shape), (count, shape[0]))
+        rows = self.source.read(f"{file}.weight").reshape(count, shape[0], -1)
+        for blocks, bias in zip(rows, biases, strict=True):
+            yield packed_matrix(entry.kind.name, blocks, (shape[0], shape[1]), bias, self.dtype)
+        self.unused.discard(f"{file}.weight")
 
     def _replace(self, name: str, made: nn.Module) -> None:
         parent, _, last = name.rpartition(".")
@@ -180,9 +184,11 @@ class _Filling:
     def _numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The library's tensor called `name`, decoded."""
         rule, layer = self._rule(name)
-        suffix = ".bias" if name.endswith(".bias") else ".weight"
-        parts = [self._decode(file.format(layer) + suffix) for file in rule.file]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        suffix = suffix_of(name)
+        parts = [self.decode(file.format(layer) + suffix) for file in rule.file]
+        tensor = parts[0] if len(parts) == 1 else woven(parts) if rule.change == "woven" else torch.cat(parts, -2)
+        if rule.change in ("turned", "woven") and tensor.dim() == 3:
+            tensor = tensor.mT.contiguous()
         if rule.change == "line":
             tensor = tensor.unsqueeze(0)
         if rule.change == "offset" and suffix == ".weight":
@@ -191,7 +197,7 @@ class _Filling:
         order = self._order(rule, shape[0])
         return tensor if order is None else tensor[order]
 
-    def _decode(self, file: str) -> Tensor:
+    def decode(self, file: str) -> Tensor:
         entry = self._entry(file)
         rows = torch.from_numpy(self.source.read(file))
         numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=self.dtype)

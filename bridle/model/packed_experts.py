@@ -6,7 +6,7 @@ the order of the experts, so a token's result does not depend on those beside it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from bridle.native.linear import QuantizedLinear
 
 #: One expert: the products whose outputs, side by side, are its gate and its values, and the one that leads back.
 Expert = tuple[Sequence[QuantizedLinear], QuantizedLinear]
+#: What goes into the last product, of gates and values [n, inner].
+Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 class PackedExperts(nn.Module):
@@ -23,7 +25,7 @@ class PackedExperts(nn.Module):
 
     def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
         super().__init__()
-        self.act_fn = original.act_fn
+        self.gate: Gate = _clamped(original) if hasattr(original, "limit") else _plain(original)
         self.num_experts = len(experts)
         self.inner = nn.ModuleList(nn.ModuleList(inner) for inner, _ in experts)
         self.down = nn.ModuleList(down for _, down in experts)
@@ -38,6 +40,22 @@ class PackedExperts(nn.Module):
             rows = hidden_states[tokens]
             inner: Any = self.inner[number]
             gate, values = torch.cat([layer(rows) for layer in inner], -1).chunk(2, -1)
-            found = self.down[number](self.act_fn(gate) * values) * top_k_weights[tokens, choice, None]
+            found = self.down[number](self.gate(gate, values)) * top_k_weights[tokens, choice, None]
             out.index_add_(0, tokens, found.to(out.dtype))
         return out
+
+
+def _plain(original: Any) -> Gate:
+    activation = original.act_fn
+    return lambda gate, values: activation(gate) * values
+
+
+def _clamped(original: Any) -> Gate:
+    """gpt-oss: both are kept within a limit, and values are one more than they say."""
+    alpha, limit = original.alpha, original.limit
+
+    def apply(gate: Tensor, values: Tensor) -> Tensor:
+        gate, values = gate.clamp(max=limit), values.clamp(-limit, limit)
+        return (values + 1) * (gate * torch.sigmoid(gate * alpha))
+
+    return apply

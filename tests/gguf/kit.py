@@ -33,11 +33,15 @@ NEEDED: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 4},
     "olmo3": {"layer_types": ["sliding_attention"] * 3},
     "qwen3_moe": {"norm_topk_prob": True},
+    "gpt_oss": {
+        "layer_types": None,  # every other layer slides
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+    },
 }
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi", "arcee", "ernie4_5",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss",
 )  # fmt: skip
 
 #: Architectures whose files are read as another family's model.
@@ -106,7 +110,11 @@ def _attend(
     places = torch.arange(len(query))
     distance = places[:, None] - places[None, :]
     hidden = (distance < 0) | (distance >= (options.window or len(query)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if options.sinks is not None:  # a key without a value
+        sinks = options.sinks[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat((scores, sinks), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(query)], value)
 
 
 def split_file(file: Path, stem: Path) -> None:
@@ -132,6 +140,30 @@ def split_file(file: Path, stem: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def mxfp4_file(file: Path) -> Path:
+    """A copy of a GGUF file whose experts are of type MXFP4, as gpt-oss is published."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
+
+    from bridle.gguf import open_gguf
+
+    whole, path = open_gguf(file), file.with_suffix(".mxfp4.gguf")
+    writer = GGUFWriter(path, str(whole.metadata["general.architecture"]))
+    _copy_metadata(whole, writer)
+    for name, entry in whole.tensors.items():
+        data = whole.read(name).view("f4").reshape(entry.shape)
+        kind = GGMLQuantizationType.F32
+        if name.endswith("_exps.weight"):
+            kind = GGMLQuantizationType.MXFP4
+            data = quantize(data, kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def _copy_metadata(source: Any, writer: Any) -> None:

@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.blocks import RARE, decode_blocks
+from bridle.gguf.blocks import RARE, decode_blocks, exact_q8_0
 from bridle.gguf.encode import encode_blocks
 from bridle.gguf.format import TENSOR_TYPES, TYPES_BY_NAME
 
@@ -63,6 +63,20 @@ def test_k_types_lose_no_more_than_their_levels(kind: str) -> None:
     worst = errors.square().mean(1).sqrt() / span
     assert float(worst.median()) <= 0.4 / K_TYPES[kind]
     assert bool((have[3] == 0).all())
+
+
+def test_mxfp4_is_that_of_the_package_and_exact_in_8_bits() -> None:
+    blocks = torch.from_numpy(quantize(_weights(4).numpy(), GGMLQuantizationType.MXFP4))
+    want = torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType.MXFP4))
+    assert torch.equal(decode_blocks("MXFP4", blocks), want)
+    exact = exact_q8_0("MXFP4", blocks)
+    assert exact is not None and torch.equal(decode_blocks("Q8_0", exact), want)
+    far = blocks.clone()
+    far[0, 0] = 255  # a scale that half precision has not
+    assert exact_q8_0("MXFP4", far) is None and exact_q8_0("NVFP4", blocks) is None
+    far[3, 0] = 255  # it scales nothing but zeros
+    far[0] = blocks[0]
+    assert exact_q8_0("MXFP4", far) is not None
 
 
 @pytest.mark.parametrize("kind", sorted(RARE))

@@ -26,7 +26,7 @@ from bridle.native.library import kernels
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
-from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair, split_file
+from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, mxfp4_file, pair, split_file
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 
@@ -70,6 +70,31 @@ def test_variants_of_llama(changes: dict[str, Any]) -> None:
     assert float((want - plain).abs().max()) > 0.01  # the variant is one
 
 
+def test_yarn_of_gpt_oss() -> None:
+    """Its ramp begins and ends between two frequencies; no field of a file says so."""
+    rope = {**YARN, "rope_theta": 150_000.0, "factor": 32.0, "truncate": False}
+    original, file = pair("gpt_oss", rope_parameters=rope)
+    want = logits(load(original))
+    assert torch.equal(want, logits(load(file)))
+    assert float((want - logits(load(pair("gpt_oss")[0]))).abs().max()) > 0.01
+
+
+def test_experts_of_type_mxfp4() -> None:
+    """They become 8 bits without loss, with gates, biases and all, and their rounding is that of the file alone."""
+    file = mxfp4_file(pair("gpt_oss", **EXPERT_SIZES)[1])
+    model = load(file)
+    checkpoint = inspect_checkpoint(resolve_model(str(file)))
+    source = checkpoint.gguf
+    assert source is not None
+    packed = sum(entry.num_values for entry in source.tensors.values() if entry.kind.name == "MXFP4")
+    assert checkpoint.weight_bytes(4, keeps_blocks=True) == 4 * (source.num_values - packed) + packed * 34 // 32
+    mixture: Any = next(module for module in model.modules() if isinstance(module, PackedExperts))
+    for name, layers in (("gate", [inner[0] for inner in mixture.inner]), ("down", mixture.down)):
+        blocks = torch.from_numpy(source.read(f"blk.0.ffn_{name}_exps.weight"))
+        want = decode_blocks("MXFP4", blocks).view(4, 256, 256)
+        assert torch.equal(torch.stack([layer.weight for layer in layers]), want)
+
+
 @pytest.mark.parametrize("max_positions", [512, 64])
 def test_two_scalings_of_phi_3(max_positions: int) -> None:
     """A list of divisors for long contexts and one for short ones; which of them holds depends on the context."""
@@ -111,7 +136,7 @@ def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
         assert kinds["q_proj"] == "Q4_K" and kinds["lm_head"] == "Q6_K"
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q5_0"])
 def test_experts_stay_packed_and_close(family: str, kind: str) -> None:
     """Every expert's products are quantized, and by the kernels a token's result is the same alone and among others."""
@@ -212,6 +237,9 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
         ("olmo3", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 4"),
         ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 cannot be said"),
+        ("gpt_oss", {"rope_parameters": YARN}, "without `truncate`"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
         ("mistral", {"sliding_window": 16}, "sliding window of this family"),
         ("gemma2", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
         ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob False"),

@@ -18,7 +18,7 @@ from bridle.engine.plan import PlanRow, StepPlan
 from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
-from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, pair
+from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, mxfp4_file, pair
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 #: llama.cpp takes GELU from a table of halves, and adds in another order.
@@ -84,9 +84,14 @@ def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> N
     executor.close()
 
 
-@pytest.mark.parametrize(("family", "kind"), [("mixtral", "Q4_K_M"), ("qwen3_moe", "Q8_0"), ("olmoe", "Q4_0")])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("mixtral", "Q4_K_M"), ("qwen3_moe", "Q8_0"), ("olmoe", "Q4_0"), ("gpt_oss", "Q8_0"), ("gpt_oss", "MXFP4")],
+)
 def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> None:
-    _, file = pair(family, kind, **EXPERT_SIZES)
+    _, file = pair(family, "F32" if kind == "MXFP4" else kind, **EXPERT_SIZES)
+    if kind == "MXFP4":
+        file = mxfp4_file(file)
     want = logits(load(file))
     executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
     executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))

@@ -1,0 +1,101 @@
+"""Rules that make a tensor of the library's model from tensors of a GGUF file, and the groups of them that families
+share.
+
+Some files hold another form than the library: queries and keys of families that llama.cpp rotates in pairs have their
+rows in another order, and Gemma's norms are stored with the one that the library adds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+#: How the library's form of a tensor is made: unchanged; with the rows of query or key heads in another order; minus
+#: one; flattened to a line; with each matrix turned; or, of several tensors, with their rows in turns, and turned.
+Change = Literal["", "query", "key", "offset", "line", "turned", "woven"]
+
+
+class Rule(NamedTuple):
+    """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`."""
+
+    model: str
+    file: tuple[str, ...]
+    change: Change = ""
+
+
+def suffix_of(name: str) -> str:
+    """How the file's name of the library's tensor `name` ends."""
+    return ".bias" if name.endswith("bias") else ".weight"
+
+
+EMBEDDING = Rule("model.embed_tokens", ("token_embd",))
+HEAD = Rule("lm_head", ("output",))
+_LAYER = "model.layers.{}."
+
+
+def layer(model: str, file: str, change: Change = "") -> Rule:
+    return Rule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change)
+
+
+def top(offset: bool = False) -> tuple[Rule, ...]:
+    return (EMBEDDING, Rule("model.norm", ("output_norm",), "offset" if offset else ""), HEAD)
+
+
+def attention(paired: bool = False) -> tuple[Rule, ...]:
+    return (
+        layer("self_attn.q_proj", "attn_q", "query" if paired else ""),
+        layer("self_attn.k_proj", "attn_k", "key" if paired else ""),
+        layer("self_attn.v_proj", "attn_v"),
+        layer("self_attn.o_proj", "attn_output"),
+    )
+
+
+def head_norms(offset: bool = False) -> tuple[Rule, ...]:
+    change: Change = "offset" if offset else ""
+    return (layer("self_attn.q_norm", "attn_q_norm", change), layer("self_attn.k_norm", "attn_k_norm", change))
+
+
+GATED = (
+    layer("mlp.gate_proj", "ffn_gate"),
+    layer("mlp.up_proj", "ffn_up"),
+    layer("mlp.down_proj", "ffn_down"),
+)
+#: Experts whose gates and values take turns, in matrices that stand the other way round, and with biases.
+WOVEN_EXPERTS = (
+    layer("mlp.router", "ffn_gate_inp"),
+    layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps", "woven"),
+    layer("mlp.experts.gate_up_proj_bias", "ffn_gate_exps+ffn_up_exps", "woven"),
+    layer("mlp.experts.down_proj", "ffn_down_exps", "turned"),
+    layer("mlp.experts.down_proj_bias", "ffn_down_exps"),
+)
+EXPERTS = (
+    layer("mlp.gate", "ffn_gate_inp"),
+    layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+    layer("mlp.experts.down_proj", "ffn_down_exps"),
+)
+SHARED_EXPERT = (
+    layer("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "line"),
+    layer("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    layer("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    layer("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+)
+TWO_NORMS = (layer("input_layernorm", "attn_norm"), layer("post_attention_layernorm", "ffn_norm"))
+FOUR_NORMS = (
+    layer("input_layernorm", "attn_norm", "offset"),
+    layer("post_attention_layernorm", "post_attention_norm", "offset"),
+    layer("pre_feedforward_layernorm", "ffn_norm", "offset"),
+    layer("post_feedforward_layernorm", "post_ffw_norm", "offset"),
+)
+GEMMA_NORMS = (
+    layer("input_layernorm", "attn_norm", "offset"),
+    layer("post_attention_layernorm", "ffn_norm", "offset"),
+)
+MIDDLE_NORMS = (
+    layer("input_layernorm", "attn_norm"),
+    layer("post_attention_layernorm", "post_attention_norm"),
+)
+LATE_NORMS = (
+    layer("post_attention_layernorm", "post_attention_norm"),
+    layer("post_feedforward_layernorm", "post_ffw_norm"),
+)
+PAIRED = (*top(), *attention(paired=True), *TWO_NORMS)
+PLAIN = (*top(), *attention(), *TWO_NORMS)

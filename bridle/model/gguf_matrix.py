@@ -1,0 +1,29 @@
+"""A matrix of a GGUF file as a quantized layer: in its own blocks where there are kernels for them, else in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.gguf.blocks import decode_blocks, exact_q8_0
+from bridle.native.ggml import TYPES
+from bridle.native.linear import QuantizedLinear
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def packed_matrix(
+    kind: str, rows: Bytes, shape: tuple[int, int], bias: Tensor | None, dtype: torch.dtype
+) -> QuantizedLinear:
+    """A layer of `rows` [out, bytes] in blocks of type `kind`, which stand for a matrix of `shape` (out, in). Types
+    without kernels are brought to 8 bits, without loss where that can be."""
+    if kind in TYPES:
+        return QuantizedLinear.from_ggml(kind, rows, shape, bias, dtype)
+    blocks = torch.from_numpy(rows)
+    exact = exact_q8_0(kind, blocks)
+    if exact is not None:
+        return QuantizedLinear.from_ggml("Q8_0", exact.numpy(), shape, bias, dtype)
+    return QuantizedLinear.from_float(decode_blocks(kind, blocks).to(dtype), "Q8_0", bias)
