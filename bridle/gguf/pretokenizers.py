@@ -96,6 +96,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-coder": PreTokenizer((("[\r\n]",), (r"\s?\p{L}+",), (r"\s?\p{P}+",), (_CJK,), "digit")),
     "deepseek-v3": PreTokenizer(((r"\p{N}{1,3}",), ("[一-龥\u3040-ゟ゠-ヿ]+",), (_DEEPSEEK3_WORDS,))),
+    "hunyuan-dense": PreTokenizer(((r"\p{N}{1,3}",), ("[一-龥\u3040-ゟ゠-ヿ]+",), (_DEEPSEEK3_WORDS,))),
     "seed-coder": PreTokenizer(((rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),)),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer(((_BLOOM,),))),
     "viking": PreTokenizer(((_BLOOM,), "digit")),

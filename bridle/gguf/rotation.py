@@ -60,10 +60,13 @@ def read_line(model: GgufModel, name: str) -> list[float]:
 def write_rotation(config: Any, arch: str, put: Put) -> None:
     rope = dict(config.rope_parameters)
     rope = rope.get("full_attention", rope)
-    put("rope.freq_base", float(rope["rope_theta"]))
+    kind = rope.get("rope_type", "default")
+    base = float(rope["rope_theta"])
+    if kind == "dynamic" and rope.get("alpha"):  # Hunyuan's fixed stretch is a larger base
+        kind, base = "default", base * float(rope["alpha"]) ** (head_dim(config) / (head_dim(config) - 2))
+    put("rope.freq_base", base)
     width = round(head_dim(config) * float(rope.get("partial_rotary_factor", 1.0)))
     put("rope.dimension_count", width)
-    kind = rope.get("rope_type", "default")
     if kind in ("linear", "yarn"):
         put("rope.scaling.type", kind)
         put("rope.scaling.factor", float(rope["factor"]))

@@ -72,6 +72,18 @@ EXPERTS = (
     layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
     layer("mlp.experts.down_proj", "ffn_down_exps"),
 )
+SHARED_EXPERTS = (
+    layer("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    layer("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    layer("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    layer("mlp.gate.e_score_correction_bias", "exp_probs_b"),
+)
+SHARED_MLP = (
+    layer("mlp.gate.wg", "ffn_gate_inp"),
+    layer("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+    layer("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+    layer("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+)
 SHARED_EXPERT = (
     layer("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "line"),
     layer("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
@@ -88,6 +100,11 @@ FOUR_NORMS = (
 GEMMA_NORMS = (
     layer("input_layernorm", "attn_norm", "offset"),
     layer("post_attention_layernorm", "ffn_norm", "offset"),
+)
+#: Of heads, after they are rotated.
+LATE_HEAD_NORMS = (
+    layer("self_attn.query_layernorm", "attn_q_norm"),
+    layer("self_attn.key_layernorm", "attn_k_norm"),
 )
 MIDDLE_NORMS = (
     layer("input_layernorm", "attn_norm"),

@@ -95,6 +95,16 @@ def _read_attention_bias(model: GgufModel, arch: str, config: Config) -> None:
     config["attention_bias"] = has(model, "attn_q.bias")
 
 
+def _read_head_norms_or_none(model: GgufModel, arch: str, config: Config) -> None:
+    config["use_qk_norm"] = has(model, "attn_q_norm.weight")
+
+
+def _read_half_rotated(model: GgufModel, arch: str, config: Config) -> None:
+    """The share is said in any case, since the library's own default is a half."""
+    width = model.integer(f"{arch}.rope.dimension_count", config["head_dim"], 1, config["head_dim"])
+    config["rope_parameters"]["partial_rotary_factor"] = width / config["head_dim"]
+
+
 def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
     config["use_bias"] = has(model, "attn_q.bias")
 
@@ -187,6 +197,8 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "clip": (_read_clip, _write_clip),
     "one bias": (_read_one_bias, _nothing),
     "three positions": (_read_nothing, _write_three_positions),
+    "head norms or none": (_read_head_norms_or_none, _nothing),
+    "half rotated": (_read_half_rotated, _nothing),
     "attention bias": (_read_attention_bias, _nothing),
     "no head norms": (_read_no_head_norms, _write_no_head_norms),
     "one rotation": (_read_one_rotation, _write_one_rotation),
@@ -200,6 +212,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "caps": (windows.read_caps, windows.write_caps),
     "final cap": (windows.read_final_cap, windows.write_final_cap),
     "alternating": (windows.read_alternating, windows.write_alternating),
+    "window in some": (windows.read_window_in_some, windows.write_window_in_some),
     "every other": (windows.read_every_other, windows.write_every_other),
     "one in six": (windows.read_one_in_six, windows.write_one_in_six),
     "logit scale": (_read_logit_scale, _write_logit_scale),

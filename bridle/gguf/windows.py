@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bridle.errors import UnsupportedModel
 from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
 from bridle.gguf.shards import GgufModel
@@ -89,6 +91,28 @@ def read_alternating(model: GgufModel, arch: str, config: Config) -> None:
 def write_alternating(config: Any, put: Put) -> None:
     _check_period(config, 2)
     write_window(config, put)
+
+
+def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
+    """In the layers that the file lists, else in all but one of four; in none without a window."""
+    read_window(model, arch, config)
+    count = config["num_hidden_layers"]
+    if config["sliding_window"] is None:
+        config["layer_types"] = ["full_attention"] * count
+        return
+    slides = model.metadata.get(f"{arch}.attention.sliding_window_pattern", 4)
+    if isinstance(slides, int) and not isinstance(slides, bool) and slides > 0:
+        config["layer_types"] = _layer_types(count, slides)
+        return
+    if not isinstance(slides, (list, np.ndarray)) or len(slides) < count:
+        raise UnsupportedModel(f"{model.path}: sliding_window_pattern is no list of its {count} layers")
+    config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in slides[:count]]
+
+
+def write_window_in_some(config: Any, put: Put) -> None:
+    if config.sliding_window is not None:
+        write_window(config, put)
+        put("attention.sliding_window_pattern", [kind == "sliding_attention" for kind in config.layer_types])
 
 
 def read_one_in_six(model: GgufModel, arch: str, config: Config) -> None:

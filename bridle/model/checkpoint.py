@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
-    """Of a tensor of a GGUF file: numbers, blocks that there are kernels for, and others, which are brought to 8 bits."""
+    """Of a tensor of a GGUF file: numbers, blocks that have kernels, or others, which are brought to 8 bits."""
     if entry.kind.name in FLOATS:
         return entry.num_values * item_size
     return entry.num_bytes if entry.kind.name in TYPES else TYPES["Q8_0"].row_bytes(entry.num_values)

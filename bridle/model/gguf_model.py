@@ -19,6 +19,7 @@ from bridle.gguf import GgufModel
 from bridle.gguf.blocks import decode_blocks
 from bridle.gguf.families import ROTATION_TENSORS, Family
 from bridle.gguf.format import FLOATS
+from bridle.gguf.mixtures import draft_tensors
 from bridle.gguf.rotation import read_line
 from bridle.gguf.rows import heads_of, library_order, woven
 from bridle.gguf.rules import Rule, suffix_of
@@ -67,6 +68,7 @@ class _Filling:
         self.dtype, self.keeps_blocks = dtype, keeps_blocks
         self.rules = dict(_rules(family, model.config.num_hidden_layers))
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
+        self.unused -= draft_tensors(source, model.config.num_hidden_layers)
 
     def run(self, progress: Callable[[float], None]) -> None:
         total = max(self._num_unused(), 1)
@@ -98,6 +100,9 @@ class _Filling:
                 module._parameters[field] = self.model.get_input_embeddings().weight
                 continue
             module._parameters[field] = _frozen(self._numbers(full, tuple(parameter.shape)))
+        for field, buffer in module._buffers.items():
+            if buffer is not None and f"{name}.{field}" in self.rules:
+                module._buffers[field] = self._numbers(f"{name}.{field}", tuple(buffer.shape), buffer.dtype)
 
     # -- packed ---------------------------------------------------------------------------------------------------
 
@@ -181,11 +186,11 @@ class _Filling:
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
-    def _numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The library's tensor called `name`, decoded."""
         rule, layer = self._rule(name)
         suffix = suffix_of(name)
-        parts = [self.decode(file.format(layer) + suffix) for file in rule.file]
+        parts = [self.decode(file.format(layer) + suffix, dtype) for file in rule.file]
         tensor = parts[0] if len(parts) == 1 else woven(parts) if rule.change == "woven" else torch.cat(parts, -2)
         if rule.change in ("turned", "woven") and tensor.dim() == 3:
             tensor = tensor.mT.contiguous()
@@ -197,10 +202,10 @@ class _Filling:
         order = self._order(rule, shape[0])
         return tensor if order is None else tensor[order]
 
-    def decode(self, file: str) -> Tensor:
+    def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
         entry = self._entry(file)
         rows = torch.from_numpy(self.source.read(file))
-        numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=self.dtype)
+        numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=dtype or self.dtype)
         step = max(1, _MAX_NUMBERS // entry.shape[-1])
         for at in range(0, rows.shape[0], step):
             numbers[at : at + step] = decode_blocks(entry.kind.name, rows[at : at + step])

@@ -66,7 +66,7 @@ def _write_file(
     fields = read_vocabulary_fields(checkpoint, config.vocab_size)
     if out.suffix.lower() != ".gguf":
         raise InvalidRequest(f"out is {str(out)!r}; a GGUF file's name ends in .gguf", "out")
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors = dict(model.state_dict())  # with what experts are chosen by, which is no parameter
     write_gguf(out, config, tensors, fields, kind, Path(name).name, progress)
     return out
 

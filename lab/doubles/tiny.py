@@ -153,6 +153,9 @@ def randomize(model: nn.Module, seed: int) -> None:
                 draw(parameter, 1.0)
             else:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
 
 
 def _fan_in(name: str, parameter: nn.Parameter) -> int:

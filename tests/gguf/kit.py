@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ NEEDED: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 4},
     "olmo3": {"layer_types": ["sliding_attention"] * 3},
     "qwen3_moe": {"norm_topk_prob": True},
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 1.5,
+    },
+    "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "gpt_oss": {
         "layer_types": None,  # every other layer slides
         "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
@@ -41,7 +53,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe",
+    "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe",
 )  # fmt: skip
 
 #: Architectures whose files are read as another family's model.
@@ -144,21 +157,36 @@ def split_file(file: Path, stem: Path) -> None:
 
 def mxfp4_file(file: Path) -> Path:
     """A copy of a GGUF file whose experts are of type MXFP4, as gpt-oss is published."""
+    return rewritten(file, "mxfp4", "_exps.weight")
+
+
+def rewritten(
+    file: Path,
+    name: str,
+    mxfp4: str = "-",
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """A copy of a GGUF file in F32 called `name`, with more `metadata` and `tensors`; those whose names end in `mxfp4`
+    become of that type."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 
     from bridle.gguf import open_gguf
 
-    whole, path = open_gguf(file), file.with_suffix(".mxfp4.gguf")
+    whole, path = open_gguf(file), file.with_suffix(f".{name}.gguf")
     writer = GGUFWriter(path, str(whole.metadata["general.architecture"]))
+    whole.metadata.update(metadata or {})
     _copy_metadata(whole, writer)
-    for name, entry in whole.tensors.items():
-        data = whole.read(name).view("f4").reshape(entry.shape)
+    for each, entry in whole.tensors.items():
+        data = whole.read(each).view("f4").reshape(entry.shape)
         kind = GGMLQuantizationType.F32
-        if name.endswith("_exps.weight"):
+        if each.endswith(mxfp4):
             kind = GGMLQuantizationType.MXFP4
             data = quantize(data, kind)
-        writer.add_tensor(name, data, raw_dtype=kind)
+        writer.add_tensor(each, data, raw_dtype=kind)
+    for each, tensor in (tensors or {}).items():
+        writer.add_tensor(each, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

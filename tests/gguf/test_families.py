@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,18 @@ from bridle.native.library import kernels
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
-from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, mxfp4_file, pair, split_file
+from tests.gguf.kit import (
+    ALIASES,
+    ALL_FAMILIES,
+    EXPERT_SIZES,
+    folder,
+    load,
+    logits,
+    mxfp4_file,
+    pair,
+    rewritten,
+    split_file,
+)
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 
@@ -37,6 +50,7 @@ def test_a_file_without_loss_gives_the_same_logits(family: str) -> None:
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+STRETCHED = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 50.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -93,6 +107,67 @@ def test_experts_of_type_mxfp4() -> None:
         blocks = torch.from_numpy(source.read(f"blk.0.ffn_{name}_exps.weight"))
         want = decode_blocks("MXFP4", blocks).view(4, 256, 256)
         assert torch.equal(torch.stack([layer.weight for layer in layers]), want)
+
+
+def test_layers_that_guess_further_tokens_are_left_out() -> None:
+    original, file = pair("glm4_moe")
+    more = {"blk.3.nextn.eh_proj.weight": torch.ones(32, 64), "blk.3.attn_norm.weight": torch.ones(32)}
+    counts = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    assert torch.equal(logits(load(original)), logits(load(rewritten(file, "drafts", metadata=counts, tensors=more))))
+    with pytest.raises(UnsupportedModel, match=r"no place for, among them 'blk\.3\.attn_norm\.weight'"):
+        load(rewritten(file, "left", tensors=more))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"expert_gating_func": 1}, "expert_gating_func is 1"),
+        ({"expert_used_count": 5}, "uses 5 of 4 experts"),
+        ({"expert_group_count": 3}, "in 1 of 3 groups"),
+        ({"nextn_predict_layers": 3}, "nextn_predict_layers is 3; must be a whole number from 0 to 2"),
+    ],
+)
+def test_ways_of_choosing_that_are_not_read(metadata: dict[str, Any], reason: str) -> None:
+    file = rewritten(pair("glm4_moe")[1], "odd", metadata={f"glm4moe.{key}": value for key, value in metadata.items()})
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (
+            "exaone4",
+            {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        ),
+        ("exaone4", {"rope_parameters": LLAMA3}),
+        ("hunyuan_v1_dense", {"rope_parameters": STRETCHED}),
+        ("hunyuan_v1_dense", {"attention_bias": True, "tie_word_embeddings": True}),
+        ("glm4_moe", {"n_group": 2, "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2}),
+        ("glm4_moe", {"use_qk_norm": False, "first_k_dense_replace": 2}),
+    ],
+    ids=str,
+)
+def test_variants_of_other_families(family: str, changes: dict[str, Any]) -> None:
+    original, file = pair(family, **changes)
+    want = logits(load(original))
+    assert float((want - logits(load(file))).abs().max()) <= (1e-3 if "rope_parameters" in changes else 0.0)
+    assert float((want - logits(load(pair(family)[0]))).abs().max()) > 0.01  # the variant is one
+
+
+def test_exaone_4_without_a_window(tmp_path: Path) -> None:
+    """All of its layers are rotated then, which none without a window would be otherwise."""
+    original, file = pair("exaone4")
+    folder = Path(shutil.copytree(original, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"sliding_window": None, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    have = load(rewritten(file, "whole", metadata={"exaone4.attention.sliding_window": 0}))
+    assert torch.equal(logits(load(folder)), logits(have))
+    made = quantize_model(str(folder), tmp_path / "made.gguf", "F32")
+    assert torch.equal(logits(load(folder)), logits(load(made)))
+    with pytest.raises(UnsupportedModel, match="sliding_window_pattern is no list of its 3 layers"):
+        load(rewritten(file, "short", metadata={"exaone4.attention.sliding_window_pattern": [True]}))
 
 
 @pytest.mark.parametrize("max_positions", [512, 64])

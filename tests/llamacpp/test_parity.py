@@ -86,7 +86,15 @@ def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> N
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("mixtral", "Q4_K_M"), ("qwen3_moe", "Q8_0"), ("olmoe", "Q4_0"), ("gpt_oss", "Q8_0"), ("gpt_oss", "MXFP4")],
+    [
+        ("mixtral", "Q4_K_M"),
+        ("qwen3_moe", "Q8_0"),
+        ("olmoe", "Q4_0"),
+        ("gpt_oss", "Q8_0"),
+        ("gpt_oss", "MXFP4"),
+        ("glm4_moe", "Q8_0"),
+        ("hunyuan_v1_moe", "Q8_0"),
+    ],
 )
 def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> None:
     _, file = pair(family, "F32" if kind == "MXFP4" else kind, **EXPERT_SIZES)
