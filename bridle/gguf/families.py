@@ -15,6 +15,7 @@ from bridle.gguf.rules import (
     HEAD,
     LATE_HEAD_NORMS,
     LATE_NORMS,
+    LATENT,
     MIDDLE_NORMS,
     PAIRED,
     PLAIN,
@@ -41,6 +42,7 @@ class Family:
     layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
     norm_eps: float = 0.0  # of such norms, if the library has it as a constant
     reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
+    is_latent: bool = False  # its keys and values are made of one short vector: see `bridle.gguf.latent`
     is_alias: bool = False  # files of it are read as another architecture's model, and not written
 
 
@@ -185,6 +187,20 @@ FAMILIES = (
         (*PLAIN, *LATE_HEAD_NORMS, *EXPERTS, *SHARED_MLP),
         reads=("attention bias", "experts like layers", "shared like layers"),
     ),
+    Family(
+        "deepseek2",
+        "deepseek_v2",
+        (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
+        reads=("draft layers", "shared experts", "softmax"),
+        is_latent=True,
+    ),
+    Family(
+        "deepseek2",
+        "deepseek_v3",
+        (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
+        reads=("draft layers", "shared experts", "sigmoid"),
+        is_latent=True,
+    ),
     Family("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
     # The texts of models that see: three numbers of a position are the same for each of their tokens.
     Family("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),
@@ -208,11 +224,13 @@ BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def family_of(arch: str | None, has_experts: bool, has_window: bool) -> Family | None:
-    """The family of an architecture; Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, and Mistral cannot
-    be told from Llama."""
+def family_of(arch: str | None, has_experts: bool, has_window: bool, is_sigmoid: bool) -> Family | None:
+    """The family of an architecture; Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, DeepSeek V3 chooses
+    experts by a sigmoid, and Mistral cannot be told from Llama."""
     if arch == "llama":
         return BY_MODEL_TYPE["mixtral" if has_experts else "llama"]
+    if arch == "deepseek2":
+        return BY_MODEL_TYPE["deepseek_v3" if is_sigmoid else "deepseek_v2"]
     if arch == "olmo2":
         return BY_MODEL_TYPE["olmo3" if has_window else "olmo2"]
     return next((family for family in FAMILIES if family.arch == arch), None)

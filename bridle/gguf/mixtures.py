@@ -83,25 +83,43 @@ def _read_shared_experts(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_shared_experts(config: Any, put: Put) -> None:
-    for key, field in (_SHARED_COUNTS | _GROUP_COUNTS).items():
+    for key, field in _SHARED_COUNTS.items():
         put(key, int(getattr(config, field)))
+    for key, field in _GROUP_COUNTS.items():
+        put(key, int(getattr(config, field) or 1))
     put("expert_weights_scale", float(config.routed_scaling_factor))
     put("expert_weights_norm", bool(config.norm_topk_prob))
 
 
-_SIGMOID = 2
+#: How experts are chosen, by the numbers that files use.
+SOFTMAX, SIGMOID = 1, 2
 
 
 def _read_sigmoid(model: GgufModel, arch: str, config: Config) -> None:
-    kind = model.integer(f"{arch}.expert_gating_func", _SIGMOID)
-    if kind != _SIGMOID:
-        raise UnsupportedModel(
-            f"{model.path}: expert_gating_func is {kind}; experts of {arch} are read with {_SIGMOID}"
-        )
+    kind = model.integer(f"{arch}.expert_gating_func", SIGMOID)
+    if kind != SIGMOID:
+        raise UnsupportedModel(f"{model.path}: expert_gating_func is {kind}; experts of {arch} are read with {SIGMOID}")
 
 
 def _write_sigmoid(config: Any, put: Put) -> None:
-    put("expert_gating_func", _SIGMOID)
+    put("expert_gating_func", SIGMOID)
+
+
+def _read_softmax(model: GgufModel, arch: str, config: Config) -> None:
+    kind = model.integer(f"{arch}.expert_gating_func", SOFTMAX)
+    if kind not in (0, SOFTMAX) or config["norm_topk_prob"]:
+        raise UnsupportedModel(f"{model.path}: experts are chosen in a way that is not known for {arch}")
+    config["topk_method"] = _method(config["n_group"])
+
+
+def _write_softmax(config: Any, put: Put) -> None:
+    if config.norm_topk_prob or config.topk_method != _method(config.n_group or 1):
+        raise UnsupportedModel(f"topk_method {config.topk_method!r} of this model cannot be said in a GGUF file")
+    put("expert_gating_func", SOFTMAX)
+
+
+def _method(num_groups: int) -> str:
+    return "group_limited_greedy" if num_groups > 1 else "greedy"
 
 
 def _read_shared_like_layers(model: GgufModel, arch: str, config: Config) -> None:
@@ -126,6 +144,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "experts like layers": (_read_like_layers, _write_like_layers),
     "draft layers": (_read_draft_layers, _write_nothing),
     "shared experts": (_read_shared_experts, _write_shared_experts),
+    "softmax": (_read_softmax, _write_softmax),
     "sigmoid": (_read_sigmoid, _write_sigmoid),
     "shared like layers": (_read_shared_like_layers, _write_shared_like_layers),
     "clamped gates": (_read_nothing, _write_clamped_gates),

@@ -31,6 +31,10 @@ def read_rotation(model: GgufModel, arch: str, config: Config) -> Config:
     return rope
 
 
+#: What YaRN multiplies the logarithm of its factor by, which DeepSeek's files multiply further.
+_LOG_SCALE = 0.1
+
+
 def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
     trained = f"{arch}.rope.scaling.original_context_length"
     found: Config = {
@@ -41,7 +45,10 @@ def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
         if f"{arch}.rope.scaling.{key}" in model.metadata:
             found[field] = model.real(f"{arch}.rope.scaling.{key}")
     if f"{arch}.rope.scaling.yarn_log_multiplier" in model.metadata:
-        raise UnsupportedModel(f"{model.path}: yarn_log_multiplier is for families that are not read")
+        if "kv_lora_rank" not in config:
+            raise UnsupportedModel(f"{model.path}: yarn_log_multiplier is for families that are not read")
+        scale = model.real(f"{arch}.rope.scaling.yarn_log_multiplier") / _LOG_SCALE
+        found |= {"mscale": scale, "mscale_all_dim": scale}
     return found
 
 
@@ -79,6 +86,10 @@ def write_rotation(config: Any, arch: str, put: Put) -> None:
         ):
             if rope.get(field) is not None:
                 put(f"rope.scaling.{key}", float(rope[field]))
+        if rope.get("mscale_all_dim"):
+            if rope.get("mscale") != rope["mscale_all_dim"]:
+                raise UnsupportedModel("mscale other than mscale_all_dim cannot be written to a GGUF file")
+            put("rope.scaling.yarn_log_multiplier", _LOG_SCALE * float(rope["mscale_all_dim"]))
     elif kind not in ("default", "linear", "llama3", "longrope"):
         raise UnsupportedModel(f"rotary scaling {kind!r} cannot be written to a GGUF file")
 

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 #: How the library's form of a tensor is made: unchanged; with the rows of query or key heads in another order; minus
 #: one; flattened to a line; with each matrix turned; or, of several tensors, with their rows in turns, and turned.
-Change = Literal["", "query", "key", "offset", "line", "turned", "woven"]
+#: Or of the two halves of `bridle.gguf.latent`.
+Change = Literal["", "query", "key", "offset", "line", "turned", "woven", "latent"]
 
 
 class Rule(NamedTuple):
@@ -100,6 +101,16 @@ FOUR_NORMS = (
 GEMMA_NORMS = (
     layer("input_layernorm", "attn_norm", "offset"),
     layer("post_attention_layernorm", "ffn_norm", "offset"),
+)
+LATENT = (
+    layer("self_attn.q_proj", "attn_q"),
+    layer("self_attn.q_a_proj", "attn_q_a"),
+    layer("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    layer("self_attn.q_b_proj", "attn_q_b"),
+    layer("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    layer("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    layer("self_attn.kv_b_proj", "attn_k_b+attn_v_b", "latent"),
+    layer("self_attn.o_proj", "attn_output"),
 )
 #: Of heads, after they are rotated.
 LATE_HEAD_NORMS = (

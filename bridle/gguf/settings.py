@@ -11,6 +11,8 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.families import Family, family_of, known_architectures
 from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
+from bridle.gguf.latent import read_latent, write_latent
+from bridle.gguf.mixtures import SIGMOID
 from bridle.gguf.rotation import read_rotation, write_rotation
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.traits import TRAITS
@@ -33,7 +35,8 @@ def find_family(model: GgufModel) -> Family:
     """Raises `UnsupportedModel` for an architecture that is not known."""
     arch = model.text("general.architecture")
     has_window = model.integer(f"{arch}.attention.sliding_window", 0) > 0
-    family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0, has_window)
+    is_sigmoid = model.integer(f"{arch}.expert_gating_func", 0) == SIGMOID
+    family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0, has_window, is_sigmoid)
     if family is None:
         raise UnsupportedModel(
             f"{model.path} is of the architecture {shown(arch)}; known are {', '.join(known_architectures())}"
@@ -59,11 +62,7 @@ def read_config(model: GgufModel, family: Family) -> Config:
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
         raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
-    heads = config["num_attention_heads"]
-    config["num_key_value_heads"] = model.integer(f"{arch}.attention.head_count_kv", heads, 1, heads)
-    config["head_dim"] = model.integer(f"{arch}.attention.key_length", config["hidden_size"] // heads, 1, MAX_SIDE)
-    if model.integer(f"{arch}.attention.value_length", config["head_dim"]) != config["head_dim"]:
-        raise UnsupportedModel(f"{model.path} has values of another length than keys, which is not read")
+    (read_latent if family.is_latent else _read_heads)(model, arch, config)
     if not family.norm_eps:
         config[family.layer_norm or "rms_norm_eps"] = model.real(f"{arch}.{_NORM_KEYS[bool(family.layer_norm)]}")
     config["vocab_size"] = _num_tokens(model)
@@ -72,6 +71,20 @@ def read_config(model: GgufModel, family: Family) -> Config:
     for name in family.reads:
         TRAITS[name][0](model, arch, config)
     return config | _special_ids(model)
+
+
+def _read_heads(model: GgufModel, arch: str, config: Config) -> None:
+    heads = config["num_attention_heads"]
+    config["num_key_value_heads"] = model.integer(f"{arch}.attention.head_count_kv", heads, 1, heads)
+    config["head_dim"] = model.integer(f"{arch}.attention.key_length", config["hidden_size"] // heads, 1, MAX_SIDE)
+    if model.integer(f"{arch}.attention.value_length", config["head_dim"]) != config["head_dim"]:
+        raise UnsupportedModel(f"{model.path} has values of another length than keys, which is not read")
+
+
+def _write_heads(config: Any, put: Put) -> None:
+    put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))
+    put("attention.key_length", head_dim(config))
+    put("attention.value_length", head_dim(config))
 
 
 def _num_tokens(model: GgufModel) -> int:
@@ -94,9 +107,7 @@ def write_config(config: Any, family: Family, put: Put) -> None:
     `UnsupportedModel` for settings that a GGUF file cannot express."""
     for key, field in _COUNTS.items():
         put(key, int(getattr(config, field)))
-    put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))
-    put("attention.key_length", head_dim(config))
-    put("attention.value_length", head_dim(config))
+    (write_latent if family.is_latent else _write_heads)(config, put)
     eps = family.norm_eps or float(getattr(config, family.layer_norm or "rms_norm_eps"))
     put(_NORM_KEYS[bool(family.layer_norm or family.norm_eps)], eps)
     put("vocab_size", int(config.vocab_size))

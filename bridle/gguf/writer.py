@@ -19,6 +19,7 @@ from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.encode import encode_blocks
 from bridle.gguf.families import BY_MODEL_TYPE, Family
 from bridle.gguf.format import TYPES_BY_NAME
+from bridle.gguf.latent import cut_latent
 from bridle.gguf.rows import file_order, heads_of, unwoven
 from bridle.gguf.rules import Rule, suffix_of
 from bridle.gguf.settings import write_config
@@ -169,6 +170,10 @@ def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> 
     num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
     if suffix == ".bias" and rule.change == "offset":
         rule = rule._replace(change="")
+    if rule.change == "latent":
+        for file, half in zip(rule.file, cut_latent(tensor, config), strict=True):
+            yield file.format(layer) + suffix, _Source(half, Rule("", ()))
+        return
     if rule.change in ("turned", "woven"):
         turned = tensor.mT if tensor.dim() == 3 else tensor
         for part, file in enumerate(rule.file):

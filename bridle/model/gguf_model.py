@@ -7,7 +7,7 @@ parameter must get a tensor, and every tensor must be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from bridle.gguf import GgufModel
 from bridle.gguf.blocks import decode_blocks
 from bridle.gguf.families import ROTATION_TENSORS, Family
 from bridle.gguf.format import FLOATS
+from bridle.gguf.latent import joined_latent
 from bridle.gguf.mixtures import draft_tensors
 from bridle.gguf.rotation import read_line
 from bridle.gguf.rows import heads_of, library_order, woven
@@ -66,7 +67,7 @@ class _Filling:
     ) -> None:
         self.source, self.model = source, model
         self.dtype, self.keeps_blocks = dtype, keeps_blocks
-        self.rules = dict(_rules(family, model.config.num_hidden_layers))
+        self.rules = dict(_rules(family, source, model.config.num_hidden_layers))
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
         self.unused -= draft_tensors(source, model.config.num_hidden_layers)
 
@@ -191,7 +192,7 @@ class _Filling:
         rule, layer = self._rule(name)
         suffix = suffix_of(name)
         parts = [self.decode(file.format(layer) + suffix, dtype) for file in rule.file]
-        tensor = parts[0] if len(parts) == 1 else woven(parts) if rule.change == "woven" else torch.cat(parts, -2)
+        tensor = _joined(rule, parts)
         if rule.change in ("turned", "woven") and tensor.dim() == 3:
             tensor = tensor.mT.contiguous()
         if rule.change == "line":
@@ -240,10 +241,20 @@ class _Filling:
             )
 
 
-def _rules(family: Family, num_layers: int) -> Iterator[tuple[str, tuple[Rule, int]]]:
+def _rules(family: Family, source: GgufModel, num_layers: int) -> Iterator[tuple[str, tuple[Rule, int]]]:
     for rule in family.rules:
+        if rule.change == "latent" and "blk.0.attn_kv_b.weight" in source.tensors:  # as older files have it
+            rule = Rule(rule.model, ("blk.{}.attn_kv_b",))
         for layer in range(num_layers) if "{}" in rule.model else range(1):
             yield rule.model.format(layer), (rule, layer)
+
+
+def _joined(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if rule.change == "latent":
+        return joined_latent(parts[0], parts[1])
+    return woven(parts) if rule.change == "woven" else torch.cat(list(parts), -2)
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

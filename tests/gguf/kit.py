@@ -22,6 +22,19 @@ from tests.leftovers import kept_folder
 
 PROMPT = [1, 40, 77, 90, 44, 31, 22, 198, 77, 41, 9, 23, 120, 200, 222, 131, 90, 120, 6, 33, 200, 150, 9, 60]
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+}
 #: What a family needs so that a GGUF file can say it.
 NEEDED: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
@@ -43,6 +56,8 @@ NEEDED: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "routed_scaling_factor": 1.5,
     },
+    "deepseek_v2": {**_LATENT, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "gpt_oss": {
@@ -54,7 +69,7 @@ ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
     "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe",
-    "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 
 #: Architectures whose files are read as another family's model.
@@ -141,7 +156,7 @@ def split_file(file: Path, stem: Path) -> None:
     for number, part in enumerate((names[:10], names[10:])):
         writer = GGUFWriter(stem.with_name(f"{stem.name}-{number + 1:05d}-of-00002.gguf"), "llama")
         if number == 0:
-            _copy_metadata(whole, writer)
+            _copy_metadata(whole.metadata, writer)
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", 2)
         writer.add_int32("split.tensors.count", len(names))
@@ -166,9 +181,10 @@ def rewritten(
     mxfp4: str = "-",
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
+    without: tuple[str, ...] = (),
 ) -> Path:
     """A copy of a GGUF file in F32 called `name`, with more `metadata` and `tensors`; those whose names end in `mxfp4`
-    become of that type."""
+    become of that type. What ends as one of `without` does is left out."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 
@@ -176,9 +192,11 @@ def rewritten(
 
     whole, path = open_gguf(file), file.with_suffix(f".{name}.gguf")
     writer = GGUFWriter(path, str(whole.metadata["general.architecture"]))
-    whole.metadata.update(metadata or {})
-    _copy_metadata(whole, writer)
+    kept = {key: value for key, value in whole.metadata.items() if not key.endswith(without)}
+    _copy_metadata({**kept, **(metadata or {})}, writer)
     for each, entry in whole.tensors.items():
+        if each.endswith(without):
+            continue
         data = whole.read(each).view("f4").reshape(entry.shape)
         kind = GGMLQuantizationType.F32
         if each.endswith(mxfp4):
@@ -194,10 +212,10 @@ def rewritten(
     return path
 
 
-def _copy_metadata(source: Any, writer: Any) -> None:
+def _copy_metadata(metadata: Mapping[str, Any], writer: Any) -> None:
     import numpy as np
 
-    for key, value in source.metadata.items():
+    for key, value in metadata.items():
         if key == "general.architecture":
             continue
         if isinstance(value, (list, np.ndarray)):

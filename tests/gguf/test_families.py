@@ -32,6 +32,7 @@ from tests.gguf.kit import (
     ALIASES,
     ALL_FAMILIES,
     EXPERT_SIZES,
+    NEEDED,
     folder,
     load,
     logits,
@@ -141,6 +142,9 @@ def test_ways_of_choosing_that_are_not_read(metadata: dict[str, Any], reason: st
             {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         ),
         ("exaone4", {"rope_parameters": LLAMA3}),
+        ("deepseek_v2", {"q_lora_rank": None, "n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"}),
+        ("deepseek_v2", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
+        ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "n_shared_experts": 1}),
         ("hunyuan_v1_dense", {"rope_parameters": STRETCHED}),
         ("hunyuan_v1_dense", {"attention_bias": True, "tie_word_embeddings": True}),
         ("glm4_moe", {"n_group": 2, "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2}),
@@ -153,6 +157,25 @@ def test_variants_of_other_families(family: str, changes: dict[str, Any]) -> Non
     want = logits(load(original))
     assert float((want - logits(load(file))).abs().max()) <= (1e-3 if "rope_parameters" in changes else 0.0)
     assert float((want - logits(load(pair(family)[0]))).abs().max()) > 0.01  # the variant is one
+
+
+def test_an_older_file_of_deepseek() -> None:
+    """The matrix that makes keys and values is whole in it, and heads are described as they are."""
+    original, file = pair("deepseek_v3")
+    whole: Any = load(original)
+    weights = {
+        f"blk.{number}.attn_kv_b.weight": layer.self_attn.kv_b_proj.weight
+        for number, layer in enumerate(whole.model.layers)
+    }
+    sizes = {"attention.key_length": 12, "attention.value_length": 12, "attention.head_count_kv": 4}
+    older = rewritten(
+        file,
+        "older",
+        metadata={f"deepseek2.{key}": value for key, value in sizes.items()},
+        tensors=weights,
+        without=("attn_k_b.weight", "attn_v_b.weight", "_mla"),
+    )
+    assert torch.equal(logits(whole), logits(load(older)))
 
 
 def test_exaone_4_without_a_window(tmp_path: Path) -> None:
@@ -313,6 +336,8 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
         ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 cannot be said"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 1, "topk_group": 1}, "topk_method 'group_l"),
+        ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 1.0}}, "mscale other than"),
         ("gpt_oss", {"rope_parameters": YARN}, "without `truncate`"),
         ("gpt_oss", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
         ("mistral", {"sliding_window": 16}, "sliding window of this family"),
@@ -321,7 +346,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any], reason: str) -> None:
-    original = tiny.cached_checkpoint(family, **changes)
+    original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **changes})
     out = folder() / "never.gguf"
     with pytest.raises(UnsupportedModel, match=reason):
         quantize_model(str(original), out, "F32")

@@ -94,10 +94,13 @@ def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> N
         ("gpt_oss", "MXFP4"),
         ("glm4_moe", "Q8_0"),
         ("hunyuan_v1_moe", "Q8_0"),
+        ("deepseek_v2", "Q8_0"),
+        ("deepseek_v3", "Q4_K_M"),
     ],
 )
 def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> None:
-    _, file = pair(family, "F32" if kind == "MXFP4" else kind, **EXPERT_SIZES)
+    sizes = {**EXPERT_SIZES, "head_dim": 4} if "deepseek" in family else EXPERT_SIZES
+    _, file = pair(family, "F32" if kind == "MXFP4" else kind, **sizes)
     if kind == "MXFP4":
         file = mxfp4_file(file)
     want = logits(load(file))

@@ -1,0 +1,61 @@
+"""Attention whose keys and values are made of one short vector per token, as DeepSeek's: its sizes, and the matrix that
+makes them.
+
+A file describes it as its reader computes it, as one head that all queries share: the matrix is cut in two, and the
+half that makes keys is turned, head by head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.fields import MAX_SIDE, Config, Put
+from bridle.gguf.shards import GgufModel
+
+
+def read_latent(model: GgufModel, arch: str, config: Config) -> None:
+    """Sizes of heads. Files from before the matrix was cut say them under other names."""
+    key = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
+    key = model.integer(f"{arch}.attention.key_length_mla", key, 1, MAX_SIDE)
+    value = model.integer(f"{arch}.attention.value_length", low=1, high=MAX_SIDE)
+    rotated = model.integer(f"{arch}.rope.dimension_count", low=1, high=MAX_SIDE)
+    if rotated >= key:
+        raise UnsupportedModel(f"{model.path} rotates {rotated} numbers of keys of {key}, which is not read")
+    config |= {
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rotated,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": model.integer(f"{arch}.attention.value_length_mla", value, 1, MAX_SIDE),
+        "kv_lora_rank": model.integer(f"{arch}.attention.kv_lora_rank", low=1, high=MAX_SIDE),
+        "q_lora_rank": model.integer(f"{arch}.attention.q_lora_rank", 0, 0, MAX_SIDE) or None,
+    }
+
+
+def write_latent(config: Any, put: Put) -> None:
+    rank, rotated = int(config.kv_lora_rank), int(config.qk_rope_head_dim)
+    if config.num_key_value_heads != config.num_attention_heads:
+        raise UnsupportedModel("a GGUF file of this family has as many heads of keys as of queries; this model differs")
+    put("attention.head_count_kv", 1)
+    put("attention.key_length", rank + rotated)
+    put("attention.value_length", rank)
+    put("attention.key_length_mla", int(config.qk_nope_head_dim) + rotated)
+    put("attention.value_length_mla", int(config.v_head_dim))
+    put("attention.kv_lora_rank", rank)
+    if config.q_lora_rank:
+        put("attention.q_lora_rank", int(config.q_lora_rank))
+
+
+def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
+    """[H, rank, key] and [H, value, rank] -> [H (key + value), rank]"""
+    return torch.cat((keys.mT, values), 1).flatten(0, 1)
+
+
+def cut_latent(matrix: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """The same, backwards; views."""
+    heads = matrix.unflatten(0, (config.num_attention_heads, -1))
+    return heads[:, : config.qk_nope_head_dim].mT, heads[:, config.qk_nope_head_dim :]
