@@ -57,5 +57,5 @@ def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
 
 def cut_latent(matrix: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     """The same, backwards; views."""
-    heads = matrix.unflatten(0, (config.num_attention_heads, -1))
+    heads = matrix.view(config.num_attention_heads, -1, matrix.shape[-1])
     return heads[:, : config.qk_nope_head_dim].mT, heads[:, config.qk_nope_head_dim :]

@@ -275,7 +275,7 @@ def test_packed_experts_are_those_of_the_file() -> None:
         assert float((have - want).abs().max() / want.abs().max()) < 0.03
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
@@ -311,7 +311,18 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("llama", "F32"), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("qwen3_moe", "Q4_K_M")]
+    ("family", "kind"),
+    [
+        ("llama", "F32"),
+        ("llama", "Q8_0"),
+        ("llama", "Q4_K_M"),
+        ("qwen3_moe", "Q4_K_M"),
+        ("gpt_oss", "Q8_0"),
+        ("glm4_moe", "Q4_K_M"),
+        ("deepseek_v2", "Q8_0"),
+        ("hunyuan_v1_moe", "Q8_0"),
+        ("hunyuan_v1_dense", "Q4_K_M"),
+    ],
 )
 def test_a_file_passes_the_check_of_its_attention(family: str, kind: str) -> None:
     """Both passes decode the same blocks, whatever takes the place of the layers in between."""
