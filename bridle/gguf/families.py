@@ -212,7 +212,10 @@ FAMILIES = (
         reads=("expert sizes", "even experts", "three positions"),
         is_alias=True,
     ),
-    # Models that the library lacks, which compute what Llama does.
+    # Models that the library lacks, which compute what Granite or Llama does.
+    Family(
+        "minicpm", "granite", (*PAIRED, *GATED), reads=("biases", "fewer multipliers", "read scalings"), is_alias=True
+    ),
     Family("internlm2", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
     Family("xverse", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
     Family("exaone", "llama", (*PLAIN, *GATED), reads=("biases",), is_alias=True),

@@ -165,6 +165,12 @@ def _write_multipliers(config: Any, put: Put) -> None:
         put(key, float(getattr(config, field)))
 
 
+def _read_fewer_multipliers(model: GgufModel, arch: str, config: Config) -> None:
+    """MiniCPM's; its attention is scaled by the size of heads, as usual."""
+    config |= {field: model.real(f"{arch}.{key}") for key, field in _MULTIPLIERS.items() if key != "attention.scale"}
+    config["attention_multiplier"] = config["head_dim"] ** -0.5
+
+
 def _read_logit_scale(model: GgufModel, arch: str, config: Config) -> None:
     config |= {"logit_scale": model.real(f"{arch}.logit_scale"), "use_qk_norm": False}
     if has(model, "attn_q_norm.weight"):
@@ -215,6 +221,8 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "window in some": (windows.read_window_in_some, windows.write_window_in_some),
     "every other": (windows.read_every_other, windows.write_every_other),
     "one in six": (windows.read_one_in_six, windows.write_one_in_six),
+    "fewer multipliers": (_read_fewer_multipliers, _write_multipliers),
+    "read scalings": (read_two_scalings, _nothing),
     "logit scale": (_read_logit_scale, _write_logit_scale),
     "two scalings": (read_two_scalings, write_two_scalings),
     "whole ramp": (read_whole_ramp, write_whole_ramp),

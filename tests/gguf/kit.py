@@ -58,6 +58,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
     "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    "minicpm": {"attention_multiplier": 8**-0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
     "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "gpt_oss": {
@@ -100,7 +101,8 @@ def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
     if family in ALIASES:
         alias = ALIASES[family]
         with patch.dict("bridle.gguf.families.BY_MODEL_TYPE", {alias.model_type: alias}):
-            return pair(alias.model_type, kind, **{"tie_word_embeddings": False, "aliased": family, **overrides})
+            fields = {"tie_word_embeddings": False, "aliased": family, **NEEDED.get(family, {})}
+            return pair(alias.model_type, kind, **{**fields, **overrides})
     key = repr((family, kind, sorted(overrides.items())))
     if key not in _made:
         fields = {name: value for name, value in overrides.items() if name != "aliased"}

@@ -159,6 +159,18 @@ def test_variants_of_other_families(family: str, changes: dict[str, Any]) -> Non
     assert float((want - logits(load(pair(family)[0]))).abs().max()) > 0.01  # the variant is one
 
 
+def test_factors_of_minicpm() -> None:
+    """Its two lists of divisors; which of them holds depends on the context."""
+    _, file = pair("minicpm")
+    rows = {"long": [1.0, 2.0, 4.0, 8.0], "short": [1.0, 1.1, 1.2, 1.3]}
+    lists = {f"rope_factors_{name}.weight": torch.tensor(row) for name, row in rows.items()}
+    model: Any = load(rewritten(file, "factors", tensors=lists))
+    plain: Any = load(file)
+    divided = plain.model.rotary_emb.inv_freq / lists["rope_factors_short.weight"]
+    assert torch.allclose(model.model.rotary_emb.inv_freq, divided)
+    assert float((logits(model) - logits(plain)).abs().max()) > 0.01
+
+
 def test_an_older_file_of_deepseek() -> None:
     """The matrix that makes keys and values is whole in it, and heads are described as they are."""
     original, file = pair("deepseek_v3")
