@@ -119,6 +119,8 @@ def _places(source: GgufModel, family: Family | None, config: Config) -> Iterato
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:
             continue
+        if family is not None and family.is_latent and ".attn_" in rule.file[0]:  # products that it adapts nowhere
+            continue
         num_heads = heads_of(rule.change, config["num_attention_heads"], config["num_key_value_heads"])
         for layer in range(config["num_hidden_layers"]):
             name = rule.file[0].format(layer) + ".weight"

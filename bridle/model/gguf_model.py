@@ -192,7 +192,13 @@ class _Filling:
         rule, layer = self._rule(name)
         suffix = suffix_of(name)
         parts = [self.decode(file.format(layer) + suffix, dtype) for file in rule.file]
-        tensor = _joined(rule, parts)
+        try:
+            tensor = _joined(rule, parts)
+        except (RuntimeError, IndexError):
+            shapes = " and ".join(str(tuple(part.shape)) for part in parts)
+            raise UnsupportedModel(
+                f"{self.source.path}: the tensors of weight {name!r} have shapes {shapes}, which do not fit each other"
+            ) from None
         if rule.change in ("turned", "woven") and tensor.dim() == 3:
             tensor = tensor.mT.contiguous()
         if rule.change == "line":
@@ -204,6 +210,7 @@ class _Filling:
         return tensor if order is None else tensor[order]
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of the file as numbers, in its own shape."""
         entry = self._entry(file)
         rows = torch.from_numpy(self.source.read(file))
         numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=dtype or self.dtype)

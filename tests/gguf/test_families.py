@@ -159,6 +159,23 @@ def test_variants_of_other_families(family: str, changes: dict[str, Any]) -> Non
     assert float((want - logits(load(pair(family)[0]))).abs().max()) > 0.01  # the variant is one
 
 
+@pytest.mark.parametrize(
+    ("family", "tensor", "shape"),
+    [
+        ("deepseek_v3", "blk.0.attn_k_b.weight", (3, 5)),
+        ("deepseek_v3", "blk.0.attn_v_b.weight", (4, 12, 17)),
+        ("deepseek_v3", "blk.1.exp_probs_b.bias", (5,)),
+        ("gpt_oss", "blk.0.ffn_gate_exps.weight", (4, 63, 32)),
+        ("gpt_oss", "blk.0.ffn_up_exps.bias", (4,)),
+        ("gpt_oss", "blk.0.attn_sinks.weight", (3,)),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(family: str, tensor: str, shape: tuple[int, ...]) -> None:
+    damaged = rewritten(pair(family)[1], "damaged", tensors={tensor: torch.ones(shape)}, without=(tensor,))
+    with pytest.raises(UnsupportedModel, match=r"have shapes .* do not fit each other|has shape .* implies"):
+        load(damaged)
+
+
 def test_factors_of_minicpm() -> None:
     """Its two lists of divisors; which of them holds depends on the context."""
     _, file = pair("minicpm")

@@ -166,6 +166,15 @@ def test_adapters_say_what_they_say_on_torch(family: str, tmp_path: Path) -> Non
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_adapters_name_no_layers_that_llama_cpp_leaves_as_they_are() -> None:
+    """It computes the attention of DeepSeek without any, and would say nothing of it."""
+    executor = started("deepseek_v2")
+    layers = set(executor.adapters.layers)
+    executor.close()
+    assert "model.layers.0.mlp.down_proj" in layers
+    assert not any("self_attn" in layer for layer in layers)
+
+
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
