@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bridle.cli.output import TextStream
     from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
+    from bridle.service.requests import Wanted
     from bridle.traced import Trace
 
 _MODEL = ModelOptions()
@@ -212,55 +213,45 @@ class Conversation:
 
     def _stream(self, turns: list[dict[str, Any]]) -> TextStream:
         from bridle.cli.output import TextStream
-        from bridle.service.prompts import build_request
+        from bridle.service.local import LocalServing
 
         turn = asyncio.run(self._turn(turns))
-        request = build_request(
-            self.loaded,
-            turn.prompt,
-            turn.sampling,
-            controller=turn.steering.controller,
-            constraint=turn.steering.constraint,
-            adapter=self.adapter,
-            trace=self.tracing.is_wanted,
-            sights=turn.sights,
-            policies=self.loaded.demands(self.adapter),
+        wanted: Wanted = {**turn.wanted, "trace": self.tracing.is_wanted}
+        request = LocalServing(self.loaded).request(
+            turn.prompt, turn.sampling, turn.steering, adapter=self.adapter, **wanted
         )
-        return TextStream(self.loaded, request, on_record=self.tracing.printer(self.console))
+        return TextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
     def _keep(self, stream: TextStream) -> None:
         """Write the traces of all replies so far."""
-        if stream.trace is not None:
-            self.traces.append(stream.trace)
-            self.tracing.keep(self.traces)
+        from bridle.service.tracing import traces_of
+
+        self.traces += traces_of(self.loaded, [stream.output])
+        self.tracing.keep(self.traces)
 
     async def _turn(self, turns: list[dict[str, Any]]) -> Turn:
         """The next turn, steered as the flags say: thoughts come first, if the model has some."""
         from bridle.chat.conversation import Conversation as Said
         from bridle.chat.turn import plan_turn
-        from bridle.service.steering import ignores_eos
 
         system = [{"role": "system", "content": self.system}] if self.system else []
-        params = self.params.with_(ignore_eos=ignores_eos(self.steering.by_name(), None))
+        params = self.steering.sampling(self.params)
         return await plan_turn(self.loaded, Said([*system, *turns]), params, self.steering.steering(self.loaded))
 
     def _print(self, stream: TextStream) -> str:
         """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""
-        pieces: list[str] = []
         try:
-            self._show(stream, pieces)
+            self._show(stream)
         except KeyboardInterrupt:
-            self._show(stream.stop(), pieces)
+            self._show(stream.stop())
             self.console.print("[dim] (stopped)[/dim]", end="")
         self.console.print()
-        return "".join(pieces)
+        return stream.output.text
 
-    def _show(self, stream: Iterable[str], pieces: list[str]) -> None:
-        for piece in stream:
-            pieces.append(piece)
-            if self.tracing.show == "tokens":
-                continue
-            self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
+    def _show(self, pieces: Iterable[str]) -> None:
+        for piece in pieces:
+            if self.tracing.show != "tokens":
+                self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,7 +91,7 @@ def generate(
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
         params = sampling.to_params(loaded)
-        request = replace(_request(loaded, prompt, params, chosen, steering, chat, files), trace=tracing.is_wanted)
+        request = _request(loaded, prompt, params, chosen, steering, chat, files, tracing.is_wanted)
         if as_json:
             _print_json(loaded, request, prompt, tracing)
         else:
@@ -108,13 +107,13 @@ def _request(
     options: SteeringOptions,
     is_chat: bool,
     files: Sequence[tuple[str, Path]],
+    trace: bool,
 ) -> Request:
     """The checked request, steered as the options say. `files` are what goes with the prompt, by modality."""
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.media import NO_SIGHTS
     from bridle.media import Source
-    from bridle.service.prompts import build_request
-    from bridle.service.steering import ignores_eos
+    from bridle.service.local import LocalServing
 
     given: str | tuple[int, ...] = prompt
     sources, sights = [Source(path, path.name, modality=modality) for modality, path in files], NO_SIGHTS
@@ -123,18 +122,15 @@ def _request(
         content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
         made = make_prompt(loaded, Conversation([{"role": "user", "content": content}]))
         given, sources, sights = made.tokens, [], made.sights
-    steering = options.steering(loaded)
-    return build_request(
-        loaded,
+    return LocalServing(loaded).request(
         given,
-        params.with_(ignore_eos=ignores_eos(options.by_name(), None)),
-        controller=steering.controller,
-        constraint=steering.constraint,
+        options.sampling(params),
+        options.steering(loaded),
         adapter=adapter,
         add_special_tokens=not is_chat,
         pictures=sources,
         sights=sights,
-        policies=loaded.demands(adapter),
+        trace=trace,
     )
 
 
@@ -163,41 +159,37 @@ def _misuse(words: tuple[str, ...]) -> str:
 
 
 def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
+    """Print the text as it comes. A terminal's reader sees at once what may be taken back; a file gets what stays."""
     from rich.console import Console
 
     from bridle.cli.output import TextStream
+    from bridle.service.tracing import traces_of
 
     printer = tracing.printer(Console(highlight=False))
-    stream = TextStream(loaded, request, on_record=printer)
+    stream = TextStream(loaded, request, marks=sys.stdout.isatty(), on_record=printer)
     for piece in stream:
         if printer is None:
             print(piece, end="", flush=True)
     print()
-    if stream.trace is not None:
-        tracing.keep([stream.trace])
+    tracing.keep(traces_of(loaded, [stream.output]))
     if show_stats:
         print(stream.summary, file=sys.stderr)
 
 
 def _print_json(loaded: LoadedModel, request: Request, prompt: str, tracing: TraceOptions) -> None:
-    from bridle.service.collect import OutputCollector
-    from bridle.service.tracing import name_engine
+    from bridle.service.collect import raise_first_error
+    from bridle.service.running import run
+    from bridle.service.tracing import traces_of
 
-    collector = OutputCollector(request, prompt)
-    with loaded.client.submit(request) as stream:
-        for events in stream:
-            collector.add(events)
-    if (trace := collector.output.trace) is not None:
-        name_engine(trace, loaded.name, loaded.info)
-        tracing.keep([trace])
-    print(json.dumps(_as_json(loaded.name, collector.output), ensure_ascii=False))
+    with run(loaded.client, request, prompt) as running:
+        output = running.read()
+    tracing.keep(traces_of(loaded, [output]))
+    raise_first_error(output)
+    print(json.dumps(_as_json(loaded.name, output), ensure_ascii=False))
 
 
 def _as_json(name: str, output: RequestOutput) -> dict[str, Any]:
-    first = output.outputs[0]
-    if first.error is not None:
-        raise first.error
-    usage = first.usage
+    first, usage = output.outputs[0], output.usage
     return {
         "model": name,
         "text": first.text,

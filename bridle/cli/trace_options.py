@@ -46,8 +46,8 @@ class TraceOptions:
         return TokenPrinter(console).print
 
     def keep(self, traces: list[Trace]) -> None:
-        """Write the file, if one was named."""
-        if self.trace is not None:
+        """Write the file, if one was named and there is something to write."""
+        if self.trace is not None and traces:
             from bridle.traces import write
 
             write(traces, self.trace)

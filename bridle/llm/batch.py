@@ -1,32 +1,24 @@
-"""Runs many requests at once: they are submitted in a window, read together, and reported one by one when they are
-done."""
+"""What a call does beside its requests: it runs them in an event loop, wherever it was called, and shows how far they
+are."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from bridle.engine.client import EngineClient, EventStream
-from bridle.errors import Overloaded
 from bridle.llm import notebook
 from bridle.outputs import RequestOutput
-from bridle.service import OutputCollector
+from bridle.service.running import Report
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
-
-Report = Callable[[RequestOutput], None]
-
-MAX_IN_FLIGHT = 1024
-_RETRY_SECONDS = 0.05
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -75,68 +67,6 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
-    """Run the request of each collector to its end; `report` is called with each output when it is complete.
-
-    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels them
-    all.
-    """
-    waiting = deque(collectors)
-    started = _start(client, waiting)
-    lanes = [asyncio.ensure_future(_lane(client, stream, collector, waiting, report)) for stream, collector in started]
-    try:
-        await asyncio.gather(*lanes)
-    finally:
-        for lane, (stream, _) in zip(lanes, started, strict=True):
-            lane.cancel()
-            stream.cancel()  # a lane that is cancelled before its first line does not
-        await asyncio.gather(*lanes, return_exceptions=True)
-
-
-def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many requests as may run at once. If one is refused, none runs."""
-    started: list[tuple[EventStream, OutputCollector]] = []
-    try:
-        while waiting and len(started) < MAX_IN_FLIGHT:
-            started.append((client.submit(waiting[0].request), waiting[0]))
-            waiting.popleft()
-    except Overloaded:
-        if not started:
-            raise
-    except BaseException:
-        for stream, _ in started:
-            stream.cancel()
-        raise
-    return started
-
-
-async def _lane(
-    client: EngineClient,
-    stream: EventStream,
-    collector: OutputCollector,
-    waiting: deque[OutputCollector],
-    report: Report,
-) -> None:
-    """Read one request after the other, submitting waiting ones."""
-    while True:
-        async for events in stream:
-            collector.add(events)
-        report(collector.output)
-        if not waiting:
-            return
-        collector = waiting.popleft()
-        stream = await _submit(client, collector)
-
-
-async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
-    """Submit a request as soon as there is room, since other callers may fill the queue."""
-    while True:
-        try:
-            return client.submit(collector.request)
-        except Overloaded:
-            await asyncio.sleep(_RETRY_SECONDS)
 
 
 class _Count:

@@ -22,6 +22,7 @@ from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.service import LoadedModel, OutputCollector
 from bridle.service.defaults import filled
+from bridle.service.running import run_batch
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Calls:
         for compiling in start_compiling(self._model, collectors):
             compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
-            batch.run(batch.run_batch(self._model.client, collectors, report))
+            batch.run(run_batch(self._model.client, collectors, report))
         return self._outputs(collectors, given)
 
     async def run_async(
@@ -97,7 +98,7 @@ class Calls:
         """`run` for an event loop."""
         for compiling in start_compiling(self._model, collectors):
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
-        await batch.run_batch(self._model.client, collectors, lambda output: None)
+        await run_batch(self._model.client, collectors, lambda output: None)
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:

@@ -28,6 +28,7 @@ from bridle.llm.streams import TextStream
 from bridle.outputs import ChatMessage, FinishReason, RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, raise_first_error
+from bridle.service.running import run_batch
 from bridle.text.chat_template import prepare
 from bridle.traced import Trace
 
@@ -215,7 +216,7 @@ class ChatSession:
 async def _run_all(sessions: Sequence[ChatSession], said: Sequence[list[Turn]]) -> list[RequestOutput]:
     chats = await asyncio.gather(*(each._plan(turns) for each, turns in zip(sessions, said, strict=True)))
     collectors = [OutputCollector(chat.request) for chat in chats]
-    await batch.run_batch(sessions[0].llm.model.client, collectors, lambda output: None)
+    await run_batch(sessions[0].llm.model.client, collectors, lambda output: None)
     for chat, collector in zip(chats, collectors, strict=True):
         chat.read(collector.output)
     return [collector.output for collector in collectors]

@@ -20,6 +20,7 @@ from bridle.llm.notebook import LiveOutput
 from bridle.llm.typed import Kind, content_of, partials
 from bridle.outputs import RequestOutput
 from bridle.service import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
+from bridle.service.running import Running
 
 T = TypeVar("T")
 
@@ -46,10 +47,10 @@ class Reader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         try:
             for events in self._source.stream:
-                self._source.collector.add(events)
+                self._source.add(events)
                 yield from self._take()
         finally:
-            self._source.stream.cancel()
+            self._source.cancel()
         self._source.end()
         if self._last is not None:
             yield self._last()
@@ -57,34 +58,30 @@ class Reader(Generic[T]):
     async def __aiter__(self) -> AsyncIterator[T]:
         try:
             async for events in self._source.stream:
-                self._source.collector.add(events)
+                self._source.add(events)
                 for item in self._take():
                     yield item
         finally:
-            self._source.stream.cancel()
+            self._source.cancel()
         self._source.end()
         if self._last is not None:
             yield self._last()
 
 
-class _Source:
-    """A running request, its output so far, and the function to call when it is over. It lives as long as somebody may
-    read, and the request no longer: streams and readers of them hold it, and it holds none of them."""
+class _Source(Running):
+    """A running request, and the function to call when it is over. Streams and readers of it hold it, and it holds none
+    of them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
     ) -> None:
-        self.stream = stream
-        self.collector = collector
+        super().__init__(stream, collector)
         self._on_finish = on_finish
 
-    def __del__(self) -> None:
-        self.stream.cancel()  # in any thread, amid anything: this takes no lock
-
     def end(self) -> None:
-        raise_first_error(self.collector.output)
+        raise_first_error(self.output)
         if self._on_finish is not None:
-            self._on_finish(self.collector.output)
+            self._on_finish(self.output)
 
 
 class TextStream(Reader[str]):
@@ -109,8 +106,7 @@ class TextStream(Reader[str]):
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
         self._turn_plan, self._turn = turn, None if turn is None else turn.reader()
         try:
-            self._events = client.submit(request)
-            self._base = _Source(self._events, self._collector, on_finish)
+            self._base = _Source(client.submit(request), self._collector, on_finish)
             super().__init__(self._base)
         except KeyboardInterrupt:  # it comes between any two lines, and nobody has the stream yet
             client.cancel(request.id)
@@ -183,7 +179,7 @@ class TextStream(Reader[str]):
 
     def cancel(self) -> None:
         """Cancel the request, unless it is over. Safe from any thread."""
-        self._events.cancel()
+        self._base.cancel()
 
     def __enter__(self) -> Self:
         return self

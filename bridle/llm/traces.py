@@ -10,7 +10,7 @@ from typing import Any
 from bridle.errors import InvalidRequest
 from bridle.outputs import RequestOutput
 from bridle.service import LoadedModel
-from bridle.service.tracing import name_engine
+from bridle.service.tracing import traces_of
 from bridle.traces import write
 
 
@@ -24,8 +24,6 @@ def is_traced(given: Mapping[str, Any]) -> bool:
 
 def keep_traces(model: LoadedModel, outputs: Iterable[RequestOutput], given: Mapping[str, Any]) -> None:
     """Complete the traces of outputs that have ended, and write them if the call says so."""
-    traces = [output.trace for output in outputs if output.trace is not None]
-    for trace in traces:
-        name_engine(trace, model.name, model.info)
+    traces = traces_of(model, outputs)
     if traces and isinstance(given["trace"], (str, os.PathLike)):
         write(traces, Path(given["trace"]))

@@ -19,7 +19,7 @@ from bridle.controllers.composition import own_of
 from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError
-from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, Resuming, Traced, Usage
+from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, RequestOutput, Resuming, Traced, Usage
 from bridle.service.admission import Ticket
 from bridle.service.collect import OutputCollector
 from bridle.service.notes import Note, NoteReader
@@ -29,7 +29,6 @@ from bridle.service.story import Story
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
     from bridle.service.loading import LoadedModel
-    from bridle.traced import Trace
 
 _MAX_ERROR_LOG_CHARS = 4_096
 
@@ -111,7 +110,7 @@ Sink = Callable[[Part, list[Event]], Awaitable[bool | None]]
 class Generation:
     """The parts of a call, ready to run, at most so many `at_once` (None: all of them). `served_name` says what
     answers: an adapter goes by its own name, which says whose it is. What outlives a part is `held`; `keep` takes the
-    traces of a call that is traced."""
+    outputs of a call that is traced."""
 
     model: LoadedModel
     served_name: str
@@ -120,7 +119,7 @@ class Generation:
     held: ExitStack
     parts: list[Part]
     at_once: int | None = None
-    keep: Callable[[list[Trace]], None] | None = None
+    keep: Callable[[list[RequestOutput]], None] | None = None
 
     async def begin(self) -> list[Event]:
         """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
@@ -196,7 +195,7 @@ class Generation:
     def _settle(self) -> None:
         """What the call has cost, also of outputs that were taken back, and how it ended."""
         if self.keep is not None:
-            self.keep([trace for part in self.parts if (trace := part.collector.output.trace) is not None])
+            self.keep([part.collector.output for part in self.parts])
         story, outputs = self.story, [output for part in self.parts for output in part.outputs]
         story.usage = self.usage
         story.finish = [(output.finish_reason or FinishReason.CANCELLED).value for output in outputs]

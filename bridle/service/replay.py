@@ -1,6 +1,7 @@
 """Runs a traced request again: the same prompt, parameters, seed and controller, perhaps with another controller.
 
-A module that was asked for by a name is taken by its hash: names move.
+The request is made of the trace alone, and not by `LocalServing`: defaults, terms and policies of now would make it
+another one. A module that was asked for by a name is taken by its hash: names move.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest
-from bridle.service.collect import OutputCollector
 from bridle.service.prompts import build_request
-from bridle.service.tracing import controller_of, modules_of, name_engine, ran_form, sampling_of
+from bridle.service.running import run
+from bridle.service.tracing import controller_of, modules_of, ran_form, sampling_of, traces_of
 from bridle.traced import Trace
 
 if TYPE_CHECKING:
@@ -43,13 +44,8 @@ def replay(
         adapter=adapter,
         trace=True,
     )
-    collector = OutputCollector(request, header.text)
-    with model.client.submit(request) as stream:
-        for events in stream:
-            collector.add(events)
-    made = collector.output.trace
-    assert made is not None  # it was asked for
-    name_engine(made, model.name, model.info)
+    with run(model.client, request, header.text) as running:
+        (made,) = traces_of(model, [running.read()])  # it was asked for
     return made
 
 

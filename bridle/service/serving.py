@@ -37,7 +37,7 @@ from bridle.service.steering import PLAIN, Named, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
 from bridle.service.trace_book import UNDER_POLICY, TraceBook, Wish
-from bridle.service.tracing import name_engine
+from bridle.service.tracing import traces_of
 from bridle.service.turns import Turns
 from bridle.service.words import with_tokens
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from bridle.constraints.spec import Constraint
     from bridle.controllers.python import Controller
     from bridle.engine.request import Request
-    from bridle.traced import Trace
+    from bridle.outputs import RequestOutput
 
 _CLOSING = "the server is shutting down and takes no new requests"
 _GLANCE = 0.2  # seconds between two looks at what is parked
@@ -287,10 +287,9 @@ class Serving:
         self.host.policies.count(applied.policies)
         return applied
 
-    def _keep(self, traces: list[Trace]) -> None:
+    def _keep(self, outputs: list[RequestOutput]) -> None:
         """Keep the traces of a generation that is over."""
-        for trace in traces:
-            name_engine(trace, self.model.name, self.model.info)
+        traces = traces_of(self.model, outputs)
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     async def _checked(self, sampling: SamplingParams, steering: Steering) -> SamplingParams:

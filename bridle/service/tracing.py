@@ -7,7 +7,7 @@ and who replays a trace brings the code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from bridle.traced import End, Header, Trace
 
 if TYPE_CHECKING:
     from bridle.engine.interfaces import ExecutorInfo
+    from bridle.outputs import RequestOutput
+    from bridle.service.loading import LoadedModel
 
 #: What of the engine bears on numbers, and on where a text ends.
 _ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token_ids")
@@ -51,6 +53,14 @@ def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
     """Note what the request ran on."""
     trace.header.model = model
     trace.header.engine = {name: getattr(info, name) for name in _ENGINE} | {"eos_token_ids": list(info.eos_token_ids)}
+
+
+def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trace]:
+    """The traces of outputs that are over, with what they ran on."""
+    traces = [output.trace for output in outputs if output.trace is not None]
+    for trace in traces:
+        name_engine(trace, model.name, model.info)
+    return traces
 
 
 # -- sampling ------------------------------------------------------------------------------------------------

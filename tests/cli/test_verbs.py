@@ -12,6 +12,8 @@ from rich.console import Console
 
 from bridle.cli import main
 from bridle.cli.chat import Conversation
+from bridle.cli.output import TextStream
+from bridle.outputs import FinishReason
 from lab.doubles.tiny import make_checkpoint
 
 
@@ -122,12 +124,17 @@ def test_a_stopped_reply_counts_what_was_made(
     kept: list[Conversation] = []
     say = Conversation.say
     monkeypatch.setattr(Conversation, "say", lambda self, text: (kept.append(self), say(self, text))[1])
+    streams: list[TextStream] = []
+    keep = Conversation._keep
+    monkeypatch.setattr(Conversation, "_keep", lambda self, stream: (streams.append(stream), keep(self, stream))[1])
     lines += ["Tell me a long story.", "/quit"]
     assert main(["chat", "--temperature", "0", "--max-tokens", "200"]) == 0
     *pieces, end = shown
     assert end == "[dim] (stopped)[/dim]"
     assert [turn["content"] for turn in kept[0].turns] == ["Tell me a long story.", "".join(pieces)]
-    assert f"{len(pieces) - 1} out" in capsys.readouterr().out  # the last piece is what the end brought
+    (output,) = streams[0].output.outputs
+    assert output.finish_reason is FinishReason.CANCELLED and 2 < len(output.token_ids) < 200
+    assert f"{len(output.token_ids)} out" in capsys.readouterr().out
 
 
 def test_conversation_survives_a_full_context(lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
