@@ -13,14 +13,12 @@ from typing import Any
 
 from bridle.chat.conversation import Conversation, continued
 from bridle.chat.turn import Turn, plan_turn
-from bridle.constraints import parse
 from bridle.engine.request import Request
 from bridle.llm.options import ChatOptions, How, Message
 from bridle.llm.requests import One, each_of
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel
-from bridle.service.steering import Steering
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +54,9 @@ async def plan_chats(
 
 
 async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Chat:
-    form = None if one.constraint is None else parse(one.constraint)
-    steering, user = Steering(one.controller, form), one.how.get("tenant", "")
-    turn = await plan_turn(model, conversation, one.sampling, steering, user)
-    steered = replace(
-        one, sampling=turn.sampling, controller=turn.steering.controller, constraint=turn.steering.constraint
-    )
-    return Chat(model, steered.request(model, turn.prompt, turn.wanted), turn)
+    turn = await plan_turn(model, conversation, one.sampling, one.steering, one.serving.user)
+    steered = replace(one, sampling=turn.sampling, steering=turn.steering)
+    return Chat(model, steered.request(turn.prompt, turn.wanted), turn)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:

@@ -11,7 +11,7 @@ from typing import Any
 from bridle.errors import InvalidRequest
 from bridle.llm import inputs
 from bridle.llm.options import How
-from bridle.llm.requests import run_options
+from bridle.llm.requests import serving_of
 from bridle.outputs import RequestOutput
 from bridle.service import LoadedModel, OutputCollector, raise_first_error
 from bridle.service.texts import (
@@ -100,7 +100,8 @@ def _run(model: LoadedModel, items: Sequence[Item], how: How, given: Mapping[str
     """The model's own vectors of these texts."""
     reading = Reading(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
     adapter: Any = how.get("adapter")
-    requests = [vector_request(model, item, reading, adapter=adapter, **run_options(how)) for item in items]
+    options = serving_of(model, how).options(adapter)
+    requests = [vector_request(model, item, reading, **options) for item in items]
     outputs = run([OutputCollector(request) for request in requests])
     for output in outputs:
         raise_first_error(output)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
-from bridle.constraints.spec import Constraint
+from bridle.constraints.spec import Constraint, parse
 from bridle.controllers.composition import compose, parts_of
 from bridle.engine.intake import check_task
-from bridle.engine.request import Request
+from bridle.engine.request import Request, StoppingCriteria
 from bridle.errors import UnsupportedFeature
 from bridle.llm import inputs
 from bridle.llm.inputs import Prompt
@@ -19,11 +19,14 @@ from bridle.llm.options import How
 from bridle.llm.traces import is_traced
 from bridle.media import Source
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, OutputCollector, build_request
+from bridle.service import LoadedModel, OutputCollector
+from bridle.service.local import LocalServing
 from bridle.service.requests import Wanted
-from bridle.service.terms import Terms
+from bridle.service.steering import PLAIN, Steering
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
+#: Nothing beside prompt and sampling.
+PLAINLY: Wanted = {}
 
 
 def make_collectors(
@@ -38,7 +41,7 @@ def make_collectors(
     beside = map(inputs.as_pictures, inputs.per_prompt(media, len(items), "multi_modal_data"))
     return [
         OutputCollector(
-            one.request(model, item.prompt, pictures=(*item.pictures, *more)),
+            one.request(item.prompt, pictures=(*item.pictures, *more)),
             item.prompt if isinstance(item.prompt, str) else None,
         )
         for item, more, one in zip(items, beside, each_of(model, sampling, how, len(items)), strict=True)
@@ -49,52 +52,38 @@ def make_collectors(
 class One:
     """How one request of a call is run."""
 
+    serving: LocalServing
     sampling: SamplingParams
-    controller: object | None
-    constraint: Constraint | Mapping[str, Any] | None
+    steering: Steering
     adapter: str | None
-    how: How
+    stopping: tuple[StoppingCriteria, ...] = ()
+    trace: bool = False
 
     def request(
-        self,
-        model: LoadedModel,
-        prompt: str | Sequence[int],
-        wanted: Wanted | None = None,
-        *,
-        pictures: Sequence[Source] = (),
+        self, prompt: str | Sequence[int], wanted: Wanted = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
         """The checked request; its pictures belong to the prompt's placeholders, or are in their places already."""
-        beside: Wanted = {**(wanted or {}), "trace": is_traced(self.how)}
-        return build_request(
-            model,
+        beside: Wanted = {**wanted, "trace": self.trace}
+        return self.serving.request(
             prompt,
             self.sampling,
-            controller=self.controller,
-            constraint=self.constraint,
+            self.steering,
             adapter=self.adapter,
-            stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
+            stopping=self.stopping,
             pictures=pictures,
-            policies=model.demands(self.adapter, self.how.get("tenant", "")),
             **beside,
-            **run_options(self.how),
         )
 
 
-class RunOptions(TypedDict):
-    """Those of a request's options that every kind of call takes."""
-
-    timeout: float | None
-    terms: Terms
-    tenant: str
-
-
-def run_options(how: How) -> RunOptions:
-    """How long a request may take, when its turn is, and whose it is."""
-    return {
-        "timeout": how.get("timeout"),
-        "terms": Terms(how.get("priority", 0), how.get("deadline")),
-        "tenant": how.get("tenant", ""),
-    }
+def serving_of(model: LoadedModel, how: How) -> LocalServing:
+    """Whose the requests of a call are, when their turn is, and how long they may take."""
+    return LocalServing(
+        model,
+        user=how.get("tenant", ""),
+        priority=how.get("priority"),
+        deadline=how.get("deadline"),
+        timeout=how.get("timeout"),
+    )
 
 
 def each_of(
@@ -109,14 +98,22 @@ def each_of(
     if model.control is None and any(type(part).__name__ == "WasmController" for part in parts):
         raise UnsupportedFeature(NO_CONTROL, "controller")
     adapters: list[Any] = inputs.per_prompt(how.get("adapter"), num_prompts, "adapter")
+    constraints = inputs.per_prompt(how.get("constraint"), num_prompts, "constraint")
+    serving, stopping = serving_of(model, how), inputs.as_criteria(how.get("stopping_criteria"))
     found = zip(
         map(inputs.as_sampling, inputs.per_prompt(sampling, num_prompts, "sampling")),
-        controllers,
-        inputs.per_prompt(how.get("constraint"), num_prompts, "constraint"),
+        map(_steering, controllers, constraints),
         [inputs.as_name(adapter, "adapter") for adapter in adapters],
         strict=True,
     )
-    return [One(*each, how) for each in found]
+    return [One(serving, *each, stopping, is_traced(how)) for each in found]
+
+
+def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> Steering:
+    """What steers one request, by the objects that a call brings."""
+    if constraint is None:
+        return PLAIN if controller is None else Steering(controller)
+    return Steering(controller, parse(constraint))
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:

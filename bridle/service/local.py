@@ -17,6 +17,7 @@ from bridle.constraints.spec import Constraint
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
 from bridle.service.keys import LOCAL_USER
+from bridle.service.policies.book import NO_POLICIES
 from bridle.service.prompts import build_request
 from bridle.service.requests import Wanted
 from bridle.service.steering import PLAIN, Named, Steering, steering_of
@@ -86,7 +87,7 @@ class LocalServing:
             add_special_tokens=add_special_tokens,
             pictures=pictures,
             client_tools=steering.client_tools,
-            policies=self.model.demands(adapter, self.user),
+            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.user),
             **self.options(adapter),
             **wanted,
         )
