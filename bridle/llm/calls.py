@@ -16,6 +16,7 @@ from bridle.llm.inputs import Prompt
 from bridle.llm.keywords import settle
 from bridle.llm.options import ChatOptions, Sampling
 from bridle.llm.requests import make_collectors, start_compiling
+from bridle.llm.streams import TextStream
 from bridle.llm.traces import keep_traces
 from bridle.llm.typed import are_conversations, is_conversation
 from bridle.outputs import RequestOutput
@@ -36,7 +37,7 @@ class Calls:
     """Calls on one model. `sampling` is how calls sample that do not say; None: as the model's folder says."""
 
     def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
-        self._model = model
+        self.model = model
         self._sampling = sampling
 
     # -- from arguments to requests --------------------------------------------------------------------------
@@ -50,10 +51,10 @@ class Calls:
         media: Any = None,
     ) -> list[OutputCollector]:
         """A checked request for each prompt. `given` are the keywords of the method `call`."""
-        self._model.check_process()
-        usual = self._sampling or filled(DEFAULT_SAMPLING, self._model.defaults, ())
+        self.model.check_process()
+        usual = self._sampling or filled(DEFAULT_SAMPLING, self.model.defaults, ())
         wanted, how = settle(call, sampling, usual, given, _OWN)
-        return make_collectors(self._model, prompts, wanted, media, how)
+        return make_collectors(self.model, prompts, wanted, media, how)
 
     async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:
         """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
@@ -61,8 +62,8 @@ class Calls:
         options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
         rest = {name: value for name, value in given.items() if name not in options}
         wanted, how = settle(call, sampling, self.chat_sampling, rest, (*_OWN, *ChatOptions.__annotations__))
-        self._model.check_process()
-        return await plan_chats(self._model, messages if several else [messages], wanted, options, how)
+        self.model.check_process()
+        return await plan_chats(self.model, messages if several else [messages], wanted, options, how)
 
     async def typed(
         self, prompts: Any, sampling: Sampling, given: dict[str, Any]
@@ -78,7 +79,21 @@ class Calls:
     @property
     def chat_sampling(self) -> SamplingParams:
         """How messages are sampled if a call does not say."""
-        return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self._model.defaults, ())
+        return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self.model.defaults, ())
+
+    def stream(self, collector: OutputCollector, given: Mapping[str, Any], turn: Turn | None = None) -> TextStream:
+        """A stream of the request, which is submitted; `turn` says how a conversation's is read. Outside of an event
+        loop, which may not be held up, a constraint that cannot be used is an error here."""
+        if not batch.in_event_loop():
+            for compiling in start_compiling(self.model, [collector]):
+                compiling.result()
+        return TextStream(
+            self.model.client,
+            collector.request,
+            collector.output.prompt,
+            on_finish=lambda output: keep_traces(self.model, [output], given),
+            turn=turn,
+        )
 
     # -- from requests to outputs ----------------------------------------------------------------------------
 
@@ -86,19 +101,19 @@ class Calls:
         self, collectors: list[OutputCollector], use_tqdm: bool, given: Mapping[str, Any] = NOTHING
     ) -> list[RequestOutput]:
         """The outputs of all requests, in their order."""
-        for compiling in start_compiling(self._model, collectors):
+        for compiling in start_compiling(self.model, collectors):
             compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
-            batch.run(run_batch(self._model.client, collectors, report))
+            batch.run(run_batch(self.model.client, collectors, report))
         return self._outputs(collectors, given)
 
     async def run_async(
         self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
     ) -> list[RequestOutput]:
         """`run` for an event loop."""
-        for compiling in start_compiling(self._model, collectors):
+        for compiling in start_compiling(self.model, collectors):
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
-        await run_batch(self._model.client, collectors, lambda output: None)
+        await run_batch(self.model.client, collectors, lambda output: None)
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
@@ -108,7 +123,7 @@ class Calls:
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:
             _log.warning("%d outputs of %d requests failed; the first: %s", len(errors), len(outputs), errors[0])
-        keep_traces(self._model, outputs, given)
+        keep_traces(self.model, outputs, given)
         return outputs
 
 

@@ -79,3 +79,10 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
 def _is_function(tool: Any) -> bool:
     """Whether a tool has OpenAI's shape; templates of one's own may expect another one."""
     return isinstance(tool, Mapping) and "function" in tool
+
+
+def read_chats(chats: Sequence[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """The ended outputs of conversations, told apart."""
+    for chat, output in zip(chats, outputs, strict=True):
+        chat.read(output)
+    return outputs

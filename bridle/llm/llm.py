@@ -9,104 +9,40 @@ cache.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bridle.chat.conversation import prompt_text
-from bridle.chat.turn import Turn
-from bridle.config import EngineConfig, ModelConfig
-from bridle.controllers.beams import BEAMS, EarlyStopping
+from bridle.config import ModelConfig
+from bridle.controllers.beams import EarlyStopping
 from bridle.elsewhere.vllm_calls import of_method
-from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
-from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs, pooled
-from bridle.llm.calls import Calls, one_of
+from bridle.llm.beams import Search, found_by_beams
+from bridle.llm.calls import one_of
 from bridle.llm.chat_session import ChatSession
-from bridle.llm.chats import Chat, conversation_of
+from bridle.llm.chats import conversation_of, read_chats
 from bridle.llm.inputs import Prompt
-from bridle.llm.keywords import check_names, settle, settle_runs
-from bridle.llm.loading import load
+from bridle.llm.keywords import check_names, settle_runs
+from bridle.llm.open_model import OpenModel
 from bridle.llm.options import ChatOptions, Message, Sampling
 from bridle.llm.pooled import Classification
-from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
-from bridle.llm.scores import Score, score_of
+from bridle.llm.scores import Score, scores_of
 from bridle.llm.streams import Reader, TextStream
-from bridle.llm.traces import keep_traces
-from bridle.llm.typed import Kind, content_of, is_conversation, is_single, typed_as
+from bridle.llm.typed import objects_of, typed_as
 from bridle.outputs import RequestOutput
-from bridle.progress import shown
-from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
-from bridle.service import (
-    LOCAL_ADMIN,
-    AdapterInfo,
-    AdapterSpec,
-    ControlSettings,
-    LoadedModel,
-    OutputCollector,
-    add_adapters,
-    raise_first_error,
-    tag_module,
-    upload_module,
-)
-from bridle.service.beams import beam_search, found_beams
-from bridle.service.policies import PolicySet, read_policies
-from bridle.tools import DEFAULT_LIMITS, ToolDesk, ToolLimits, function_tools
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel, OutputCollector
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from bridle.engine.statistics import EngineStatistics
-    from bridle.text import Tokenizer
-
 T = TypeVar("T")
 
 
-class LLM:
+class LLM(OpenModel):
     """A loaded model. Use it in a `with` block, or `close` it when done. Safe to use from several threads."""
-
-    def __init__(
-        self,
-        model: str | ModelConfig | LoadedModel = "demo",
-        *,
-        sampling: SamplingParams | None = None,
-        engine_config: EngineConfig | None = None,
-        control: ControlSettings | bool | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
-        tools: Mapping[str, Callable[..., Any]] | None = None,
-        tool_limits: ToolLimits = DEFAULT_LIMITS,
-        policies: PolicySet | Mapping[str, Any] | str | Path | None = None,
-        use_tqdm_on_load: bool = True,
-        **settings: Any,
-    ) -> None:
-        """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
-        `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
-        `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
-        controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
-        will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
-        that some will come). `tools` are functions that controllers may call (`view.tool`), by name, within
-        `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`: a TOML file, or what one holds.
-        `use_tqdm_on_load` shows a bar while the model loads, if stderr is a terminal, or writes lines to the log.
-        Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
-        usual = None if sampling is None else inputs.as_sampling(sampling)
-        demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
-        self._tools = None if tools is None else ToolDesk(function_tools(tools, tool_limits), tool_limits)
-        with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
-            self._model = load(model, engine_config, control, settings, adapters is not None, self._tools, report)
-        if demanded is not None:
-            self._model = copy.copy(self._model)
-            self._model.policies = demanded
-        self._calls = Calls(self._model, usual)
-        try:
-            for name, source in (adapters or {}).items():
-                self.load_adapter(name, source)
-        except BaseException:
-            if not isinstance(model, LoadedModel):
-                self.close()
-            raise
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
@@ -118,32 +54,6 @@ class LLM:
     def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
         """Do as the constructor; this reads better after `with_params`."""
         return cls(backend, **settings)
-
-    # -- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The model's short name."""
-        return self._model.name
-
-    @property
-    def info(self) -> ExecutorInfo:
-        """Sizes and limits of the loaded model."""
-        return self._model.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._model.tokenizer
-
-    @property
-    def model(self) -> LoadedModel:
-        """What the servers take: the model with its engine client."""
-        return self._model
-
-    def statistics(self) -> EngineStatistics:
-        """A snapshot of the engine's counters."""
-        return self._model.client.statistics()
 
     # -- generating ------------------------------------------------------------------------------------------
 
@@ -197,15 +107,7 @@ class LLM:
         """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
         (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
-        if not batch.in_event_loop():
-            for compiling in start_compiling(self._model, [collector]):
-                compiling.result()
-        return TextStream(
-            self._model.client,
-            collector.request,
-            collector.output.prompt,
-            on_finish=lambda output: keep_traces(self._model, [output], given),
-        )
+        return self._calls.stream(collector, given)
 
     def beam_search(
         self,
@@ -223,20 +125,8 @@ class LLM:
         so many texts are complete, False when none of the beams can get better by its present length, "never" by the
         longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
         count, too; whatever else would change a draw is refused."""
-        own = {"max_tokens": max_tokens, "temperature": 0.0}
-        wanted, how = settle("beam_search", None, DEFAULT_SAMPLING, own | given, ("use_tqdm",))
-        self._model.check_process()
-        sampling = inputs.as_sampling(wanted)
-        plain, search = beam_search(self._model, sampling, beam_width, length_penalty, early_stopping)
-        if any(how.get(name) for name in ("controller", "controllers", "constraint")):
-            raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
-        collectors = make_collectors(self._model, prompts, plain, None, {**how, "controller": search})
-        outputs = self._calls.run(collectors, use_tqdm)
-        for output in outputs:
-            raise_first_error(output)
-            output.outputs = found_beams(self.tokenizer, output, search, sampling, beam_width)
-            del output.storage[BEAMS]
-        return outputs
+        how = Search(beam_width, max_tokens, length_penalty, early_stopping)
+        return found_by_beams(self._calls, prompts, how, use_tqdm, given)
 
     @overload
     def score(
@@ -264,13 +154,8 @@ class LLM:
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooled.READING))
             return pooled.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
-        sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
         how = settle_runs("score", given, ("top", "use_tqdm"))
-        self._model.check_process()
-        outputs = self._calls.run(make_collectors(self._model, prompts, sampling, None, how), use_tqdm)
-        for output in outputs:
-            raise_first_error(output)
-        return [score_of(output) for output in outputs]
+        return scores_of(self._model, prompts, top, how, partial(self._calls.run, use_tqdm=use_tqdm))
 
     def embed(
         self,
@@ -331,7 +216,7 @@ class LLM:
         }
         plan = self._calls.chats("chat", messages, one_of(sampling, sampling_params), given | {**options})
         chats = batch.run(plan)
-        return _read_chats(chats, self._calls.run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
+        return read_chats(chats, self._calls.run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
 
     async def chat_async(
         self,
@@ -343,7 +228,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
         chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
-        return _read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
+        return read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""
@@ -366,13 +251,13 @@ class LLM:
         the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = batch.run(self._calls.typed(prompts, sampling, given))
-        return _objects(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
+        return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
 
     async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
         """`parse` for an event loop."""
         typed, given = typed_as(kind, given)
         turns, collectors = await self._calls.typed(prompts, sampling, given)
-        return _objects(typed, turns, await self._calls.run_async(collectors, given), prompts)
+        return objects_of(typed, turns, await self._calls.run_async(collectors, given), prompts)
 
     def parse_stream(
         self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
@@ -382,13 +267,7 @@ class LLM:
         typed, given = typed_as(kind, given)
         turns, collectors = batch.run(self._calls.typed(prompt, sampling, given))
         ((turn,), (collector,)) = turns, collectors
-        stream = TextStream(
-            self._model.client,
-            collector.request,
-            on_finish=lambda output: keep_traces(self._model, [output], given),
-            turn=turn,
-        )
-        return stream.objects(typed)
+        return self._calls.stream(collector, given, turn).objects(typed)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
@@ -400,56 +279,6 @@ class LLM:
     def chat_sampling(self) -> SamplingParams:
         """How messages are sampled if a call does not say."""
         return self._calls.chat_sampling
-
-    # -- adapters --------------------------------------------------------------------------------------------
-
-    def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
-        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
-        run go on meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
-        self._model.check_process()
-        add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
-        return self._model.adapters.get(name)
-
-    def unload_adapter(self, name: str) -> None:
-        """Remove an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
-        self._model.adapters.remove(name)
-
-    @property
-    def adapters(self) -> tuple[AdapterInfo, ...]:
-        """The adapters that requests may choose."""
-        return self._model.adapters.list()
-
-    # -- controllers -----------------------------------------------------------------------------------------
-
-    def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
-        """Compile and keep a Wasm controller, from its bytes or its file; returns its id for `WasmController`. `tags`
-        are further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
-        self._model.check_process()
-        data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
-        control = self._model.control
-        if control is None:
-            raise UnsupportedFeature(NO_CONTROL, "control")
-        module = upload_module(control, data, LOCAL_ADMIN).module_id
-        if tags:
-            tag_module(control, module, tags, LOCAL_ADMIN)
-        return module
-
-    # -- life ------------------------------------------------------------------------------------------------
-
-    def close(self, drain: float = 0.0) -> None:
-        """Free the model; running requests get `drain` seconds to finish. Idempotent."""
-        self._model.close(drain)
-        if self._tools is not None:
-            self._tools.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"LLM({self.name!r})"
 
     if not TYPE_CHECKING:
 
@@ -469,15 +298,3 @@ class LLMBuilder:
     def from_backend(self, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
         """The model that `backend` names, with these parameters as its default."""
         return LLM(backend, sampling=self._sampling, **settings)
-
-
-def _read_chats(chats: list[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:
-    for chat, output in zip(chats, outputs, strict=True):
-        chat.read(output)
-    return outputs
-
-
-def _objects(typed: Kind[T], turns: list[Turn | None], outputs: list[RequestOutput], prompts: Any) -> Any:
-    """The objects in outputs; the object, if there was one prompt."""
-    found = [typed.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
-    return found[0] if is_single(prompts) or is_conversation(prompts) else found

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bridle.llm.inputs import Prompt
+from bridle.llm.options import How
+from bridle.llm.requests import make_collectors
 from bridle.outputs import Logprob, RequestOutput
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel, OutputCollector, raise_first_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +43,19 @@ class Score:
 def score_of(output: RequestOutput) -> Score:
     """The score in an output that was asked for log-probabilities of its prompt."""
     return Score(tuple(output.prompt_token_ids), tuple(output.prompt_logprobs or ()))
+
+
+def scores_of(
+    model: LoadedModel,
+    prompts: Prompt | Sequence[Prompt],
+    top: int,
+    how: How,
+    run: Callable[[list[OutputCollector]], list[RequestOutput]],
+) -> list[Score]:
+    """The score of each text, with those of the `top` likeliest tokens at each position. Raises the first error."""
+    model.check_process()
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
+    outputs = run(make_collectors(model, prompts, sampling, None, how))
+    for output in outputs:
+        raise_first_error(output)
+    return [score_of(output) for output in outputs]

@@ -81,6 +81,12 @@ def content_of(output: RequestOutput, turn: Turn | None) -> str:
     return output.outputs[0].text if turn is None else turn.message(output.outputs[0].text).content
 
 
+def objects_of(kind: Kind[T], turns: Sequence[Turn | None], outputs: Sequence[RequestOutput], prompts: Any) -> Any:
+    """The objects in outputs that have ended; the object, if there was one prompt."""
+    found = [kind.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
+    return found[0] if is_single(prompts) or is_conversation(prompts) else found
+
+
 def partials(kind: Kind[T], output: Callable[[], RequestOutput], turn: Turn | None) -> Callable[[], list[T]]:
     """What to call whenever the output has grown: the object, if it is another one than before."""
     last: list[T] = []
