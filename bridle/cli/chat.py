@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.control_options import ToolOptions
-from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.options import Files, ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
@@ -41,16 +41,36 @@ _HELP = (
 )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TalkOptions:
+    """How a conversation begins, and what is told of it."""
+
+    system: str | None = None
+    "System prompt: what the model should know or be before the first turn."
+    stats: bool = True
+    "Show counts and speed below each reply."
+    adapter: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A LoRA adapter, [NAME=]SOURCE: a folder or a hub id; may be repeated. The first one is applied at the start."
+    image: Files = ()
+    (
+        "A picture that goes with the first turn, for models that read some; may be repeated. In the conversation, "
+        "`/image FILE` adds one to the next turn."
+    )
+    audio: Files = ()
+    "A sound that goes with the first turn, for models that read some, and `/audio FILE` likewise."
+    video: Files = ()
+    "A video, in the same way, and `/video FILE`."
+
+
+_TALK = TalkOptions()
+
+
 def chat(
     name: Annotated[str, Parameter(name="MODEL")] = "demo",
     /,
     *,
-    system: str | None = None,
-    stats: bool = True,
-    adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    video: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
+    talk: TalkOptions = _TALK,
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
@@ -67,38 +87,31 @@ def chat(
     ----------
     name
         Folder, hub id, `demo` or `demo-sees`.
-    system
-        System prompt: what the model should know or be before the first turn.
-    adapter
-        A LoRA adapter, [NAME=]SOURCE: a folder or a hub id; may be repeated. The first one is applied at the start.
-    image
-        A picture that goes with the first turn, for models that read some; may be repeated. In the conversation,
-        `/image FILE` adds one to the next turn.
-    audio
-        A sound that goes with the first turn, for models that read some, and `/audio FILE` likewise.
-    video
-        A video, in the same way, and `/video FILE`.
-    stats
-        Show counts and speed below each reply.
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()
-    specs = adapter_specs(adapter)
+    specs = adapter_specs(talk.adapter)
     tracing.check()
     config, demands = model.to_config(name, warm_up=False), policies.demands()
     with loaded_model(config, adapters=specs, control=steering.control(), tools=tools.desk()) as loaded:
         loaded.policies = demands
         if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
-        chosen = specs[0].name if specs else None
-        params = sampling.to_params(loaded)
-        talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
-        talk.show("image", *image)
-        talk.show("audio", *audio)
-        talk.show("video", *video)
-        talk.run()
+        conversation = Conversation(
+            loaded,
+            sampling.to_params(loaded),
+            talk.system,
+            specs[0].name if specs else None,
+            show_stats=talk.stats,
+            steering=steering,
+            tracing=tracing,
+        )
+        conversation.show("image", *talk.image)
+        conversation.show("audio", *talk.audio)
+        conversation.show("video", *talk.video)
+        conversation.run()
     return 0
 
 

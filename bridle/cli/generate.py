@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from bridle.cli.control_options import ToolOptions
-from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.options import Files, ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.trace_options import TraceOptions
@@ -25,6 +25,38 @@ if TYPE_CHECKING:
     from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
 
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class AskOptions:
+    """What goes with the prompt, and how the answer is told."""
+
+    chat: Annotated[bool, Parameter(negative="")] = False
+    "Put the prompt into the model's chat template, as a user's message."
+    image: Files = ()
+    (
+        "A picture, for models that read some; may be repeated. With --chat pictures come before the text, else the "
+        "prompt has the model's own placeholder for each."
+    )
+    audio: Files = ()
+    "A sound, in the same way."
+    video: Files = ()
+    "A video, in the same way."
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    "Print one JSON object with text, tokens and counts, when all is done."
+    stats: bool = True
+    "Say on stderr how many tokens there were and how fast they came."
+    adapter: str | None = None
+    "A LoRA adapter to apply: a folder, a GGUF file, or a hub id, with `@REVISION` if need be."
+
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """What goes with the prompt, by modality."""
+        given = {"image": self.image, "audio": self.audio, "video": self.video}
+        return [(modality, path) for modality, paths in given.items() for path in paths]
+
+
+_ASK = AskOptions()
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
@@ -37,13 +69,7 @@ def generate(
     words: Annotated[tuple[str, ...], Parameter(name="PROMPT", negative="", allow_leading_hyphen=True)] = (),
     /,
     *,
-    chat: Annotated[bool, Parameter(negative="")] = False,
-    image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    audio: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    video: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    stats: bool = True,
-    adapter: str | None = None,
+    ask: AskOptions = _ASK,
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
@@ -61,21 +87,6 @@ def generate(
     words
         The text to continue, after the MODEL that shall do it (left out: the demo model). `-` reads standard
         input.
-    chat
-        Put the prompt into the model's chat template, as a user's message.
-    as_json
-        Print one JSON object with text, tokens and counts, when all is done.
-    adapter
-        A LoRA adapter to apply: a folder, a GGUF file, or a hub id, with `@REVISION` if need be.
-    image
-        A picture, for models that read some; may be repeated. With --chat pictures come before the text, else the
-        prompt has the model's own placeholder for each.
-    audio
-        A sound, in the same way.
-    video
-        A video, in the same way.
-    stats
-        Say on stderr how many tokens there were and how fast they came.
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 
@@ -83,19 +94,17 @@ def generate(
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()
     tracing.check()
-    specs = adapter_specs((adapter,) if adapter is not None else ())
+    specs = adapter_specs((ask.adapter,) if ask.adapter is not None else ())
     chosen = specs[0].name if specs else None
     config, demands, control = model.to_config(name, warm_up=False), policies.demands(), steering.control()
-    given = {"image": image, "audio": audio, "video": video}
-    files = [(modality, path) for modality, paths in given.items() for path in paths]
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
         params = sampling.to_params(loaded)
-        request = _request(loaded, prompt, params, chosen, steering, chat, files, tracing.is_wanted)
-        if as_json:
+        request = _request(loaded, prompt, params, chosen, steering, ask, tracing.is_wanted)
+        if ask.as_json:
             _print_json(loaded, request, prompt, tracing)
         else:
-            _print_stream(loaded, request, tracing, show_stats=stats)
+            _print_stream(loaded, request, tracing, show_stats=ask.stats)
     return 0
 
 
@@ -105,20 +114,19 @@ def _request(
     params: SamplingParams,
     adapter: str | None,
     options: SteeringOptions,
-    is_chat: bool,
-    files: Sequence[tuple[str, Path]],
+    ask: AskOptions,
     trace: bool,
 ) -> Request:
-    """The checked request, steered as the options say. `files` are what goes with the prompt, by modality."""
+    """The checked request, steered as the options say."""
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.media import NO_SIGHTS
     from bridle.media import Source
     from bridle.service.local import LocalServing
 
     given: str | tuple[int, ...] = prompt
-    sources, sights = [Source(path, path.name, modality=modality) for modality, path in files], NO_SIGHTS
-    if is_chat:
-        shown: list[dict[str, Any]] = [{"type": modality, modality: path} for modality, path in files]
+    sources, sights = [Source(path, path.name, modality=modality) for modality, path in ask.files], NO_SIGHTS
+    if ask.chat:
+        shown: list[dict[str, Any]] = [{"type": modality, modality: path} for modality, path in ask.files]
         content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
         made = make_prompt(loaded, Conversation([{"role": "user", "content": content}]))
         given, sources, sights = made.tokens, [], made.sights
@@ -127,7 +135,7 @@ def _request(
         options.sampling(params),
         options.steering(loaded),
         adapter=adapter,
-        add_special_tokens=not is_chat,
+        add_special_tokens=not ask.chat,
         pictures=sources,
         sights=sights,
         trace=trace,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -29,6 +30,7 @@ SAMPLING = Group("Sampling", sort_key=15)
 
 Count = Annotated[int | None, Parameter(converter=count)]
 Bytes = Annotated[int | None, Parameter(converter=byte_size)]
+Files = Annotated[tuple[Path, ...], Parameter(negative="")]
 
 
 @Parameter(name="*", group=MODEL)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -28,6 +28,41 @@ if TYPE_CHECKING:
     from bridle.service.control import ControlSettings
     from bridle.tools import ToolDesk
 
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """Where the answers go, and what holds for all requests."""
+
+    output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None
+    "Where to write the answers. Default: standard output."
+    max_in_flight: int = 64
+    "Requests that are worked on at once."
+    strict_fields: Annotated[bool, Parameter(negative="")] = False
+    "Refuse requests with any unknown field, even one that could not change a text."
+    policies: Path | None = None
+    "TOML file of policies that hold for all texts, as with `bridle serve`."
+    trace: Path | None = None
+    "Folder for how each token came to be: a file for each request, by the `request_id` of its answer."
+    tools: Path | None = None
+    "TOML file of tools that controllers may call, as with `bridle serve`."
+
+    def check(self) -> None:
+        """Refuse what no model has to be loaded for."""
+        if self.max_in_flight < 1:
+            raise InvalidRequest(f"max_in_flight is {self.max_in_flight}; must be at least 1", "max_in_flight")
+
+    def settings(self) -> HttpSettings:
+        """Those of the application that answers."""
+        from bridle.http.openai.batch import batch_settings
+        from bridle.service.policies import PolicyBook
+
+        book = None if self.policies is None else PolicyBook(self.policies)
+        made = replace(batch_settings(self.max_in_flight), strict_fields=self.strict_fields, policies=book)
+        return made if self.trace is None else replace(made, trace_folder=self.trace, trace_share=1.0)
+
+
+_BATCH = BatchOptions()
 _MODEL = ModelOptions()
 _ADAPTERS = AdapterOptions()
 _CONTROL = ControlOptions()
@@ -38,12 +73,7 @@ def run_batch(
     file: Annotated[Path, Parameter(name=["--input-file", "-i"])],
     *,
     model: Annotated[str, Parameter(name="--model")] = "demo",
-    output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None,
-    max_in_flight: int = 64,
-    strict_fields: Annotated[bool, Parameter(negative="")] = False,
-    policies: Path | None = None,
-    trace: Path | None = None,
-    tools: Path | None = None,
+    batch: BatchOptions = _BATCH,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
@@ -64,38 +94,19 @@ def run_batch(
         The requests, one JSON object a line.
     model
         The model that answers. In a request, `model` may be its name, the name of an adapter, or left out.
-    output
-        Where to write the answers. Default: standard output.
-    max_in_flight
-        Requests that are worked on at once.
-    strict_fields
-        Refuse requests with any unknown field, even one that could not change a text.
-    policies
-        TOML file of policies that hold for all texts, as with `bridle serve`.
-    trace
-        Folder for how each token came to be: a file for each request, by the `request_id` of its answer.
-    tools
-        TOML file of tools that controllers may call, as with `bridle serve`.
     """
-    from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs
-    from bridle.service.policies import PolicyBook
 
-    if max_in_flight < 1:
-        raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
+    batch.check()
     configure_logs("auto", "warning")
     with ExitStack() as stack:
-        requests, target = _open(stack, file, output)
+        requests, target = _open(stack, file, batch.output)
         given = steering.fields()
         requests = [each.steered(given) for each in requests]
         runtime = control.to_settings() if any(request.has_controllers for request in requests) else None
-        book = None if policies is None else PolicyBook(policies)
-        settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields, policies=book)
-        if trace is not None:
-            settings = replace(settings, trace_folder=trace, trace_share=1.0)
-        desk = ToolOptions(tools=tools).desk()
+        settings, desk = batch.settings(), ToolOptions(tools=batch.tools).desk()
         app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings, desk))
-        num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
+        num_failed = asyncio.run(_run(app, requests, target, batch.max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
 

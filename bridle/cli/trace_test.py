@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,27 @@ if TYPE_CHECKING:
     from bridle.service.trace_tests import Case, Player, Verdict
 
 _MAX_FILES = 10_000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TestOptions:
+    """What runs the traces again, and how the results are told."""
+
+    controller: Path | None = None
+    "The file that steers all of them: a script (.js, .py, .json) or a module (.wasm)."
+    tokenizer: str = "demo"
+    "The model whose vocabulary the traces have: folder, hub id or `demo`. Of it only the tokenizer is read."
+    model: Annotated[str | None, Parameter(name="--model")] = None
+    "Run them on this model instead of what was recorded."
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
+    "Print the results as JSON."
+    junit: Path | None = None
+    "Write them to this file as well, in the XML that CI servers read."
+
+
 _MODEL = ModelOptions()
+_TEST = TestOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
 
 
@@ -32,11 +53,7 @@ def check_traces(
     folder: Annotated[Path, Parameter(name="FOLDER")] = Path(),
     /,
     *,
-    controller: Path | None = None,
-    tokenizer: str = "demo",
-    model: Annotated[str | None, Parameter(name="--model")] = None,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    junit: Path | None = None,
+    test: TestOptions = _TEST,
     options: ModelOptions = _MODEL,
 ) -> int:
     """Test controllers against recorded traces.
@@ -52,30 +69,20 @@ def check_traces(
     ----------
     folder
         A folder, which is searched with those in it, or a file.
-    controller
-        The file that steers all of them: a script (.js, .py, .json) or a module (.wasm).
-    tokenizer
-        The model whose vocabulary the traces have: folder, hub id or `demo`. Of it only the tokenizer is read.
-    model
-        Run them on this model instead of what was recorded.
-    json_output
-        Print the results as JSON.
-    junit
-        Write them to this file as well, in the XML that CI servers read.
     """
     from rich.console import Console
 
-    cases = _cases(folder, controller)
+    cases = _cases(folder, test.controller)
     console = Console(highlight=False)
     found: list[tuple[Case, Verdict]] = []
-    for case, verdict in _verdicts(cases, tokenizer, model, options):
+    for case, verdict in _verdicts(cases, test.tokenizer, test.model, options):
         found.append((case, verdict))
-        if not json_output:
+        if not test.json_output:
             _show(console, case, verdict)
-    if junit is not None:
-        junit.write_bytes(_junit(found))
+    if test.junit is not None:
+        test.junit.write_bytes(_junit(found))
     counts = {outcome: sum(verdict.outcome == outcome for _, verdict in found) for outcome in _STYLES}
-    if json_output:
+    if test.json_output:
         print(json.dumps({"traces": [_plain(*each) for each in found], **counts}, indent=1))
     else:
         print("; ".join([f"traces: {len(found)}", *(f"{outcome}: {count}" for outcome, count in counts.items())]))
