@@ -97,11 +97,7 @@ class Client:
         the server's names; `images`, `audio` and `video` are `data:` URLs, for the placeholders of the prompt in order.
         `trace` asks for a trace, which the server keeps; with `"events"` its records are among the stream's items.
         Waits while as many streams are open as may be."""
-        for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
-        if temperature is not None and not isinstance(temperature, (int, float)):
-            raise InvalidRequest(f"temperature is {temperature!r}; must be a number", "temperature")
+        _check_numbers(max_tokens, top_logprobs, temperature)
         request = Generate(
             stream_id=0,
             model=model or self.model,
@@ -128,11 +124,8 @@ class Client:
             priority=priority,
             deadline=deadline,
         )
-        for extension, urls in (("images", images), ("audio", audio), ("video", video)):
-            if urls:
-                await self._needs(extension)
-        if trace:
-            await self._needs("traces")
+        for extension in _extensions(request):
+            await self._needs(extension)
         return await self._stream(await self._as_understood(request))
 
     async def score(
@@ -269,3 +262,18 @@ class Client:
     async def _needs(self, feature: str) -> None:
         if not (await self.connect()).get(feature):
             raise UnsupportedFeature(f"{self._connection.carrier.name} has no {feature}")
+
+
+def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None:
+    """Refuse what no server could read."""
+    for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
+        if not isinstance(value, int) or value < 1:
+            raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
+    if temperature is not None and not isinstance(temperature, (int, float)):
+        raise InvalidRequest(f"temperature is {temperature!r}; must be a number", "temperature")
+
+
+def _extensions(request: Generate) -> list[str]:
+    """What a server must have announced, or it would pass over a part of the request."""
+    fields = {"images": request.images, "audio": request.audio, "video": request.video, "traces": request.trace}
+    return [extension for extension, asked in fields.items() if asked]
