@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.request import Request
+from bridle.errors import BridleError, ControllerError
 from bridle.outputs import (
     CompletionOutput,
     Embedded,
@@ -28,6 +29,7 @@ from bridle.service.tracing import new_trace
 
 _MAX_LOG_CHARS = 1 << 20
 _MAX_STORED_BYTES = 1 << 24
+_MAX_ERROR_LOG_CHARS = 4_096
 
 
 @dataclass(slots=True)
@@ -154,10 +156,17 @@ async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector
 
 
 def raise_first_error(output: RequestOutput) -> None:
-    """Raise the error of the first output that ended in one."""
+    """Raise the error of the first output that ended in one. One that its reader cancelled ended in none."""
     for each in output.outputs:
         if each.error is not None:
-            raise each.error
+            raise with_logs(each.error, each)
+
+
+def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
+    """The error of an output, a controller's with the end of what that has logged."""
+    if isinstance(error, ControllerError):
+        error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
+    return error
 
 
 def mean_logprob(output: CompletionOutput) -> float:

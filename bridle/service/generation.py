@@ -18,10 +18,10 @@ from bridle.constraints import Constraint
 from bridle.controllers.composition import own_of
 from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError
+from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError
 from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, RequestOutput, Resuming, Traced, Usage
 from bridle.service.admission import Ticket
-from bridle.service.collect import OutputCollector
+from bridle.service.collect import OutputCollector, with_logs
 from bridle.service.notes import Note, NoteReader
 from bridle.service.rewind import Delta, DeltaReader, RewindPolicy, split_at_rewinds
 from bridle.service.story import Story
@@ -29,8 +29,6 @@ from bridle.service.story import Story
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
     from bridle.service.loading import LoadedModel
-
-_MAX_ERROR_LOG_CHARS = 4_096
 
 
 @dataclass(slots=True)
@@ -239,10 +237,8 @@ def error_of(event: Finished) -> BridleError | None:
 def _raise_failure(part: Part, events: list[Event]) -> None:
     for event in events:
         error = error_of(event) if isinstance(event, Finished) else None
-        if isinstance(error, ControllerError):
-            error.logs = part.collector.growing[event.index].output.logs[-_MAX_ERROR_LOG_CHARS:]
         if error is not None:
-            raise error
+            raise with_logs(error, part.collector.growing[event.index].output)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -19,6 +19,7 @@ from bridle.outputs import (
     Log,
     Logprob,
     PromptEvent,
+    RequestOutput,
     Rewind,
     Stored,
     TokenEvent,
@@ -242,3 +243,17 @@ def test_deltas_add_up_to_the_output(
     for output in collector.output.outputs:
         assert texts[output.index] == output.text
         assert tokens[output.index] == output.token_ids
+
+
+def test_a_controllers_error_tells_what_it_had_logged() -> None:
+    collector = OutputCollector(request(Controlled()))
+    error = ControllerError("it broke")
+    collector.add([Log("r", 0, "x" * 5_000 + "at the end"), Finished("r", 0, FinishReason.ERROR, error=error)])
+    with pytest.raises(ControllerError) as raised:
+        raise_first_error(collector.output)
+    assert raised.value.logs.endswith("xat the end") and len(raised.value.logs) == 4_096
+    silent = CompletionOutput(0, error=ControllerError("it said it elsewhere"))
+    silent.error.logs = "there"  # type: ignore[union-attr]
+    with pytest.raises(ControllerError) as raised:
+        raise_first_error(RequestOutput("r", None, [], [silent]))
+    assert raised.value.logs == "there"
