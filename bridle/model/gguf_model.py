@@ -30,6 +30,7 @@ from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import packed_matrix
 from bridle.model.packed_experts import PackedExperts
+from bridle.model.staging import move_model
 from bridle.native.ggml import TYPES
 from bridle.native.linear import QuantizedLinear
 
@@ -56,7 +57,7 @@ def read_gguf_model(
     filling.run(progress)
     _divide_frequencies(model, source)
     model.requires_grad_(False)
-    return model.eval().to(device)  # type: ignore[no-any-return]
+    return move_model(model.eval(), device)  # type: ignore[no-any-return]
 
 
 class _Filling:

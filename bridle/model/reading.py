@@ -17,6 +17,11 @@ from transformers.utils import logging as library_logging
 from bridle.errors import BridleError, UnsupportedModel
 from bridle.model import attention
 from bridle.model.checkpoint import Checkpoint
+from bridle.model.staging import move_model
+from bridle.progress import part_of
+
+#: The share of reading that is over once tensors are found in their files, from where a GPU gets them page by page.
+_FOUND = 0.2
 
 
 def read_weights(
@@ -33,8 +38,9 @@ def read_weights(
     """Read the weights into the class that `kind`, one of the library's automatic ones, chooses; `options` are for that
     class. `progress` gets the share of bytes that were read."""
     attention.register()
+    found = 1.0 if device.type == "cpu" else _FOUND
     try:
-        with _quiet_library(), _counted(checkpoint.tensor_bytes, progress):
+        with _quiet_library(), _counted(checkpoint.tensor_bytes, lambda share: progress(found * share)):
             model, loading = kind.from_pretrained(
                 checkpoint.folder,
                 config=settings,
@@ -59,8 +65,9 @@ def read_weights(
     if loading["mismatched_keys"]:
         name, found, wanted = sorted(loading["mismatched_keys"])[0]
         raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
-    progress(1.0)  # a checkpoint may hold more than was read
-    return model.requires_grad_(False).eval().to(device)  # type: ignore[no-any-return]
+    progress(found)  # a checkpoint may hold more than was read
+    model = model.requires_grad_(False).eval()
+    return move_model(model, device, lambda share: progress(part_of(found, 1.0, share)))  # type: ignore[no-any-return]
 
 
 def _why_not(settings: PreTrainedConfig, error: Exception) -> str:

@@ -59,7 +59,7 @@ class DeviceTrace:
         self.downloads: Counter[tuple[str, str]] = Counter()  # quick ones
         self.is_on = True
         self._pinned: set[int] = set()
-        self._held: list[Tensor] = []  # so that no id of a pinned tensor is used again
+        self._held: list[Tensor] = []  # so that no address of a pinned tensor is used again
 
     # -- noting ----------------------------------------------------------------------------------------------------
 
@@ -72,20 +72,24 @@ class DeviceTrace:
             self.waits[what, _site()] += 1
 
     def upload(self, source: object, is_quick: bool) -> None:
-        how = "quick" if is_quick and id(source) in self._pinned else "slow"
+        how = "quick" if is_quick and self._is_pinned(source) else "slow"
         if self.is_on:
             self.uploads[how, _site()] += 1
 
     def download(self, target: object, is_quick: bool) -> None:
-        if not is_quick or id(target) not in self._pinned:
+        if not is_quick or not self._is_pinned(target):
             self.wait("copy_")
         elif self.is_on:
             self.downloads["quick", _site()] += 1
 
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned.add(id(tensor))
+        self._pinned.add(tensor.untyped_storage().data_ptr())
         self._held.append(tensor)
         return tensor
+
+    def _is_pinned(self, tensor: object) -> bool:
+        """Whether it is pinned memory, or a part of that."""
+        return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self._pinned
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from bridle.model.packed.on_device import DeviceForms
 from bridle.model.packed.schemes import Scheme, read_scheme
 from bridle.model.packed.weights import Weight, is_packed, read_grouped, read_weight
 from bridle.model.quantize import Int8Linear, is_worthwhile
+from bridle.model.staging import Put, move_model, staged
 from bridle.native.linear import QuantizedLinear
 
 #: Tensors beside weights that say how activations or the KV cache were rounded; here they are not.
@@ -44,7 +45,7 @@ def read_packed_model(
     fill_buffers(model)
     with ExitStack() as stack:
         files = _Files(stack, checkpoint)
-        make = _maker(scheme, dtype, device)
+        make = _maker(scheme, dtype, device, stack.enter_context(staged(device)))
         for name, module in list(model.named_modules()):
             stored = files.take(name) if isinstance(module, nn.Linear) else {}
             if is_packed(stored):
@@ -54,7 +55,7 @@ def read_packed_model(
             progress(1 - files.num_bytes / max(checkpoint.num_bytes, 1))
         files.check_empty(type(model).__name__)
     model.requires_grad_(False)
-    return model.eval().to(device)  # type: ignore[no-any-return]
+    return move_model(model.eval(), device)  # type: ignore[no-any-return]
 
 
 class _Files:
@@ -111,8 +112,8 @@ def _fill(
 Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
 
 
-def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device) -> Maker:
-    """How the layers of a model are made on `device`."""
+def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -> Maker:
+    """How the layers of a model are made on `device`, where `put` brings tensors."""
     if device.type == "cpu":
         return lambda name, stored, linear: _on_cpu(
             read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype
@@ -120,7 +121,7 @@ def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device) -> Maker:
     forms = DeviceForms(device, dtype)
 
     def make(name: str, stored: dict[str, Tensor], linear: nn.Linear) -> nn.Module:
-        there = {field: tensor.to(device) for field, tensor in stored.items()}
+        there = {field: put(tensor) for field, tensor in stored.items()}
         weight, bias = read_grouped(name, there, scheme), _bias_of(name, there, linear, dtype)
         _check_shape(name, weight.shape, (linear.out_features, linear.in_features))
         made = forms.make(weight, bias)

@@ -1,0 +1,153 @@
+"""Weights on their way to a GPU: through a ring of pinned buffers, so that the copy of one goes on while the next is
+read. A copy from ordinary memory is made by way of the driver's own small buffer, and the host waits for each.
+
+The ring is all the pinned memory that a model takes while it loads, however large its weights are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model.uploads import pinned
+
+_log = logging.getLogger(__name__)
+
+#: Large enough that starting a copy costs nothing beside it; enough of them that the device always has one to copy.
+BUFFER_BYTES, NUM_BUFFERS = 16 << 20, 4
+#: Where a piece begins in a buffer, so that every number type lies right.
+_ALIGNMENT = 64
+
+#: Gives a tensor's equal on a device.
+Put = Callable[[Tensor], Tensor]
+
+
+class Mark(Protocol):
+    """A place in a device's queue."""
+
+    def synchronize(self) -> Any:
+        """Wait until the device is there."""
+
+
+class Queue(Protocol):
+    """What a device does one after the other."""
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy pinned `source`, which must stay as it is until a later mark is reached."""
+
+    def mark(self) -> Mark:
+        """The place behind all copies so far."""
+
+
+class StreamQueue:
+    """The current stream of a GPU: whatever computes later finds the weights there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+class Stager:
+    """Copies tensors to one device, through `num_buffers` pinned buffers of `buffer_bytes`. A buffer is written anew
+    when the device has reached the mark behind its last copy."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        queue: Queue,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        num_buffers: int = NUM_BUFFERS,
+    ) -> None:
+        self._device, self._queue = device, queue
+        self._buffers = [pinned((buffer_bytes,), torch.uint8, device) for _ in range(num_buffers)]
+        self._marks: list[Mark | None] = [None] * num_buffers
+        self._number, self._used = 0, 0  # the present buffer, and how much of it is written
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """The same numbers on the device, for what is computed there from now on; `tensor` itself may go."""
+        if tensor.device.type != "cpu" or tensor.numel() == 0:
+            return tensor.to(self._device)
+        source = tensor.detach().contiguous()
+        made = torch.empty_like(source, device=self._device)
+        there, here = (each.view(-1).view(torch.uint8) for each in (made, source))
+        done = 0
+        while done < here.numel():
+            room = self._room()
+            piece = room[: here.numel() - done].copy_(here[done : done + room.numel()])
+            self._queue.copy(there[done : done + piece.numel()], piece)
+            self._used += piece.numel()
+            done += piece.numel()
+        return made
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+        self._marks[self._number] = self._queue.mark()
+        for mark in self._marks:
+            if mark is not None:
+                mark.synchronize()
+
+    def _room(self) -> Tensor:
+        """What is free of a buffer: of the next one, if the present one is full."""
+        self._used = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        if self._used >= self._buffers[self._number].numel():
+            self._turn()
+        return self._buffers[self._number][self._used :]
+
+    def _turn(self) -> None:
+        self._marks[self._number] = self._queue.mark()
+        self._number, self._used = (self._number + 1) % len(self._buffers), 0
+        mark = self._marks[self._number]
+        if mark is not None:
+            mark.synchronize()
+
+
+@contextmanager
+def staged(device: torch.device) -> Iterator[Put]:
+    """What brings tensors to `device`; all are there when the block ends."""
+    stager = None if device.type == "cpu" else _try_stager(device)
+    if stager is None:
+        yield lambda tensor: tensor.to(device)
+        return
+    yield stager.put
+    stager.finish()
+
+
+def move_model(model: nn.Module, device: torch.device, progress: Callable[[float], None] = lambda share: None) -> Any:
+    """`model` itself, on `device`. `progress` gets the share of bytes that were copied, where they have to be."""
+    if device.type == "cpu":
+        return model.to(device)
+    total = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) or 1
+    done = 0
+    with staged(device) as put:
+
+        def moved(tensor: Tensor) -> Tensor:
+            nonlocal done
+            if tensor.device.type == "cpu":
+                done += tensor.nbytes
+                tensor = put(tensor)
+                progress(min(done / total, 1.0))
+            return tensor
+
+        return model._apply(moved)  # type: ignore[no-untyped-call]
+
+
+def _try_stager(device: torch.device) -> Stager | None:
+    """None where memory cannot be pinned, which the log tells."""
+    try:
+        return Stager(device, StreamQueue(device))
+    except RuntimeError as error:
+        _log.warning("weights are copied to %s from ordinary memory: none can be pinned: %s", device, error)
+        return None
