@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from bridle.control_group import num_cores
 from bridle.deploy.launcher import shard_arguments
 from bridle.deploy.sockets import STORE, make_socket_folder
 from bridle.errors import InvalidRequest
+
+#: How long a rank waits for rank 0 to tell why there is no group.
+_REFUSAL_SECONDS = 60.0
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
@@ -46,20 +50,25 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
     if store is None:
         raise InvalidRequest("a rank is started by rank 0, with its store", "rank")
-    executor = load_executor(_join(config, count, rank, store))
+    try:
+        config = _join(config, count, rank, store)
+    except InvalidRequest:
+        time.sleep(_REFUSAL_SECONDS)  # rank 0 refuses the same, in words that are read, and ends this process
+        raise
+    executor = load_executor(config)
     beat(sys.stdout.buffer)
     return follow(executor, sys.stdin.buffer)
 
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
     """Meet the other ranks; returns the configuration with this rank's own device."""
-    from bridle.model.choices import choose_device
+    from bridle.model.choices import choose_devices
     from bridle.model.tensor_parallel import join_group
 
-    kind = choose_device(config.device).type
+    device = choose_devices(config.device, count)[rank]
     threads = config.num_threads or max(num_cores() // count, 1)
-    join_group(store, rank, count, kind)
-    return replace(config, device=f"cuda:{rank}" if kind == "cuda" else kind, num_threads=threads)
+    join_group(store, rank, count, device)
+    return replace(config, device=str(device), num_threads=threads)
 
 
 def _command(config: ModelConfig, count: int, rank: int, store: Path) -> list[str]:

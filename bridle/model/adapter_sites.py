@@ -111,12 +111,17 @@ class Sites:
             num_outputs, num_inputs = module.weight.shape
         else:
             num_inputs, num_outputs = module.in_features, module.out_features
-        share = share_of(module)
-        inputs, outputs = _spans(share, num_inputs, num_outputs)
+        columns = Span(0, num_outputs)
+        self._add_layer(name, share_of(module), num_inputs, self._add_site(module), columns, isinstance(module, Conv1D))
+
+    def _add_layer(
+        self, name: str, share: Share, num_inputs: int, site: int, columns: Span, is_transposed: bool = False
+    ) -> None:
+        """A layer of the library's, `share` of which is computed at a site, in some of its columns."""
         full_inputs = num_inputs * (share.count if share.dim == 1 else 1)
-        full_outputs = num_outputs * (share.count if share.dim == 0 else 1)
-        self.layers[name] = LayerShape(full_inputs, full_outputs, isinstance(module, Conv1D))
-        self.places[name] = Place(self._add_site(module), Span(0, num_outputs), inputs, outputs)
+        full_outputs = columns.size * (share.count if share.dim == 0 else 1)
+        self.layers[name] = LayerShape(full_inputs, full_outputs, is_transposed)
+        self.places[name] = Place(site, columns, *_spans(share, num_inputs, columns.size))
 
     def _add_lean(self, name: str, layer: DenseLayer) -> None:
         """Find the library's layers within the products of a lean layer."""
@@ -131,11 +136,8 @@ class Sites:
             site, begin = self._add_site(module), 0
             self._lean[site] = layer
             for part, size in parts.items():
-                self.layers[f"{name}.{within}.{part}"] = LayerShape(module.in_features, size)
                 columns = Span(begin, begin + size)
-                self.places[f"{name}.{within}.{part}"] = Place(
-                    site, columns, Span(0, module.in_features), Span(0, size)
-                )
+                self._add_layer(f"{name}.{within}.{part}", share_of(module), module.in_features, site, columns)
                 begin += size
 
 

@@ -28,6 +28,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_devices(name: str, count: int) -> list[torch.device]:
+    """A device for each of `count` processes that share a model: GPUs from `name` on, or the CPU for all. Raises
+    `InvalidRequest` if there are too few."""
+    first = choose_device(name)
+    if first.type == "cpu":
+        return [first] * count
+    begin, found = first.index or 0, torch.cuda.device_count()
+    if begin + count > found:
+        start = f" from {first} on" if begin else ""
+        raise InvalidRequest(f"shards is {count}; this machine has {found - begin} GPUs{start}, one for each", "shards")
+    return [torch.device("cuda", begin + rank) for rank in range(count)]
+
+
 def choose_threads(num_threads: int | None) -> None:
     """Set the number of threads that compute. The default is torch's choice, but no more than this process has
     processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its

@@ -28,6 +28,7 @@ from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
 from bridle.model.packed.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
+from bridle.model.tensor_parallel import share_of, shared
 from bridle.native.linear import QuantizedLinear
 
 #: Families whose layers have this form. A layer that computes something else would fail the comparison.
@@ -304,7 +305,7 @@ def _join(*linears: Any) -> nn.Module:
     joined.weight = nn.Parameter(weight, requires_grad=False)
     if linears[0].bias is not None:
         joined.bias = nn.Parameter(_join_biases(linears), requires_grad=False)
-    return joined
+    return shared(joined, share_of(linears[0]))
 
 
 def _join_quantized(linears: Sequence[Any]) -> nn.Module:

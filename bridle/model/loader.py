@@ -37,6 +37,7 @@ from bridle.model.reading import read_weights
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
+from bridle.model.staging import move_model
 from bridle.model.text_part import PARTS, TextPart, class_of
 from bridle.progress import Report, part_of
 
@@ -77,10 +78,13 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
     needed = weight_bytes(checkpoint, dtype, device)
+    if plan is not None and device.type != "cpu":  # which each has to itself
+        needed = int(needed * tensor_parallel.share_of_bytes(checkpoint.tensor_bytes, plan, num_ranks))
     memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
+    home = device if plan is None else torch.device("cpu")  # of which a GPU gets its part
     model = read_model(
-        checkpoint, settings, dtype, device, lambda share: report("reading weights", part_of(0.05, 0.7, share))
+        checkpoint, settings, dtype, home, lambda share: report("reading weights", part_of(0.05, 0.7, share))
     )
     return prepare_model(config, checkpoint, settings, model, dtype, device, plan, report)
 
@@ -101,11 +105,16 @@ def prepare_model(
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
         tensor_parallel.split_model(model, plan)
+        move_model(model, device)
+        if isinstance(model, TextPart):
+            move_model(model.inner, device)
     report("checking the attention layers", 0.7)
     geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
-    if plan is None:  # lean layers and packed weights cannot be split over processes
-        lower_model(model, geometry)
+    if plan is None or device.type != "cpu":
+        with tensor_parallel.unsummed():
+            lower_model(model, geometry)
+    if plan is None:  # packed weights cannot be split over processes
         if config.quantization == "auto":
             report("choosing the form of weights", 0.72)
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
@@ -229,7 +238,9 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     num_mutual_rows = model.num_mutual_rows if isinstance(model, TextPart) else 0
     if num_mutual_rows:
         kernel = BothWaysKernel(kernel)
-    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
+    with tensor_parallel.unsummed():  # it tries its layers
+        cache = KVCache(geometry, 1, block_size, kv_dtype, device)
+        runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]

@@ -3,13 +3,19 @@
 A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
 add up what they have. Attention heads fall to processes whole. All processes run the same passes in step; embeddings,
 norms and the head are kept by each. The number of this process, and the communication, come from `torch.distributed`.
+
+Every form of a layer, the library's, the lean and the fused one, sums twice a pass, rows of the same size and type: so
+processes need not have chosen the same form. Trials of layers sum nothing (`unsummed`), since one process may try what
+another does not. On GPUs a sum is a command of the stream that computes, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bridle.errors import UnsupportedModel
+from bridle.errors import ShardUnavailable, UnsupportedModel
 from bridle.model.guards import text_config
 
 #: The time limit of a collective in seconds. Processes that end or hang are noticed by those who watch them, and the
@@ -27,19 +33,32 @@ from bridle.model.guards import text_config
 COLLECTIVE_SECONDS = 600.0
 #: What is done to a layer of each style of the library's plans; other styles are refused.
 _STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
+#: Whether row-parallel layers add up what the processes have.
+_is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 
-def join_group(store: Path, rank: int, num_ranks: int, device_type: str) -> None:
-    """Meet the other processes at the file `store`. Blocks until all are there."""
-    if device_type == "cpu":
+def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
+    """Meet the other processes at the file `store`, each with a device of its own. Blocks until all are there and have
+    added up a number. Raises `ShardUnavailable` if they cannot."""
+    is_cpu = device.type == "cpu"
+    if is_cpu:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
-    dist.init_process_group(
-        "nccl" if device_type == "cuda" else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
-    )
+    try:
+        dist.init_process_group(
+            "gloo" if is_cpu else "nccl",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+            device_id=None if is_cpu else device,  # NCCL connects at once, by this GPU
+        )
+        ones = torch.ones(1, device=device)
+        dist.all_reduce(ones)
+        found = int(ones)
+    except RuntimeError as error:
+        raise ShardUnavailable(f"rank {rank} on {device} cannot reach the others: {error}") from error
+    if found != num_ranks:
+        raise ShardUnavailable(f"rank {rank} on {device} counts {found} ranks; there are {num_ranks}")
 
 
 def num_ranks() -> int:
@@ -85,6 +104,27 @@ def split_model(model: nn.Module, plan: dict[str, str]) -> None:
         raise UnsupportedModel(f"the plan names {missing[0]!r}, which {type(model).__name__} does not have")
 
 
+def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], count: int) -> float:
+    """The share of a checkpoint's weights that each of `count` processes keeps."""
+    split = {pattern for pattern, style in plan.items() if _STYLES[style] != "keep"}
+    kept = total = 0.0
+    for name, size in tensor_bytes.items():
+        layer = re.sub(r"\.\d+(?=\.|$)", ".*", name.rpartition(".")[0])
+        total += size
+        kept += size / count if any(layer.endswith(pattern) for pattern in split) else size
+    return kept / total if total else 1.0
+
+
+@contextmanager
+def unsummed() -> Iterator[None]:
+    """Let this thread's row-parallel layers give what this process has of their sums, for trials of their layers."""
+    token = _is_summing.set(False)
+    try:
+        yield
+    finally:
+        _is_summing.reset(token)
+
+
 def _split(name: str, module: nn.Module, action: str, rank: int, count: int) -> nn.Module:
     if not isinstance(module, nn.Linear):
         raise UnsupportedModel(f"layer {name} is a {type(module).__name__}; only linear layers can be split")
@@ -94,12 +134,12 @@ def _split(name: str, module: nn.Module, action: str, rank: int, count: int) -> 
     weight = module.weight.chunk(count, dim)[rank].clone()
     share = Share(dim, rank, count)
     if action == "sum":
-        return _shared(RowParallel(weight, module.bias), share)
+        return shared(RowParallel(weight, module.bias), share)
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
     part.weight = nn.Parameter(weight, requires_grad=False)
     if module.bias is not None:
         part.bias = nn.Parameter(module.bias.chunk(count)[rank].clone(), requires_grad=False)
-    return _shared(part, share)
+    return shared(part, share)
 
 
 def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
@@ -123,7 +163,8 @@ def share_of(module: nn.Module) -> Share:
     return share
 
 
-def _shared(module: nn.Module, share: Share) -> nn.Module:
+def shared(module: nn.Module, share: Share) -> nn.Module:
+    """`module`, which computes that part of a layer."""
     vars(module)["share"] = share
     return module
 
@@ -136,6 +177,7 @@ class RowParallel(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        self.out_features, self.in_features = weight.shape
         self.weight = nn.Parameter(weight, requires_grad=False)  # [out, in / ranks]
         self.bias = bias
 
@@ -144,7 +186,8 @@ class RowParallel(nn.Module):
         out = nn.functional.linear(rows, self.weight)
         if self.add is not None:
             self.add(out, rows)
-        dist.all_reduce(out)
+        if _is_summing.get():
+            dist.all_reduce(out)
         return out if self.bias is None else out + self.bias
 
 

@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     die_with_parent(options.parent)
-    join_group(options.store, 1, 2, "cpu")
+    join_group(options.store, 1, 2, torch.device("cpu"))
     beat(sys.stdout.buffer)
     return follow(Follower(options.options), sys.stdin.buffer)
 

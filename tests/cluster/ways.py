@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from bridle.cluster.group import GroupExecutor, Members
@@ -100,7 +101,7 @@ class TwoRanks(OneShard):
         command = [sys.executable, "-m", "tests.cluster.scripted_ranks", *paths]
         self._members = CountingMembers([command], on_loss=self._note)
         self.stack.callback(self._members.close)
-        join_group(store, 0, 2, "cpu")
+        join_group(store, 0, 2, torch.device("cpu"))
         self.stack.callback(dist.destroy_process_group)
         self.losses: list[str] = []
 

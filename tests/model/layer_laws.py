@@ -3,6 +3,7 @@ own, where TRITON_INTERPRET is set before anything imports Triton."""
 
 from __future__ import annotations
 
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -17,19 +18,23 @@ from torch.nn.functional import silu
 
 from bridle.engine.plan import PlanRow
 from bridle.lora.fused import is_interpreted
-from bridle.model import fused_step
+from bridle.model import fused_step, tensor_parallel
 from bridle.model.attention import PagedAttention
 from bridle.model.check import check_model
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh
+from bridle.model.dense_model import try_lower_model
+from bridle.model.forward_context import attention_handler
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel
+from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.mirror import Mirror
 from bridle.model.packing import pack_step
 from lab.doubles import tiny
 from tests.model.paged_laws import watched
+from tests.model.rank_threads import Ranks, part_of
 from tests.model.test_kernels import CPU
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
@@ -303,6 +308,61 @@ def runner_of(family: str, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_the_trial_lets_the_kernels_pass(family: str, dtype: torch.dtype) -> None:
     assert isinstance(runner_of(family, dtype)._short.fused, FusedStep)
+
+
+class TurnedStep(FusedStep):
+    """For ranks that are threads: the interpreter is the process's, and belongs to one at a time."""
+
+    lock = Lock()
+
+    def add(self, *args: Any) -> Any:
+        with self.lock:
+            return super().add(*args)
+
+    def turn(self, *args: Any) -> Any:
+        with self.lock:
+            return super().turn(*args)
+
+    def gate(self, *args: Any) -> Any:
+        with self.lock:
+            return super().gate(*args)
+
+
+def attention_of_five(geometry: Geometry) -> PagedAttention:
+    """A step of one sequence of five tokens, in plain torch."""
+    attend = PagedAttention(KVCache(geometry, 4, 4, torch.float32, CPU), CpuKernel())
+    mirror = Mirror()
+    mirror.tokens = [5, 9, 3, 250, 7]
+    mirror.add_blocks((3, 1))
+    attend.step = pack_step([PlanRow(0, 0, 5, num_logits=5)], [mirror], 4, CPU)
+    attend.kernel.begin(attend.step)
+    return attend
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama", "qwen2", "qwen3"])
+def test_ranks_add_up_within_the_fused_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... where the lean layers do: the whole model's logits come of parts of its layers."""
+    monkeypatch.setattr(fused_step, "FusedStep", TurnedStep)
+    whole, geometry = part_of(family, torch.float32, is_lean=False)
+    attend = attention_of_five(geometry)
+    assert attend.step is not None
+    ids, places, ends = attend.step.input_ids, attend.step.position_ids, attend.step.logits_rows
+    with torch.inference_mode(), attention_handler(attend):
+        want = whole(input_ids=ids, position_ids=places, use_cache=False).logits[0]
+    monkeypatch.setattr(PagedAttention, "is_plain", False)
+
+    def work(rank: int) -> Tensor:
+        with tensor_parallel.unsummed():
+            model, geometry = part_of(family, torch.float32, is_lean=True)
+            short, mine = try_lower_model(model), attention_of_five(geometry)
+            assert short is not None
+            short.fuse(mine)
+        assert isinstance(short.fused, TurnedStep)
+        with torch.inference_mode():
+            return short(ids, places, ends, mine)
+
+    for have in Ranks(2).run(work):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("part", ["add", "turn", "gate"])
