@@ -57,6 +57,16 @@ class DenseModel:
         """Compute steps in few launches from now on, where the device of `attention` can."""
         self.fused = try_fused_step(self._layers, self._norm, attention, self._dtype)
 
+    def keep_angles(self, num_positions: int) -> None:
+        """Have the angles of so many positions in memory, where steps are computed in few launches."""
+        if self.fused is not None:
+            self.fused.keep_angles(self._turns, num_positions)
+
+    def _turns(self, position_ids: Tensor) -> list[Rotation]:
+        """The angles of positions [1, T], for each table."""
+        rows = torch.empty(0, dtype=self._dtype, device=position_ids.device)
+        return [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
+
     def __call__(
         self,
         input_ids: Tensor,
@@ -71,10 +81,11 @@ class DenseModel:
             rows = look(rows)
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
-        turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
         if self.fused is not None and isinstance(attend, PagedAttention):
-            self.hidden = self.fused.advance(rows, turns, attend).index_select(0, logits_rows)
+            turned = self.fused.angles(position_ids, self._turns)
+            self.hidden = self.fused.advance(rows, turned, attend).index_select(0, logits_rows)
         else:
+            turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
             self.hidden = self._norm(self._advance(rows, turns, attend).index_select(0, logits_rows))
         return self._scaled(self._head(self.hidden))
 

@@ -20,12 +20,13 @@ from bridle.engine.plan import PlanRow
 from bridle.lora.adapter_kernel import missing_for_triton
 from bridle.lora.fused import Machine
 from bridle.model.attention import PagedAttention
-from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh, is_close
+from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh, is_close
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.mirror import Mirror
 from bridle.model.packing import pack_step
+from bridle.model.rope import Angles, Compute, angles_of, make_tables
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class FusedStep:
         self._layers = layers
         self._norms = [layer.norm for layer in layers[1:]] + [norm]  # what follows each layer
         self._machine = Machine(device)
+        self._tables: tuple[Tensor, ...] | None = None  # of angles
 
     @cached_property
     def kernels(self) -> Any:
@@ -53,13 +55,24 @@ class FusedStep:
 
         return layer_kernels
 
-    def advance(self, rows: Tensor, turns: Sequence[Rotation], attend: PagedAttention) -> Tensor:
+    def keep_angles(self, compute: Compute, num_positions: int) -> None:
+        """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
+        with torch.inference_mode():
+            self._tables = make_tables(compute, num_positions, self._machine.device)
+
+    def angles(self, position_ids: Tensor, compute: Compute) -> Angles:
+        """Of tokens at positions [1, T], or [3, 1, T] for which no table was made."""
+        if self._tables is None or position_ids.dim() != 2:
+            return angles_of(compute(position_ids))
+        return Angles(self._tables, position_ids[0])
+
+    def advance(self, rows: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden], with the norm behind the layers; keys and values go to the cache."""
         with self._machine.chosen():
             normed = self.add(rows, None, 1.0, None, self._layers[0].norm)[1]
             for layer, following in zip(self._layers, self._norms, strict=True):
                 qkv, out, gate_up, down = layer.products
-                query = self.turn(layer, qkv(normed), turns[layer.table], attend)
+                query = self.turn(layer, qkv(normed), angles, attend)
                 attended = attend.kernel.attend(query, attend.cache.layers[layer.layer_idx], layer.options)
                 part = out(attended.view(rows.shape[0], -1))
                 rows, normed = self.add(rows, part, layer.share, layer.last_norm, layer.mlp_norm)
@@ -96,10 +109,10 @@ class FusedStep:
         )
         return out, normed
 
-    def turn(self, layer: DenseLayer, mixed: Tensor, turn: Rotation, attend: PagedAttention) -> Tensor:
+    def turn(self, layer: DenseLayer, mixed: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Products [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]; keys and values go to the cache."""
         assert attend.step is not None
-        cache, head_norm = attend.cache.layers[layer.layer_idx], layer.head_norm
+        cache, head_norm, table = attend.cache.layers[layer.layer_idx], layer.head_norm, angles.tables[layer.table]
         query = mixed.new_empty(mixed.shape[0], layer.num_heads, layer.head_dim)
         block_dim = _power(layer.head_dim)
         block_heads = max(1, HEAD_NUMBERS // block_dim)
@@ -107,12 +120,15 @@ class FusedStep:
         self.kernels.turn_and_store[(mixed.shape[0], num_groups)](
             mixed,
             mixed if head_norm is None else head_norm.weight,
-            *turn,
+            table,
+            angles.places,
+            table.shape[0],
             attend.step.slots,
             query,
             cache.keys,
             cache.values,
             0.0 if head_norm is None else head_norm.eps,
+            stride=table.stride(0),
             num_heads=layer.num_heads,
             kv_heads=layer.num_kv_heads,
             dim=layer.head_dim,
@@ -210,7 +226,7 @@ def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: 
         cache.clear(3)
         attend = _attention_over(cache)
         if is_fused:
-            out = FusedStep([layer], norm, device).advance(rows, turns, attend)
+            out = FusedStep([layer], norm, device).advance(rows, angles_of(turns), attend)
         else:
             out = norm(layer.advance(rows, turns[0], attend))
         ways.append((out, *cache.layers[layer.layer_idx].parts))

@@ -241,6 +241,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     with tensor_parallel.unsummed():  # it tries its layers
         cache = KVCache(geometry, 1, block_size, kv_dtype, device)
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    runner.keep_angles(max_model_len)
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]

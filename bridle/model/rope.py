@@ -1,4 +1,5 @@
-"""Rotary scalings that depend on the length of the batch, made to depend on `max_model_len` alone.
+"""Angles of positions: scalings that depend on the length of the batch, made to depend on `max_model_len` alone, and
+tables of cosines and sines for GPUs, made while loading.
 
 The library's `dynamic` and `longrope` choose frequencies from the largest position that it sees in a call. In a
 packed step that is a neighbor's position, so one long sequence would change the results of all others, and the
@@ -7,11 +8,16 @@ keys already cached would not match. The choice is made once here, while loading
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+#: Positions whose angles are computed at once, and the bytes that the tables of a model may take.
+_POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
@@ -48,3 +54,52 @@ def _fix(module: Any, kind: str, layer_type: str | None, max_model_len: int) -> 
         buffer.copy_(frequencies)
     setattr(module, f"{prefix}attention_scaling", scaling)
     return f"{kind} rotary scaling: frequencies for {max_model_len} positions, also for short sequences"
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+#: Computes the angles of positions [1, N]: for each of a model's tables cosines and sines [N, 1, D], the first half of
+#: the sines negated.
+Compute = Callable[[Tensor], Sequence[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """For each of a model's tables the cosines and sines [P, 2, D/2] of P places, and each token's place [T]."""
+
+    tables: tuple[Tensor, ...]
+    places: Tensor
+
+
+def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
+    """Those that were computed for a step's own tokens."""
+    made = _halves(turns)
+    return Angles(made.unbind(1), torch.arange(made.shape[0], device=made.device))
+
+
+def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
+    """The angles of all positions up to `num_positions`, as `compute` gives them; None where they take too much memory,
+    or the halves of a head do not turn by the same angles."""
+    made: Tensor | None = None
+    for first in range(0, num_positions, _POSITIONS):
+        last = min(first + _POSITIONS, num_positions)
+        turns = compute(torch.arange(first, last, device=device).unsqueeze(0))
+        part = _halves(turns)
+        if made is None:
+            made = part.new_empty(num_positions, *part.shape[1:])
+        if made.nbytes > MAX_TABLE_BYTES or not are_halved(turns):
+            return None
+        made[first:last] = part
+    return None if made is None else made.unbind(1)
+
+
+def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether the second half of each head turns by the angles of the first."""
+    halved = ((*cos.chunk(2, -1), *sin.chunk(2, -1)) for cos, sin in turns)
+    return all(torch.equal(a, b) and torch.equal(c, -d) for a, b, c, d in halved)
+
+
+def _halves(turns: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """[N, tables, 2, D/2]"""
+    parts = [torch.cat([each[..., each.shape[-1] // 2 :] for each in turn], 1) for turn in turns]
+    return torch.stack(parts, 1)

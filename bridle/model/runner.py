@@ -38,6 +38,11 @@ class ModelRunner:
         self.features: Callable[[bytes], Features] | None = None  # of pictures, by key, where the model takes any
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
 
+    def keep_angles(self, num_positions: int) -> None:
+        """Have the angles of so many positions in memory, where a step asks a GPU for them."""
+        if self._short is not None:
+            self._short.keep_angles(num_positions)
+
     @property
     def embedding_size(self) -> int:
         """The length of a row of `hidden`; 0 if hidden states are never known."""

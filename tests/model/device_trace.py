@@ -59,7 +59,7 @@ class DeviceTrace:
         self.downloads: Counter[tuple[str, str]] = Counter()  # quick ones
         self.is_on = True
         self._pinned: set[int] = set()
-        self._held: list[Tensor] = []  # so that no address of a pinned tensor is used again
+        self._held: list[Tensor] = []  # so that no pinned memory is used again
 
     # -- noting ----------------------------------------------------------------------------------------------------
 
@@ -83,13 +83,13 @@ class DeviceTrace:
             self.downloads["quick", _site()] += 1
 
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned.add(tensor.untyped_storage().data_ptr())
+        self._pinned.add(_memory(tensor))
         self._held.append(tensor)
         return tensor
 
     def _is_pinned(self, tensor: object) -> bool:
-        """Whether it is pinned memory, or a part of that."""
-        return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self._pinned
+        """Whether this is pinned memory, or a part of it."""
+        return isinstance(tensor, Tensor) and _memory(tensor) in self._pinned
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -160,6 +160,10 @@ class _Streams:
 
     def synchronize(self) -> None:
         self._trace.wait("event")
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def is_device(value: object) -> bool:

@@ -38,6 +38,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
         sizes = {"num_heads": shape.num_heads, "kv_heads": shape.kv_heads, "dim": shape.dim, "block_dim": block_dim}
         sizes |= {"block_heads": max(1, HEAD_NUMBERS // block_dim), "has_norm": has_norms, "is_rotated": True}
         sizes |= {"is_norm_of_all": has_norms and shape.is_norm_of_all, "num_warps": 4}
+        sizes["stride"] = shape.dim  # of one table of angles
         yield _compile(layer_kernels.turn_and_store, dtype, weight, sizes, capability)
     for is_gelu in (False, True):
         sizes = {"size": 4 * shape.hidden, "block": GATE_NUMBERS, "is_gelu": is_gelu, "num_warps": 4}
@@ -48,7 +49,8 @@ def _compile(kernel: Any, dtype: str, weight: str, sizes: dict[str, Any], capabi
     from tests.lora.compiled import compile_kernel
 
     options = {"num_warps": sizes.pop("num_warps")}
-    numbers = ("rows", "added", "out", "normed", "mixed", "cos", "sin", "query", "keys", "values")
-    pointers = dict.fromkeys(numbers, f"*{dtype}") | {"weight": weight, "added_weight": weight, "slots": "*i64"}
-    scalars = dict.fromkeys(("share", "eps", "added_eps"), "fp32")
+    numbers = ("rows", "added", "out", "normed", "mixed", "angles", "query", "keys", "values")
+    pointers = dict.fromkeys(numbers, f"*{dtype}") | dict.fromkeys(("weight", "added_weight"), weight)
+    pointers |= dict.fromkeys(("slots", "places"), "*i64")
+    scalars = dict.fromkeys(("share", "eps", "added_eps"), "fp32") | {"num_places": "i32"}
     return compile_kernel(kernel, pointers | scalars, sizes, capability, set(pointers), options)

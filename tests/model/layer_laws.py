@@ -32,6 +32,7 @@ from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.mirror import Mirror
 from bridle.model.packing import pack_step
+from bridle.model.rope import Angles, angles_of
 from lab.doubles import tiny
 from tests.model.paged_laws import watched
 from tests.model.rank_threads import Ranks, part_of
@@ -125,7 +126,7 @@ class Heads:
         self.num_heads, self.num_kv_heads = draw(st.sampled_from([(1, 1), (4, 2), (7, 1), (20, 4)]))
         self.head_dim = draw(st.sampled_from([2, 8, 24, 64]))
         self.dtype = draw(DTYPES)
-        self.layer_idx, self.table = 0, 0
+        self.layer_idx = 0
         self.is_rotated = draw(st.booleans())
         self.head_norm = self._norm(draw(st.sampled_from([None, False, True])), draw(st.booleans()))
         shape = LayerGeometry(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim)
@@ -141,6 +142,16 @@ class Heads:
         self.turn = tuple(
             torch.cat(two, -1).to(self.dtype) for two in ((angles.cos(),) * 2, (-angles.sin(), angles.sin()))
         )
+        self.angles = self._placed(draw(st.integers(1, 3)), draw(st.permutations(range(self.length))))
+
+    def _placed(self, num_tables: int, order: list[int]) -> Angles:
+        """The angles in any order, in one of several tables, whose others hold what is not a number."""
+        self.table = num_tables - 1
+        wrong = tuple(torch.full_like(each, float("nan")) for each in self.turn)
+        computed = angles_of([wrong] * self.table + [self.turn])
+        places = torch.tensor(order)
+        tables = torch.stack(computed.tables, 1)
+        return Angles(torch.empty_like(tables).index_copy_(0, places, tables).unbind(1), places)
 
     def _norm(self, is_of_all: bool | None, is_wide: bool) -> HeadNorm | None:
         if is_of_all is None:
@@ -156,7 +167,7 @@ class Heads:
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
         for part in self.cache.layers[0].parts:
             part.fill_(float("nan"))
-        query = STEP.turn(self, self.mixed, self.turn, self.attend)  # type: ignore[arg-type]
+        query = STEP.turn(self, self.mixed, self.angles, self.attend)  # type: ignore[arg-type]
         return query, self.cache.layers[0].keys.clone(), self.cache.layers[0].values.clone()
 
     def exactly(self) -> Tensor:
@@ -254,13 +265,16 @@ def test_no_program_leaves_its_tensors(data: st.DataObject) -> None:
     with watched() as touched, patch.object(Tensor, "new_empty", news), patch.object(torch, "empty_like", likes):
         STEP.add(rows, added, 0.5, *norms)
         STEP.gate(layer, mixed)
-        STEP.turn(heads, heads.mixed, heads.turn, heads.attend)  # type: ignore[arg-type]
+        heads.angles.places[0] = data.draw(st.sampled_from([0, -1, 99]))
+        STEP.turn(heads, heads.mixed, heads.angles, heads.attend)  # type: ignore[arg-type]
     assert touched
     assert heads.attend.step is not None
-    held = [rows, added, mixed, heads.mixed, *heads.turn, heads.attend.step.slots, *heads.cache.layers[0].parts, *made]
+    held = [rows, added, mixed, heads.mixed, heads.attend.step.slots, *heads.cache.layers[0].parts, *made]
+    held += [heads.angles.places, heads.angles.tables[0]._base]  # tables lie side by side
     held += [norm.weight for norm in (*norms, heads.head_norm) if norm is not None]
     spans = sorted({(one.data_ptr(), one.data_ptr() + one.nbytes) for one in held})
     begins, ends = (np.array(edges, dtype=np.uint64) for edges in zip(*spans, strict=True))
+    ends = np.maximum.accumulate(ends)  # some lie in others
     for addresses, width in touched:
         flat = addresses.ravel().astype(np.uint64)
         owners = np.searchsorted(begins, flat, "right") - 1
@@ -384,8 +398,8 @@ def test_the_trial_lets_no_others_pass(
 def test_what_is_stored_is_compared_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = FusedStep.turn
 
-    def forgetful(self: FusedStep, layer: DenseLayer, mixed: Tensor, turn: Any, attend: PagedAttention) -> Tensor:
-        query = honest(self, layer, mixed, turn, attend)
+    def forgetful(self: FusedStep, layer: DenseLayer, mixed: Tensor, angles: Any, attend: PagedAttention) -> Tensor:
+        query = honest(self, layer, mixed, angles, attend)
         attend.cache.layers[layer.layer_idx].values[-1] = 9.0  # no token's slot: attention does not see it
         return query
 

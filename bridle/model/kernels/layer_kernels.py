@@ -77,13 +77,15 @@ def _squares(
 def turn_and_store(
     mixed: tl.tensor,  # [T, Hq + 2 Hkv, D]
     weight: tl.tensor,  # [Hq + Hkv, D]
-    cos: tl.tensor,  # [T, D]
-    sin: tl.tensor,  # [T, D], the first half negated
+    angles: tl.tensor,  # [P, 2, D/2] cosines and sines, rows `stride` apart
+    places: tl.tensor,  # [T] of each token's angles
+    num_places: tl.tensor,
     slots: tl.tensor,  # [T]
     query: tl.tensor,  # [T, Hq, D]
     keys: tl.tensor,  # [slots, Hkv, D]
     values: tl.tensor,  # [slots, Hkv, D]
     eps: tl.tensor,
+    stride: tl.constexpr,
     num_heads: tl.constexpr,
     kv_heads: tl.constexpr,
     dim: tl.constexpr,
@@ -116,13 +118,17 @@ def turn_and_store(
     if has_norm:
         turned *= tl.load(weight + at, is_turned, 0.0).to(tl.float32)
     if is_rotated:
-        other = head[:, None] * dim + ((number + dim // 2) % dim)[None, :]
+        half: tl.constexpr = dim // 2
+        other = head[:, None] * dim + ((number + half) % dim)[None, :]
         partner = tl.load(mine + other, is_turned, 0.0).to(tl.float32) * inverse[:, None]
         if has_norm:
             partner *= tl.load(weight + other, is_turned, 0.0).to(tl.float32)
-        angle = token * dim + number
-        turned *= tl.load(cos + angle, number < dim, 0.0).to(tl.float32)[None, :]
-        turned += partner * tl.load(sin + angle, number < dim, 0.0).to(tl.float32)[None, :]
+        place = tl.load(places + token).to(tl.int64)
+        place = tl.minimum(tl.maximum(place, 0), num_places - 1)  # that of a token nobody asks for may be any
+        angle = angles + place * stride + number % half
+        sin = tl.load(angle + half, number < dim, 0.0).to(tl.float32)
+        turned *= tl.load(angle, number < dim, 0.0).to(tl.float32)[None, :]
+        turned += partner * tl.where(number < half, -sin, sin)[None, :]
     tl.store(
         query + token * (num_heads * dim) + at,
         turned.to(query.dtype.element_ty),
