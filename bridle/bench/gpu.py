@@ -1,9 +1,9 @@
 """What a GPU gives and what bridle makes of it: `bridle bench gpu`, in ten minutes at most, without files or a network.
 
-Models are random numbers in well-known shapes, made on the device. Each figure is a line of JSON as soon as it is
-there, so that a run that is broken off loses no more than the figure it was at. A part that fails, or that has used up
-its time, leaves the others as they are. On a CPU the same code runs in a tiny form (`--quick`), whose figures say
-nothing.
+Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while. Each
+figure is a line of JSON as soon as it is there, so that a run that is broken off loses no more than the figure it was
+at. A part that fails, or that has used up its time, leaves the others as they are. On a CPU the same code runs in a
+tiny form (`--quick`), whose figures say nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bridle.bench.gpu_probe import Rates
 
 #: Parts, and the most seconds after which each begins nothing more.
-PARTS = {"probe": 30.0, "0.6b": 150.0, "8b": 170.0, "control": 80.0, "lora": 80.0}
+PARTS = {"probe": 30.0, "0.6b": 150.0, "8b": 150.0, "attention": 30.0, "control": 80.0, "lora": 80.0, "serve": 80.0}
 FILE_NAME = "gpu.jsonl"
 #: Of the free memory, for keys and values; weights, a peer's and its cache have to have room beside them.
 _CACHE_SHARE = 0.6
@@ -154,6 +154,24 @@ def _race(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
     yield from race(plan, bench.device, bench.dtype, rates, has_time)
 
 
+def _attention(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
+    from bridle.bench.gpu_attention import Scene, attention
+
+    if bench.settings.quick:
+        scenes = [Scene("toy", 2, 24)]
+    else:
+        sizes = ((1, 1_024), (16, 1_024), (64, 1_024), (256, 1_024), (16, 16_384))
+        scenes = [Scene(model, *size) for model in ("0.6b", "8b") for size in sizes]
+    rates = bench.rates or _rates(bench)[0]
+    yield from attention(scenes, bench.device, bench.dtype, rates, has_time)
+
+
+def _serve(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
+    from bridle.bench.gpu_serving import serving
+
+    yield from serving(*(("20m", 2, 6) if bench.settings.quick else ("0.5b", 64, 64)), has_time)
+
+
 def _control(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
     from bridle.bench.gpu_steering import steer
 
@@ -190,6 +208,8 @@ _WORK: dict[str, Callable[[Bench, str, Callable[[], bool]], Figures]] = {
     "probe": _probe,
     "0.6b": _race,
     "8b": _race,
+    "attention": _attention,
     "control": _control,
     "lora": _lora,
+    "serve": _serve,
 }

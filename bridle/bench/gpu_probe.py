@@ -53,7 +53,7 @@ def probe(device: torch.device, dtype: torch.dtype, *, quick: bool) -> tuple[Rat
     return rates, told
 
 
-def _best(work: Any, num_rounds: int = 5) -> float:
+def best_seconds(work: Any, num_rounds: int = 5) -> float:
     """Seconds of the fastest of some rounds, after one that is not counted."""
     work()
     times = []
@@ -69,13 +69,13 @@ def _best(work: Any, num_rounds: int = 5) -> float:
 def _copy_rate(device: torch.device, num_bytes: int) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * num_bytes / _best(lambda: target.copy_(source))
+    return 2 * num_bytes / best_seconds(lambda: target.copy_(source))
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     matrix = torch.randn(side, side, device=device).to(dtype)
     out = torch.empty_like(matrix)
-    return 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=out))
+    return 2 * side**3 / best_seconds(lambda: torch.mm(matrix, matrix, out=out))
 
 
 def _launch_seconds(device: torch.device) -> float:
@@ -86,7 +86,7 @@ def _launch_seconds(device: torch.device) -> float:
         for _ in range(_LAUNCHES):
             tensor.add_(1.0)
 
-    return _best(issue) / _LAUNCHES
+    return best_seconds(issue) / _LAUNCHES
 
 
 def _graph_seconds(device: torch.device) -> float:
@@ -102,4 +102,4 @@ def _graph_seconds(device: torch.device) -> float:
         for _ in range(_LAUNCHES):
             graph.replay()
 
-    return _best(replay) / _LAUNCHES
+    return best_seconds(replay) / _LAUNCHES

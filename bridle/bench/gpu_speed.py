@@ -1,5 +1,5 @@
-"""Decoding and prompts on a GPU: bridle beside transformers' `generate`, beside a bare loop over bridle's own kernels
-without an engine, and beside what memory and arithmetic units give.
+"""Decoding and prompts on a GPU: bridle beside transformers' `generate` and `generate_batch`, beside a bare loop over
+bridle's own kernels without an engine, and beside what memory and arithmetic units give.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from bridle.bench.gpu_models import SHAPES, Sizes, make_executor, make_model
 from bridle.bench.gpu_probe import Rates
-from bridle.bench.peers import EnginePeer, GeneratePeer, Run, Stopwatch
+from bridle.bench.peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Run, Stopwatch
 from bridle.engine.plan import PlanRow
 from bridle.errors import OutOfBlocks
 from bridle.model.executor import LocalExecutor
@@ -23,6 +23,8 @@ from bridle.model.packing import pack_step
 Figures = Iterator[dict[str, Any]]
 #: Steps before the clock starts: kernels are compiled, and the batch is full.
 WARM_UP = 6
+#: Tokens of a step and of a page of `generate_batch`.
+_PEER_STEP, _PEER_PAGE = 512, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,25 +173,30 @@ def _read(peer: EnginePeer, sizes: Sizes, rates: Rates, prompts: list[list[int]]
 
 
 def _generated(plan: Race, device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]) -> Figures:
-    """transformers' `generate` on the shortest context, from a run of one new token and one of several."""
-    peer = GeneratePeer(make_model(plan.model, device, dtype, "sdpa"))
+    """transformers' `generate` and `generate_batch` on the shortest context."""
+    model = make_model(plan.model, device, dtype, "sdpa")
     context, vocab_size = min(plan.contexts), SHAPES[plan.model]["vocab_size"]
-    try:
-        for batch in plan.batches:
-            if not has_time():
-                return
-            prompts = prompts_of(batch, context, vocab_size)
-            peer.generate(prompts, 1)  # the first run of a shape takes longer
-            first, full = (peer.generate(prompts, count).seconds for count in (1, plan.peer_steps + 1))
-            step = (full - first) / plan.peer_steps if full > first else None  # else lost in noise
-            yield {
-                "what": "decode",
-                "peer": "generate",
-                "batch": batch,
-                "context": context,
-                "tokens_per_second": step and batch / step,
-                "step_ms": step and 1e3 * step,
-                "prompts_seconds": first,
-            }
-    finally:
-        peer.close()
+    for batch in plan.batches:
+        if has_time():
+            yield _decoded_by(GeneratePeer(model), plan, prompts_of(batch, context, vocab_size))
+    for batch in plan.batches:
+        if has_time():  # last: it needs more of the library, some of which may be lacking
+            room = batch * (context + plan.peer_steps + 2 * _PEER_PAGE)
+            peer = ContinuousPeer(model, capacity=room, max_batch_tokens=max(batch, _PEER_STEP))
+            yield _decoded_by(peer, plan, prompts_of(batch, context, vocab_size))
+
+
+def _decoded_by(peer: Peer, plan: Race, prompts: list[list[int]]) -> dict[str, Any]:
+    """From a run of one new token and one of several."""
+    peer.generate(prompts, 1)  # the first run of a shape takes longer
+    first, full = (peer.generate(prompts, count).seconds for count in (1, plan.peer_steps + 1))
+    step = (full - first) / plan.peer_steps if full > first else None  # else lost in noise
+    return {
+        "what": "decode",
+        "peer": "generate_batch" if isinstance(peer, ContinuousPeer) else peer.name,
+        "batch": len(prompts),
+        "context": len(prompts[0]),
+        "tokens_per_second": step and len(prompts) / step,
+        "step_ms": step and 1e3 * step,
+        "prompts_seconds": first,
+    }

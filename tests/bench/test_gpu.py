@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from bridle.bench import Settings, gpu, run
+from bridle.bench import Settings, gpu, gpu_attention, gpu_serving, run
 from bridle.bench.gpu_models import SHAPES, make_executor, token_bytes_of
+from bridle.bench.gpu_probe import Rates
 from bridle.bench.gpu_speed import WARM_UP, BareLoop, Race
 from bridle.bench.peers import EnginePeer
 from bridle.errors import InvalidRequest, OutOfBlocks
@@ -29,17 +34,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_all_parts_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run("gpu", Settings(quick=True, as_json=True, folder=tmp_path))
+    parts = ("probe", "0.6b", "8b", "attention", "control", "lora")
+    report = run("gpu", Settings(quick=True, as_json=True, folder=tmp_path, parts=parts))
     found = lines(tmp_path)
     assert report["figures"] == found
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert printed[:-1] == found, "each figure is told at once, and all of them last"
     assert not [figure for figure in found if "error" in figure]
-    count = {part: sum(figure["part"] == part for figure in found) for part in gpu.PARTS}
-    assert count == {"probe": 1, "0.6b": 6, "8b": 6, "control": 6, "lora": 2}
-    assert {figure["peer"] for figure in found if figure["part"] == "8b"} == {"bridle", "generate"}
+    count = {part: sum(figure["part"] == part for figure in found) for part in parts}
+    assert count == {"probe": 1, "0.6b": 8, "8b": 8, "attention": 1, "control": 6, "lora": 2}
+    assert set(gpu.PARTS) == {*parts, "serve"}
+    assert {figure["peer"] for figure in found if figure["part"] == "8b"} == {"bridle", "generate", "generate_batch"}
     for figure in found[1:]:
-        assert figure["tokens_per_second"] > 0
+        speed = figure["call_us" if figure["part"] == "attention" else "tokens_per_second"]
+        assert speed is None or speed > 0
+        assert speed is not None or "generate" in figure["peer"]  # a step of theirs may be lost in noise
     decoded = next(figure for figure in found if figure.get("what") == "decode")
     assert decoded["floor_share"] == pytest.approx(decoded["floor_ms"] / decoded["step_ms"])
     assert decoded["over_bare_loop"] == pytest.approx(decoded["bare_step_ms"] / decoded["step_ms"])
@@ -77,6 +86,67 @@ def test_the_bare_loop_draws_what_the_engine_draws() -> None:
     wanted = peer.generate([[3], [3]], WARM_UP + 5).outputs
     peer.close()
     assert drawn == [output[WARM_UP:] for output in wanted]
+
+
+class FlashInfer:
+    """FlashInfer's interface for decoding, in plain torch."""
+
+    def __init__(self, workspace: Tensor, layout: str, *, use_tensor_cores: bool) -> None:
+        assert layout == "NHD"
+
+    def plan(self, starts: Tensor, pages: Tensor, lasts: Tensor, *sizes: int, **dtypes: torch.dtype) -> None:
+        self.starts, self.pages, self.lasts = starts.tolist(), pages.long(), lasts.tolist()
+        self.num_heads, self.kv_heads, self.dim, self.page = sizes
+
+    def run(self, query: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+        rows = []
+        for number, row in enumerate(query):
+            pages = self.pages[self.starts[number] : self.starts[number + 1]]
+            length = (len(pages) - 1) * self.page + self.lasts[number]
+            keys, values = (part[pages].flatten(0, 1)[:length].transpose(0, 1) for part in cache)
+            heads = row.view(self.kv_heads, -1, self.dim)
+            rows.append(scaled_dot_product_attention(heads, keys, values).reshape(self.num_heads, self.dim))
+        return torch.stack(rows)
+
+
+def attended(monkeypatch: pytest.MonkeyPatch, wrapper: Any) -> list[dict[str, Any]]:
+    monkeypatch.setattr(gpu_attention, "find_spec", lambda name: name)
+    module = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=wrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)  # type: ignore[arg-type]
+    scenes = [gpu_attention.Scene("toy", *size) for size in ((3, 40), (1, 7))]
+    return list(gpu_attention.attention(scenes, CPU, torch.float32, Rates(1e9, 1e9), lambda: True))
+
+
+def test_attention_is_measured_beside_flashinfers_over_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = attended(monkeypatch, FlashInfer)
+    assert [figure["peer"] for figure in found] == ["bridle", "flashinfer"] * 2
+    for figure in found[1::2]:
+        assert figure["max_difference"] < 1e-5
+
+
+def test_where_flashinfer_fails_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: Any, **_settings: Any) -> None:
+        raise RuntimeError("no nvcc")
+
+    found = attended(monkeypatch, broken)
+    assert [figure["peer"] for figure in found] == ["bridle", "flashinfer", "bridle"]
+    assert found[1]["error"] == "RuntimeError: no nvcc"
+
+
+@pytest.mark.slow
+def test_streams_are_measured_beside_the_offline_engine(tmp_path: Path) -> None:
+    run("gpu", Settings(quick=True, parts=("serve",), folder=tmp_path))
+    offline, http = lines(tmp_path)
+    assert (offline["peer"], http["peer"]) == ("offline", "http")
+    assert http["ratio"] == pytest.approx(http["tokens_per_second"] / offline["tokens_per_second"])
+    assert http["failed"] == 0
+    assert http["gap_p99_ms"] >= http["gap_p50_ms"] > 0
+
+
+def test_without_a_server_its_figures_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_serving, "find_spec", lambda name: None if name == "uvicorn" else name)
+    run("gpu", Settings(quick=True, parts=("serve",), folder=tmp_path))
+    assert lines(tmp_path) == [{"part": "serve", "what": "serve", "left_out": "the server needs uvicorn"}]
 
 
 def test_scenes_are_those_with_room() -> None:

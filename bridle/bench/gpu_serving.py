@@ -1,0 +1,85 @@
+"""The HTTP server over a GPU: clients on loopback that stream, beside the offline engine over the same checkpoint.
+
+This is the one part of the benchmark that needs files, since the server is a process of its own: a checkpoint of random
+numbers, which is removed again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+Figures = Iterator[dict[str, Any]]
+#: What the server needs beside what bridle's engine does.
+_NEEDED = ("fastapi", "pydantic", "sse_starlette", "starlette", "uvicorn")
+_OPTIONS = ("--control", "off", "--no-prefix-caching")
+_MOST_PROMPT = 256
+
+
+def missing_for_serving() -> str | None:
+    """What is not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    return ", ".join(missing) or None
+
+
+def serving(model: str, num_streams: int, max_tokens: int, has_time: Callable[[], bool]) -> Figures:
+    """Tokens a second of `num_streams` at once, offline and over HTTP; of HTTP also how long a stream's tokens are
+    apart."""
+    from bridle.bench.checkpoints import make_checkpoint
+    from bridle.bench.control_guests import write_tokenizer
+    from bridle.bench.engine import make_prompts
+
+    if (missing := missing_for_serving()) is not None:
+        yield {"what": "serve", "left_out": f"the server needs {missing}"}
+        return
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
+        folder = Path(name)
+        checkpoint = make_checkpoint(model, folder)
+        write_tokenizer(checkpoint.path, checkpoint.vocab_size)
+        prompts = make_prompts(2 * num_streams, checkpoint.vocab_size)
+        capacity = num_streams * (_MOST_PROMPT + max_tokens)
+        offline = _offline(checkpoint, prompts, max_tokens, num_streams, capacity)
+        yield {"what": "serve", "peer": "offline", "batch": num_streams, "tokens_per_second": offline}
+        if has_time():
+            yield _over_http(checkpoint, folder, prompts, max_tokens, num_streams, capacity, offline)
+
+
+def _offline(checkpoint: Any, prompts: Any, max_tokens: int, num_streams: int, capacity: int) -> float:
+    """Tokens a second. The engine is closed again: on a GPU the server has to have room."""
+    from bridle.bench.peers import BridlePeer
+
+    peer = BridlePeer(checkpoint, max_num_seqs=num_streams, capacity=capacity)
+    try:
+        peer.generate(prompts[:num_streams], 4)  # whatever is made lazily is made now
+        return len(prompts) * max_tokens / peer.generate(prompts, max_tokens).seconds
+    finally:
+        peer.close()
+
+
+def _over_http(
+    checkpoint: Any, folder: Path, prompts: Any, max_tokens: int, num_streams: int, capacity: int, offline: float
+) -> dict[str, Any]:
+    from bridle.bench.loads import timed
+    from bridle.bench.serve import run
+    from bridle.bench.serve_process import http_server
+    from bridle.bench.sse_client import closed_loop
+
+    room = ("--kv-memory", str(checkpoint.token_bytes * capacity))
+    with http_server(checkpoint.path, folder, *_OPTIONS, *room) as server:
+        run(closed_loop(server.target, prompts[:num_streams], 4, num_streams))
+        row, _ = run(timed("streams", server, closed_loop(server.target, prompts, max_tokens, num_streams)))
+    return {
+        "what": "serve",
+        "peer": "http",
+        "batch": num_streams,
+        "tokens_per_second": row.tokens_per_second,
+        "ratio": row.tokens_per_second / offline,
+        "failed": row.failed + row.refused,
+        "first_p50_ms": 1e3 * row.first_p50,
+        "gap_p50_ms": 1e3 * row.gap_p50,
+        "gap_p99_ms": 1e3 * row.gap_p99,
+        "server_cores": row.server_cpu,
+    }
