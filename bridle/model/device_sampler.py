@@ -2,8 +2,8 @@
 
 Greedy draws, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and log-probabilities are the usual
 ones. Rows that ask for more (typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k
-beyond 128, packed biases, traces) are drawn by the standard sampler, one after the other and waited for, and so are the
-scores of prompts.
+beyond 128, packed biases, traces) are drawn by the standard sampler, one after the other and waited for. Scores of
+prompts are computed in plain torch, and waited for with the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.engine.plan import SampleBatch, StepResult
 from bridle.model.sampler import StandardSampler
 from bridle.model.sampling.columns import FixedTable
 from bridle.model.sampling.device_draw import DeviceDraws, Drawer
-from bridle.model.sampling.logprobs import parts
+from bridle.model.sampling.logprobs import LateScores, parts
 from bridle.traced import Draw
 
 #: How many logits are worked on at once: tables and matrices of a draw take 4 bytes for each, at most four times over.
@@ -41,7 +41,7 @@ class DeviceSampler:
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> Drawing:
         """Launch the draws of `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual
-        ones; those that are not, and scores, are waited for, since nobody may need the logits afterwards."""
+        ones; those that are not are waited for, since nobody may need the logits afterwards."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]
@@ -50,11 +50,12 @@ class DeviceSampler:
             rows = [batch.rows[i] for i in some]
             fixed = [self._fixed.of(row.sampling) for row in rows]
             drawn.append(_Usual(some, self._drawer.start(logits, rows, fixed, history)))
+        scores = LateScores(logits, batch.scores, self._max_elements)
         rest = [i for i, rare in enumerate(is_rare) if rare]
-        if not rest and not batch.scores:
-            return _Drawing(batch, drawn)
-        others = replace(batch, rows=[batch.rows[i] for i in rest])
-        return _Drawing(batch, drawn, rest, self._standard(logits, others, history))
+        if not rest:
+            return _Drawing(batch, drawn, scores)
+        others = replace(batch, rows=[batch.rows[i] for i in rest], scores=[])
+        return _Drawing(batch, drawn, scores, rest, self._standard(logits, others, history))
 
 
 @dataclass(slots=True)
@@ -66,12 +67,17 @@ class _Usual:
 
 
 class _Drawing:
-    """Draws of a batch: the usual ones under way, the rest done."""
+    """Draws of a batch: the usual ones and the scores under way, the rest done."""
 
     def __init__(
-        self, batch: SampleBatch, usual: list[_Usual], rest: Sequence[int] = (), others: StepResult | None = None
+        self,
+        batch: SampleBatch,
+        usual: list[_Usual],
+        scores: LateScores,
+        rest: Sequence[int] = (),
+        others: StepResult | None = None,
     ) -> None:
-        self._batch, self._usual, self._rest, self._others = batch, usual, rest, others
+        self._batch, self._usual, self._scores, self._rest, self._others = batch, usual, scores, rest, others
 
     @property
     def tokens(self) -> torch.Tensor | None:
@@ -89,13 +95,13 @@ class _Drawing:
                 result.tokens[i], result.logprobs[i] = token, logprob
         if self._others is not None:
             _add_others(result, self._rest, self._others)
+        result.scores = self._scores.take()
         return result
 
 
 def _add_others(result: StepResult, where: Sequence[int], others: StepResult) -> None:
     """Put the results of rows `where` to their places in `result`."""
     num_rows = len(result.tokens)
-    result.scores = others.scores
     if others.mus:
         result.mus = [0.0] * num_rows
     draws: list[Draw | None] = [None] * num_rows if len(others.draws) else []

@@ -16,7 +16,7 @@ import torch
 
 from bridle.engine.decision import mask_of
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.model import dense_layer, dense_model, guards, rope
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
@@ -236,6 +236,23 @@ def test_without_kernels_masks_are_one_upload_that_nobody_waits_for() -> None:
     trial.sample(all_masked).check(launches=16, quick=1, waits=1)
     some_masked = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=MASK if n else None) for n in range(5)]
     trial.sample(some_masked).check(launches=18, quick=2, waits=1)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_scores_of_prompts_come_in_one_download_and_are_waited_for_with_the_tokens(num_parts: int) -> None:
+    trial = Trial("llama")
+    whole = PlanRow(0, 0, 6, num_logits=6, new_tokens=(5,) * 6, new_blocks=(0, 1), num_prompt=6)
+    trial.forward([whole])
+    trial.sampler._max_elements = 6 * VOCAB // num_parts
+    rows, scores = [SampleRow(0, 5, SamplingParams(temperature=0.0))], [ScoreRun(0, 0, (5,) * 5, 3)]
+    logits, batch = trial.executor._logits, SampleBatch(trial._step, rows, scores)
+    with trial.traced() as trace:
+        drawing = trial.sampler.draw(logits, batch, trial.executor._history)
+        assert drawing.tokens is not None, "the next step may name them"
+    trace.check(launches=2 + 31 * num_parts + 1, quick=1 + 2 * num_parts, waits=0, downloads=2)
+    with trial.traced() as trace:
+        drawing.take()
+    trace.check(launches=0, quick=0, waits=2)
 
 
 def test_rows_of_rare_kinds_cost_the_others_no_launch() -> None:

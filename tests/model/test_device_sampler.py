@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bridle.engine.decision import mask_of
 from bridle.engine.interfaces import EarlySampler
-from bridle.engine.plan import SampleRow
+from bridle.engine.plan import SampleRow, ScoreRun
 from bridle.lora import adapter_kernel
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.sampler import StandardSampler
@@ -29,7 +29,7 @@ from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTabl
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
 from bridle.sampling import LogitBias, SamplingParams
-from tests.model.sampling_kit import row
+from tests.model.sampling_kit import random_logits, row, run
 from tests.sources import ROOT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -46,6 +46,23 @@ def test_a_gpu_without_triton_draws_in_plain_torch_and_the_log_says_so(
     monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: None)
     assert isinstance(tried_sampler(CUDA, torch.bfloat16, VOCAB), StandardSampler)
     assert "tokens are drawn in plain torch on cuda, not in kernels: that needs Triton" in caplog.text
+
+
+@pytest.mark.parametrize("max_elements", [1, 4 * VOCAB, 1 << 20])
+def test_scores_are_those_of_the_standard_sampler_in_parts_of_any_size(max_elements: int) -> None:
+    logits = random_logits(14, VOCAB).bfloat16()
+    logits[5, ::2] = -torch.inf
+    logits[6], logits[7] = -torch.inf, torch.nan
+    runs = [ScoreRun(1, 2, tuple(range(50, 60)), 4), ScoreRun(2, 0, (7, VOCAB + 5)), ScoreRun(3, 1, (), 2)]
+    runs.append(ScoreRun(4, 13, (-1,), VOCAB + 9))
+    want = run(logits, scores=runs).scores
+    have = run(logits, scores=runs, sampler=DeviceSampler(CPU, max_elements)).scores
+    assert [len(each) for each in have] == [10, 2, 0, 1]
+    for wanted, found in zip(chain(*want), chain(*have), strict=True):
+        assert (found.token, found.rank) == (wanted.token, wanted.rank)
+        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+        assert [token for token, _ in found.top] == [token for token, _ in wanted.top]
+        assert [value for _, value in found.top] == pytest.approx([value for _, value in wanted.top], abs=1e-5)
 
 
 def test_the_trial_tells_samplers_that_fail_or_differ() -> None:

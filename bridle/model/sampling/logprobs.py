@@ -19,7 +19,7 @@ from bridle.model.sampling.extremes import chunk_maxima, num_above, top
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.seen import Seen
 from bridle.model.sampling.weights import UNIT
-from bridle.model.uploads import upload_list
+from bridle.model.uploads import Download, upload_list
 from bridle.native.library import sampling_kernels
 from bridle.native.sampling import MAX_BEST
 from bridle.outputs import Logprob
@@ -86,10 +86,10 @@ def _survey_by_torch(seen: Seen, tokens: torch.Tensor, num_best: int) -> torch.T
 
 def _places_of(told: Places) -> Places:
     found, num_best = told.copy(), told.shape[1] // 2 - 2
-    with np.errstate(divide="ignore"):  # a row from which nothing can be drawn
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row from which nothing can be drawn
         norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
-    found[:, :1] -= norms
-    found[:, 2 : 2 + num_best] -= norms
+        found[:, :1] -= norms
+        found[:, 2 : 2 + num_best] -= norms
     return found[:, :-2]
 
 
@@ -128,6 +128,34 @@ def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> 
         answers += describe(gather(logits, indices), tokens, num_top, vocab)
     rest = iter(answers)
     return [[next(rest) for _ in run.tokens] for run in runs]
+
+
+class LateScores:
+    """The answers to `runs`, computed by a device while its host does other things: all that it tells comes in one
+    copy, however many parts there are."""
+
+    def __init__(self, logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> None:
+        self._runs, self._vocab = runs, logits.shape[-1]
+        self._wanted = [(run.logits_start + i, token) for run in runs for i, token in enumerate(run.tokens)]
+        num_best = min(max((run.num_top for run in runs), default=0), self._vocab)
+        told = []
+        for part in parts(self._wanted, self._vocab, max_elements):
+            tokens = [token if 0 <= token < self._vocab else 0 for _, token in part]
+            seen = Seen(gather(logits, [index for index, _ in part]))
+            told.append(_survey_by_torch(seen, upload_list(tokens, torch.int64, logits.device), num_best))
+        self._download = Download(torch.cat(told)) if told else None
+
+    def take(self) -> list[list[Logprob]]:
+        """Wait for the answers."""
+        rows: list[list[float]] = []
+        if self._download is not None:
+            rows = _places_of(self._download.wait().numpy()).tolist()
+        found = iter(rows)
+        return [[self._logprob(token, next(found), run.num_top) for token in run.tokens] for run in self._runs]
+
+    def _logprob(self, token: int, values: list[float], size: int) -> Logprob:
+        is_known = 0 <= token < self._vocab
+        return Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
 
 
 def parts(rows: Sequence[_T], vocab: int, max_elements: int) -> Iterator[Sequence[_T]]:
