@@ -91,7 +91,7 @@ class Watermark:
 
 
 Part = Literal["draw", "report", "output"]
-Api = Literal["openai", "tgi", "lmtp"]
+Api = Literal["openai", "tgi", "lmtp", "cli"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class SamplingParams:
     and `bias_texts` are what they find of `logit_bias`.
     """
 
-    n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None)
+    n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
     max_tokens: int | None = _param(16, (0, MAX_TOKENS_LIMIT), tgi="max_new_tokens")
     min_tokens: int = _param(0, (0, MAX_TOKENS_LIMIT), tgi="min_new_tokens")
     temperature: float = _draw(1.0, (0.0, 100.0))
@@ -193,10 +193,16 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = _param(())
     include_stop_str_in_output: bool = _param(False, tgi=None)
     ignore_eos: bool = _param(False)
-    logprobs: int | None = _param(None, (0, MAX_LOGPROBS), part="report", tgi="top_n_tokens", lmtp="top_logprobs")
-    logprobs_mode: Literal["raw", "processed"] = _param("raw", part="report", openai=None, tgi=None, lmtp=None)
-    prompt_logprobs: int | None = _param(None, (0, MAX_LOGPROBS), openai=None, tgi="decoder_input_details", lmtp=None)
-    prompt_logprobs_start: int = _param(0, (0, MAX_TOKENS_LIMIT), openai=None, tgi=None, lmtp=None)
+    logprobs: int | None = _param(
+        None, (0, MAX_LOGPROBS), part="report", tgi="top_n_tokens", lmtp="top_logprobs", cli=None
+    )
+    logprobs_mode: Literal["raw", "processed"] = _param(
+        "raw", part="report", openai=None, tgi=None, lmtp=None, cli=None
+    )
+    prompt_logprobs: int | None = _param(
+        None, (0, MAX_LOGPROBS), openai=None, tgi="decoder_input_details", lmtp=None, cli=None
+    )
+    prompt_logprobs_start: int = _param(0, (0, MAX_TOKENS_LIMIT), openai=None, tgi=None, lmtp=None, cli=None)
     skip_special_tokens: bool = _param(True, tgi=None)
     watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
     top_n_sigma: float = _fixed(0.0, (-1.0, 1_000.0))
@@ -212,15 +218,15 @@ class SamplingParams:
     dry_allowed_length: int = _fixed(2, (0, MAX_TOKENS_LIMIT))
     dry_penalty_last_n: int = _fixed(-1, (-1, MAX_TOKENS_LIMIT))
     dry_sequence_breakers: tuple[str, ...] = _param(("\n", ":", '"', "*"))
-    dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
+    dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None, cli=None)
     bad_words: tuple[str, ...] = _param(())
     banned_phrases: tuple[str, ...] = _param(())
     allowed_token_ids: tuple[int, ...] = _param(())
-    bias_texts: tuple[tuple[str, float], ...] = _param((), openai=None, tgi=None, lmtp=None)
-    bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
+    bias_texts: tuple[tuple[str, float], ...] = _param((), openai=None, tgi=None, lmtp=None, cli=None)
+    bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None, cli=None)
     speculate: int | None = _param(None, (AUTO_DRAFTS, MAX_DRAFTS))
     prediction: str = _param("")
-    prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None)
+    prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None, cli=None)
 
     if not TYPE_CHECKING:
 

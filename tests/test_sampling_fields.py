@@ -1,4 +1,5 @@
-"""What a field of `SamplingParams` is, it is everywhere: on each API, on wires to shards and replicas, to controllers.
+"""What a field of `SamplingParams` is, it is everywhere: on each API, on the command line, on wires to shards and
+replicas, to controllers.
 
 A field is written once, with its meaning. A list of fields that is not derived from that is compared with it here, so
 that a new one cannot be forgotten: `test_a_new_field_is_missed` adds one and looks who notices.
@@ -7,17 +8,26 @@ that a new one cannot be forgotten: `test_a_new_field_is_missed` adds one and lo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from cyclopts import CycloptsError
 
+from bridle.cli.app import app
+from bridle.cli.chat import chat
+from bridle.cli.derived_options import derived_options
+from bridle.cli.generate import generate
+from bridle.cli.options import SamplingOptions
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.replica_messages import frame, pack_request, read_by_replica
 from bridle.cluster.samplings import decode_sampling, encode_sampling
+from bridle.errors import InvalidRequest
 from bridle.http.openai.derived import derived_fields
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.schemas import Parameters
@@ -34,6 +44,7 @@ from bridle.sampling import (
     fields_on,
     meanings,
 )
+from bridle.service.steering import Controllers
 from tests.engine.support import make_request
 from tests.sources import GUESTS
 
@@ -154,6 +165,79 @@ def test_a_field_goes_through_the_bodies_of_openai(name: str) -> None:
         assert getattr(body.sampling(), name) == value
 
 
+def flags(name: str, value: Any) -> list[str]:
+    """How the command line says a value."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    items = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, Mapping):
+        items = tuple(f"{token}={bias}" for token, bias in value.items())
+    return [word for item in items for word in (f"--{flag}", str(item))]
+
+
+def parsed(command: str, *words: str) -> SamplingOptions:
+    called, bound, _ = app.parse_args([command, "demo", *words], exit_on_error=False, print_error=False)
+    assert called in (generate, chat)
+    options: SamplingOptions = bound.arguments["sampling"]
+    return options
+
+
+def on_command_line(command: str, *words: str) -> SamplingParams:
+    return parsed(command, *words).to_params()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("name", fields_on("cli"))
+def test_a_field_is_a_flag(command: str, name: str) -> None:
+    value = OTHER[name]
+    given = flags(name, value) if name != "watermark" else ["--watermark"]
+    expected = value if name != "watermark" else Watermark()
+    assert getattr(on_command_line(command, *given), name) == expected
+    assert getattr(on_command_line(command, "--sampling", "seed=3"), name) != expected
+
+
+@pytest.mark.parametrize(("word", "number"), [("auto", -1), ("off", 0), ("8", 8)])
+def test_the_command_line_takes_words_for_drafts(word: str, number: int) -> None:
+    assert on_command_line("generate", "--speculate", word).speculate == number
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--speculate", "often"], "speculate is 'often'; must be 'off', 'auto', or a number of tokens up to 64"),
+        (["--speculate", "65"], "speculate is 65; must be between -1 and 64"),
+        (["--logit-bias", "so"], "--logit-bias is 'so'; must be TOKEN=ADDEND"),
+        (["--logit-bias", "3=much"], "--logit-bias is '3=much'; must be TOKEN=ADDEND"),
+        (["--logit-bias", "=1"], "--logit-bias is '=1'; must be TOKEN=ADDEND"),
+        (["--xtc-threshold", "2"], "xtc_threshold is 2.0; must be more than 0 and at most 1"),
+    ],
+)
+def test_the_command_line_refuses_what_a_field_does(words: list[str], told: str) -> None:
+    with pytest.raises((InvalidRequest, CycloptsError), match=re.escape(told)):
+        on_command_line("generate", *words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "controllers", "expected"),
+    [
+        ("--ignore-eos", [], True),
+        ("--no-ignore-eos", [{"controller": "mine"}], False),
+        ("--seed=1", [{"controller": "mine"}], True),
+        ("--seed=1", [], False),
+    ],
+)
+def test_what_is_said_of_the_end_token_counts(flag: str, controllers: list[dict[str, Any]], expected: bool) -> None:
+    model: Any = SimpleNamespace(defaults={})
+    params = parsed("generate", flag).to_params(model, Controllers(controllers=controllers))
+    assert params.ignore_eos is expected
+
+
+def test_a_bias_of_a_text_is_one_on_the_command_line() -> None:
+    params = on_command_line("generate", "--logit-bias", "a=b=-1.5", "--logit-bias", "7=2")
+    assert params.bias_texts == (("a=b", -1.5),) and params.logit_bias == {7: 2.0}
+
+
 def test_controllers_may_change_draws_alone() -> None:
     assert {name for name in OVERRIDABLE if meanings()[name].part != "draw"} == set()
     script = next(Path(GUESTS).glob("pyctrl/guest/pyaici/results.py"))
@@ -171,10 +255,11 @@ class More(SamplingParams):
 
 
 def test_a_new_field_travels() -> None:
-    """Whoever adds one writes it once: bodies, GENERATE and replicas derive it."""
+    """Whoever adds one writes it once: bodies, flags, GENERATE and replicas derive it."""
     for api in ("openai", "tgi"):
         body = derived_fields(api, More).model_validate({"top_a": 0.5})
         assert getattr(body, "top_a") == 0.5  # noqa: B009 -- derived
+    assert derived_options(More)(top_a=0.5).top_a == 0.5
     assert "top_a" in fields_on("lmtp", More) and "top_a" in options_of(More)
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(More(top_a=0.5)), type=More)
     assert back.top_a == 0.5

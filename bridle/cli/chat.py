@@ -101,7 +101,7 @@ def chat(
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         conversation = Conversation(
             loaded,
-            sampling.to_params(loaded),
+            sampling.to_params(loaded, steering.by_name()),
             talk.system,
             specs[0].name if specs else None,
             show_stats=talk.stats,
@@ -248,8 +248,7 @@ class Conversation:
         from bridle.chat.turn import plan_turn
 
         system = [{"role": "system", "content": self.system}] if self.system else []
-        params = self.steering.sampling(self.params)
-        return await plan_turn(self.loaded, Said([*system, *turns]), params, self.steering.steering(self.loaded))
+        return await plan_turn(self.loaded, Said([*system, *turns]), self.params, self.steering.steering(self.loaded))
 
     def _print(self, stream: TextStream) -> str:
         """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""

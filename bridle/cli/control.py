@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.api import Api, ApiError, Server
+from bridle.cli.options import Drafts
 from bridle.cli.programs import further_controllers, program_to_run, read_wasm
 from bridle.cli.run_report import RunReport
 from bridle.cli.steering_options import ConstraintOptions, Ctrl
@@ -47,6 +48,8 @@ class Drawing:
     "0, the default, always takes the likeliest token."
     adapter: str | None = None
     "Name of a LoRA adapter of the model."
+    speculate: Drafts = None
+    "Draft so many tokens at once: `auto` as many as pay, `off` none. Default: as the server is set."
 
 
 _DRAWING = Drawing()
@@ -114,6 +117,7 @@ def infer(
     max_tokens: MaxTokens = 100,
     temperature: float | None = None,
     adapter: str | None = None,
+    speculate: Drafts = None,
     save: Save = None,
     log_level: Level = "1",
     server: Server = _SERVER,
@@ -134,6 +138,8 @@ def infer(
         0, the default, always takes the likeliest token.
     adapter
         Name of a LoRA adapter of the model.
+    speculate
+        Draft so many tokens at once: `auto` as many as pay, `off` none. Default: as the server is set.
     save
         Write everything about the run to this file, as JSON.
     log_level
@@ -149,7 +155,7 @@ def infer(
     if ctrl:
         body = {"controller": ctrl[0], "controller_arg": "", "prompt": prompt} | further_controllers(ctrl)
     body |= _given(constraint=form.plain())
-    body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
+    body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter, speculate=speculate)
     tracing.check()
     return _run(server.api(), body, save, log_level, tracing)
 

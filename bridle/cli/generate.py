@@ -99,7 +99,7 @@ def generate(
     config, demands, control = model.to_config(name, warm_up=False), policies.demands(), steering.control()
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
-        params = sampling.to_params(loaded)
+        params = sampling.to_params(loaded, steering.by_name())
         request = _request(loaded, prompt, params, chosen, steering, ask, tracing.is_wanted)
         if ask.as_json:
             _print_json(loaded, request, prompt, tracing)
@@ -132,7 +132,7 @@ def _request(
         given, sources, sights = made.tokens, [], made.sights
     return LocalServing(loaded).request(
         given,
-        options.sampling(params),
+        params,
         options.steering(loaded),
         adapter=adapter,
         add_special_tokens=not ask.chat,

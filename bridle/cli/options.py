@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.derived_options import derived_options, read_biases
 from bridle.cli.sizes import byte_size, count, drafts
 from bridle.config import PARK_SECONDS, DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
 from bridle.elsewhere.flags import spellings
@@ -21,6 +22,7 @@ from bridle.sampling import SamplingParams, meanings
 
 if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
+    from bridle.service.steering import Named
 
 #: Warm enough to talk, where neither the command nor the checkpoint says more.
 _USUAL_TEMPERATURE = 0.7
@@ -31,6 +33,7 @@ SAMPLING = Group("Sampling", sort_key=15)
 Count = Annotated[int | None, Parameter(converter=count)]
 Bytes = Annotated[int | None, Parameter(converter=byte_size)]
 Files = Annotated[tuple[Path, ...], Parameter(negative="")]
+Drafts = Annotated[int | None, Parameter(name=spellings("--speculate"), converter=drafts)]
 
 
 @Parameter(name="*", group=MODEL)
@@ -115,7 +118,7 @@ class EngineOptions:
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
     "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
-    speculate: Annotated[int | None, Parameter(name=spellings("--speculate"), converter=drafts)] = None
+    speculate: Drafts = None
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
         "changes the time and no token. Default: `auto` with a draft model, else `off`."
@@ -167,10 +170,16 @@ class RoomOptions:
         return replace(config, **{field.name: getattr(self, field.name) for field in fields(self)})
 
 
+if TYPE_CHECKING:
+    _Derived = object
+else:
+    _Derived = derived_options()
+
+
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """How tokens are chosen."""
+class SamplingOptions(_Derived):
+    """How tokens are chosen. Sampling parameters that are not written down here are derived."""
 
     max_tokens: Count = 256
     "Most tokens to generate."
@@ -188,19 +197,34 @@ class SamplingOptions:
     "The same seed gives the same text."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Text that ends the output; may be given several times."
+    speculate: Drafts = None
+    (
+        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
+        "changes the time and no token. Default: `auto` with a draft model, else `off`."
+    )
     sampling: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Any other sampling parameter as NAME=VALUE, such as `dry_multiplier=0.8`; may be given several times."
+    'Any sampling parameter as NAME=VALUE, its value in JSON: `watermark={"gamma": 0.5}`; may be given several times.'
 
-    def to_params(self, model: LoadedModel | None = None) -> SamplingParams:
-        """The parameters; once the `model` is there, with what its checkpoint recommends for what was left out."""
-        own = {name: value for name, value in vars(self).items() if name != "sampling" and value is not None}
-        given = own | _further(self.sampling)
+    def to_params(self, model: LoadedModel | None = None, named: Named | None = None) -> SamplingParams:
+        """The parameters; once the `model` is there, with what its checkpoint recommends for what was left out, and
+        with what the controllers that are `named` want of its end token."""
+        given = self._given()
         params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
         if model is None:
             return params
         from bridle.service.defaults import filled
+        from bridle.service.steering import ignores_eos
 
+        if named is not None:
+            params = params.with_(ignore_eos=ignores_eos(named, given.get("ignore_eos")))
         return filled(params, model.defaults, given)
+
+    def _given(self) -> dict[str, Any]:
+        """What the flags say, by the names of sampling parameters."""
+        given = {name: value for name, value in vars(self).items() if value is not None and value != ()}
+        if "logit_bias" in given:
+            given["logit_bias"] = read_biases(given["logit_bias"])
+        return given | _further(given.pop("sampling", ()))
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class TextStream:
 
     @property
     def summary(self) -> str:
-        """One line: counts, time to the first token, speed, why it ended."""
+        """One line: counts, time to the first token, speed, drafts, why it ended."""
         story, usage = self.story, self.output.usage
         parts = [f"{usage.prompt_tokens} tokens in"]
         if usage.cached_tokens:
@@ -94,6 +94,8 @@ class TextStream:
             parts.append(f"first after {story.first_token - story.submitted:.2f} s")
         if story.num_tokens > self._num_first:
             parts.append(f"then {self.tokens_per_second:.1f} tokens/s")
+        if usage.drafted_tokens:
+            parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted right")
         if self.output.outputs[0].finish_reason is FinishReason.LENGTH:
             parts.append("cut at --max-tokens or the context limit")
         return ", ".join(parts)

@@ -15,7 +15,6 @@ from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.constraints.spec import Constraint
-    from bridle.sampling import SamplingParams
     from bridle.service.control import ControlSettings
     from bridle.service.loading import LoadedModel
     from bridle.service.steering import Controllers, Steering
@@ -125,12 +124,6 @@ class SteeringOptions(ConstraintOptions):
         from bridle.service.local import LocalServing
 
         return LocalServing(model).steering(self.by_name(), self.constraint())
-
-    def sampling(self, params: SamplingParams) -> SamplingParams:
-        """The parameters, for a text that is steered like that."""
-        from bridle.service.steering import ignores_eos
-
-        return params.with_(ignore_eos=ignores_eos(self.by_name(), None))
 
     def by_name(self) -> Controllers:
         """The controllers as requests name them."""

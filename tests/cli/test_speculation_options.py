@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import pytest
 
+from bridle.cli import control, main
 from bridle.cli.app import app
 from bridle.cli.serve import EngineOptions, ModelOptions, serve
 from bridle.cli.speculation_options import SpeculationOptions
@@ -76,3 +80,17 @@ def test_what_means_nothing_here_is_refused(text: str, message: str) -> None:
 def test_the_config_stands_alone() -> None:
     with pytest.raises(InvalidRequest, match="without them"):
         configured('{"method": "ngram"}', speculate=4)
+
+
+@pytest.mark.parametrize("words", [("run", "-"), ("infer", "Once")])
+def test_a_server_is_told_how_much_to_draft(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def keep(_api: Any, body: dict[str, Any], *_: Any) -> int:
+        bodies.append(body)
+        return 0
+
+    monkeypatch.setattr(control, "_run", keep)
+    monkeypatch.setattr("sys.stdin", io.StringIO("text"))
+    assert main([*words, "-c", "mine", "--speculate", "auto"]) == main(["infer", "Once"]) == 0
+    assert [body.get("speculate") for body in bodies] == [AUTO_DRAFTS, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_json_says_the_same(folder: str, capsys: pytest.CaptureFixture[str]) -> 
     assert report["text"] + "\n" == text
     assert len(report["token_ids"]) == report["usage"]["completion_tokens"] == 6
     assert report["finish_reason"] == "length"
+
+
+def test_drafts_change_no_text_and_are_counted(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", folder, "hello there", "--temperature", "0", "--max-tokens", "12"]
+    assert main([*words, "--speculate", "off"]) == 0
+    plain = capsys.readouterr()
+    assert "drafted" not in plain.err
+    assert main([*words, "--speculate", "4", "--prediction", plain.out.removesuffix("\n")]) == 0
+    drafted = capsys.readouterr()
+    assert drafted.out == plain.out
+    right, made = re.search(r"(\d+) of (\d+) drafted right", drafted.err).groups()  # type: ignore[union-attr]
+    assert 0 < int(right) <= int(made)
 
 
 def test_prompt_from_standard_input(
