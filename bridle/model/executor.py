@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bridle.engine.interfaces import ExecutorInfo, Sampler
+from bridle.engine.interfaces import EarlySampler, ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.unnamed import Unnamed
 from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
@@ -48,6 +48,7 @@ class LocalExecutor:
         self.media = media
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
+        self._early = sampler if isinstance(sampler, EarlySampler) else None
         self._device = device
         self._mirrors = Mirrors(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
@@ -103,11 +104,11 @@ class LocalExecutor:
     @property
     def answers_late(self) -> bool:
         """Whether `draw` returns before the device is done."""
-        return self._device.type == "cuda" and hasattr(self._sampler, "draw")
+        return self._device.type == "cuda" and self._early is not None
 
     def draw(self, batch: SampleBatch) -> None:
-        """Begin to `sample`. A sampler without `draw` does all of it here."""
-        self._late.start(self._read(batch, getattr(self._sampler, "draw", self._sampler)))
+        """Begin to `sample`. A sampler that is no `EarlySampler` does all of it here."""
+        self._late.start(self._read(batch, self._sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
 
     def take(self) -> StepResult:
