@@ -1,5 +1,5 @@
-"""Steps that are launched before the tokens of the one before are there: no output changes, no block stays behind, and
-the device does not wait for what the engine does meanwhile."""
+"""Steps that are launched before the tokens of the one before are there: no block stays behind, and the device does not
+wait for what the engine does meanwhile. That no output changes is a law of `test_laws.py`."""
 
 from __future__ import annotations
 
@@ -7,146 +7,18 @@ from collections.abc import Iterable, Mapping
 from random import Random
 
 import pytest
-from hypothesis import given
 
 from bridle.engine.decision import Decision, Splice, mask_of
 from bridle.engine.interfaces import Answer, find_late
 from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, name_of
-from bridle.engine.request import Request
-from bridle.errors import BridleError, InternalError, ShardUnavailable
-from bridle.outputs import FinishReason
+from bridle.errors import InternalError
 from bridle.sampling import SamplingParams
 from bridle.testing.late import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
 from lab.doubles.controllers import FakeController, Reply, View
-from tests.engine.programs import VOCAB, RandomProgram, always, script
+from tests.engine.programs import VOCAB, always, script
 from tests.engine.support import Lab, check_against_reference, make_request, replay
-from tests.engine.test_laws import (
-    KEEPINGS,
-    LATE,
-    ON_TIME,
-    SEED,
-    essence,
-    random_lab,
-    random_request,
-    run_staggered,
-)
-
-
-class LateLab(Lab):
-    """A lab whose device answers late."""
-
-    Scripted = LateScriptedExecutor
-
-    @property
-    def device(self) -> LateScriptedExecutor:
-        assert isinstance(self.executor, LateScriptedExecutor)
-        return self.executor
-
-
-def late_lab(random: Random, kv: str, **options: object) -> LateLab:
-    lab = random_lab(random, kv, LateLab, **options)
-    assert isinstance(lab, LateLab)
-    return lab
-
-
-#: Verbs of programs that mostly draw, so that many steps are launched ahead, and some of these in vain.
-MOSTLY_DRAWS = "s" * 24 + "mmmbnnffkrxtw"
-
-
-def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request:
-    """A request without drafts and scores, which would make steps wait, and longer than others."""
-    controller = None
-    if random.random() < 0.6:
-        controller = FakeController(RandomProgram(random.randrange(1 << 30), MOSTLY_DRAWS, delays))
-    return random_request(
-        random,
-        controller=controller,
-        max_tokens=random.choice([4, 14, 18]),
-        speculate=random.choice([None, 0]),
-        logprobs=random.choice([None, None, 2]),
-        prompt_logprobs=None,
-        trace=random.random() < 0.3,
-    )
-
-
-# -- laws ------------------------------------------------------------------------------------------------------
-
-
-@KEEPINGS
-@given(seed=SEED)
-def test_outputs_are_those_of_the_oracle(seed: int, kv: str) -> None:
-    random = Random(seed)
-    lab = late_lab(random, kv)
-    make = random.choice([calm_request, random_request])
-    requests = [make(random) for _ in range(random.randint(1, 7))]
-    replays = run_staggered(lab, requests, random)
-    for request in requests:
-        check_against_reference(lab, request, replays[request.id])
-
-
-@KEEPINGS
-@given(seed=SEED)
-def test_late_controllers_change_nothing_but_time(seed: int, kv: str) -> None:
-    random = Random(seed)
-    lab = late_lab(random, kv)
-    make = random.choice([calm_request, random_request])
-    requests = [make(random, LATE) for _ in range(random.randint(1, 5))]
-    replays = run_staggered(lab, requests, random)
-    for request in requests:
-        check_against_reference(lab, request, replays[request.id])
-
-
-@KEEPINGS
-@given(seed=SEED)
-def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
-    random = Random(seed)
-    lab = late_lab(random, kv)
-    requests = [calm_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(2, 7))]
-    doomed = {request.id for request in requests if random.random() < 0.5}
-    arriving, to_cancel = list(requests), sorted(doomed)
-    while arriving or to_cancel:
-        if arriving and random.random() < 0.5:
-            lab.engine.add(arriving.pop(0))
-        if to_cancel and random.random() < 0.3:
-            lab.engine.cancel(to_cancel.pop())
-        lab.step()
-    replays = lab.drain()
-    for request in requests:
-        if request.id not in doomed:
-            check_against_reference(lab, request, replays[request.id])
-
-
-@KEEPINGS
-@given(seed=SEED)
-def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str) -> None:
-    random = Random(seed)
-    losses = {number: ShardUnavailable("gone") for number in range(1, 200) if random.random() < 0.15}
-    for number in list(losses):
-        if number - 1 in losses and number - 2 in losses:
-            del losses[number]  # three in a row end the requests
-    lab = late_lab(random, kv, **{random.choice(["faults", "sample_faults"]): losses})
-    requests = [calm_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(1, 5))]
-    replays = run_staggered(lab, requests, random)
-    for request in requests:
-        check_against_reference(lab, request, replays[request.id])
-
-
-@KEEPINGS
-@given(seed=SEED)
-def test_a_failed_step_ends_at_most_the_request_it_is_pinned_on(seed: int, kv: str) -> None:
-    random = Random(seed)
-    kind = random.choice(["faults", "sample_faults"])
-    faults = {number: BridleError("broken") for number in range(1, 100) if random.random() < 0.1}
-    lab = late_lab(random, kv, **{kind: faults})
-    requests = [calm_request(random) for _ in range(random.randint(1, 5))]
-    replays = run_staggered(lab, requests, random)
-    for request in requests:
-        outputs = replays[request.id].outputs.values()
-        broken = [one for one in outputs if one.finished and str(one.finished.error) == "broken"]
-        if not broken:
-            check_against_reference(lab, request, replays[request.id])
-        assert all(output.reason is FinishReason.ERROR for output in broken)
+from tests.engine.test_laws import KEEPINGS, LateLab, essence, random_lab, random_request
 
 
 @pytest.mark.parametrize("seed", range(6))

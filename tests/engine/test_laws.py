@@ -1,8 +1,8 @@
 """The engine's laws: an output depends on its request alone, and on every byte of it.
 
-Random requests with random programs, on both ways of keeping KV, with small pools, small budgets, late
-controllers and neighbors that come, go and fail: each must give exactly what the naive oracle computes from
-the token list.
+Random requests with random programs, on both ways of keeping KV and on devices that answer at once and late, with
+small pools, small budgets, late controllers and neighbors that come, go and fail: each must give exactly what the naive
+oracle computes from the token list.
 """
 
 from __future__ import annotations
@@ -17,13 +17,28 @@ from hypothesis import strategies as st
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ShardUnavailable
 from bridle.outputs import FinishReason
+from bridle.testing.late import LateScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from lab.doubles.controllers import FakeController
 from tests.engine.programs import VOCAB, RandomProgram
 from tests.engine.support import Lab, Replay, check_against_reference, make_request, more, replay
 
+
+class LateLab(Lab):
+    """A lab whose device answers late."""
+
+    Scripted = LateScriptedExecutor
+
+    @property
+    def device(self) -> LateScriptedExecutor:
+        assert isinstance(self.executor, LateScriptedExecutor)
+        return self.executor
+
+
 SEED = st.integers(0, 1 << 40)
 KEEPINGS = pytest.mark.parametrize("kv", ["paged", "sequences"])
+#: Devices that answer at once, and late: steps are then launched before the tokens of the one before are there.
+LABS = pytest.mark.parametrize("kind", [Lab, LateLab], ids=["at once", "late"])
 # Pieces of several characters, of parts of characters, and none.
 PIECES = ["a", "b", "ab", "ba", " ", "", b"\xc3", b"\xa9", "ccc", "d", "e", "abc", b"\xe2\x82", b"\xac", "x", "."]
 ON_TIME = (0.0,)
@@ -78,6 +93,31 @@ def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields
     return make_request(prompt, **{**chosen, **fields})
 
 
+#: Verbs of programs that mostly draw, so that many steps are launched ahead, and some of these in vain.
+MOSTLY_DRAWS = "s" * 24 + "mmmbnnffkrxtw"
+
+
+def calm_request(random: Random, delays: tuple[float, ...] = ON_TIME) -> Request:
+    """A request without drafts and scores, which would make steps wait, and longer than others."""
+    controller = None
+    if random.random() < 0.6:
+        controller = FakeController(RandomProgram(random.randrange(1 << 30), MOSTLY_DRAWS, delays))
+    return random_request(
+        random,
+        controller=controller,
+        max_tokens=random.choice([4, 14, 18]),
+        speculate=random.choice([None, 0]),
+        logprobs=random.choice([None, None, 2]),
+        prompt_logprobs=None,
+        trace=random.random() < 0.3,
+    )
+
+
+def maker(random: Random, kind: type[Lab]) -> Callable[..., Request]:
+    """What makes requests: for a device that answers late also calm ones."""
+    return random.choice([calm_request, random_request]) if kind is LateLab else random_request
+
+
 def random_lab(random: Random, kv: object, make: Callable[..., Lab] = Lab, **options: object) -> Lab:
     """An engine that is sometimes ample, sometimes cramped in one respect or another."""
     chosen: dict[str, object] = {
@@ -106,36 +146,42 @@ def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str
     return lab.drain()
 
 
+@LABS
 @KEEPINGS
 @more(3)
 @given(seed=SEED)
-def test_outputs_are_those_of_the_oracle(seed: int, kv: str) -> None:
+def test_outputs_are_those_of_the_oracle(seed: int, kv: str, kind: type[Lab]) -> None:
     random = Random(seed)
-    lab = random_lab(random, kv)
-    requests = [random_request(random) for _ in range(random.randint(1, 7))]
+    lab = random_lab(random, kv, kind)
+    make = maker(random, kind)
+    requests = [make(random) for _ in range(random.randint(1, 7))]
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
 
 
+@LABS
 @KEEPINGS
 @more(2)
 @given(seed=SEED)
-def test_late_controllers_change_nothing_but_time(seed: int, kv: str) -> None:
+def test_late_controllers_change_nothing_but_time(seed: int, kv: str, kind: type[Lab]) -> None:
     random = Random(seed)
-    lab = random_lab(random, kv)
-    requests = [random_request(random, LATE) for _ in range(random.randint(1, 5))]
+    lab = random_lab(random, kv, kind)
+    make = maker(random, kind)
+    requests = [make(random, LATE) for _ in range(random.randint(1, 5))]
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
 
 
+@LABS
 @KEEPINGS
 @given(seed=SEED)
-def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
+def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str, kind: type[Lab]) -> None:
     random = Random(seed)
-    lab = random_lab(random, kv)
-    requests = [random_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(2, 7))]
+    lab = random_lab(random, kv, kind)
+    make = maker(random, kind)
+    requests = [make(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(2, 7))]
     doomed = {request.id for request in requests if random.random() < 0.5}
     arriving, to_cancel = list(requests), sorted(doomed)
     while arriving or to_cancel:
@@ -154,31 +200,34 @@ def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
                 assert output.reason is FinishReason.CANCELLED or output.tokens == expected[path].tokens
 
 
+@LABS
 @KEEPINGS
 @more(2)
 @given(seed=SEED)
-def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str) -> None:
+def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str, kind: type[Lab]) -> None:
     random = Random(seed)
     losses = {number: ShardUnavailable("gone") for number in range(1, 200) if random.random() < 0.15}
     for number in list(losses):
         if number - 1 in losses and number - 2 in losses:
             del losses[number]  # three in a row end the requests
-    lab = random_lab(random, kv, **{random.choice(["faults", "sample_faults"]): losses})
-    requests = [random_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(1, 5))]
+    lab = random_lab(random, kv, kind, **{random.choice(["faults", "sample_faults"]): losses})
+    make = maker(random, kind)
+    requests = [make(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(1, 5))]
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
 
 
+@LABS
 @KEEPINGS
 @more(2)
 @given(seed=SEED)
-def test_a_failed_step_ends_at_most_the_request_it_is_pinned_on(seed: int, kv: str) -> None:
+def test_a_failed_step_ends_at_most_the_request_it_is_pinned_on(seed: int, kv: str, kind: type[Lab]) -> None:
     random = Random(seed)
-    kind = random.choice(["faults", "sample_faults"])
     faults = {number: BridleError("broken") for number in range(1, 100) if random.random() < 0.1}
-    lab = random_lab(random, kv, **{kind: faults})
-    requests = [random_request(random) for _ in range(random.randint(1, 5))]
+    lab = random_lab(random, kv, kind, **{random.choice(["faults", "sample_faults"]): faults})
+    make = maker(random, kind)
+    requests = [make(random) for _ in range(random.randint(1, 5))]
     replays = run_staggered(lab, requests, random)
     for request in requests:
         outputs = replays[request.id].outputs.values()

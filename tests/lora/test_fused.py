@@ -4,11 +4,7 @@ is, the kernels themselves: in its interpreter, compiled for GPUs that need not 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,12 +20,11 @@ from bridle.lora.layout import LayoutCache
 from bridle.lora.product import Product, Segment
 from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import PlacedAdapter
+from tests.kernels import check_laws, needs_triton
 from tests.lora.fused_kit import Sides, check_any_step, check_step, make_adapter, places_of, random_adapters
-from tests.sources import ROOT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SITES = [Sides(24, (16, 8)), Sides(8, (8,))]
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
 def adapter_of(ranks: dict[str, int], layouts: LayoutCache | None = None, seed: int = 0) -> PlacedAdapter:
@@ -182,12 +177,7 @@ def test_a_table_says_where_everything_is() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "600"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/lora/fused_laws.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_laws("tests/lora/fused_laws.py")
 
 
 @needs_triton

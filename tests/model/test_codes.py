@@ -4,10 +4,6 @@ compiled for GPUs that need not be there, and on one that is."""
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +23,9 @@ from bridle.model.packed.code_linear import CodeLinear, share_blocks
 from bridle.model.packed.codes import join_codes, make_codes
 from bridle.model.packed.on_device import DeviceForms, keeps_bits
 from bridle.model.packed.weights import Grouped
-from tests.sources import ROOT
+from tests.kernels import check_laws, needs_triton
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
 def random_weight(
@@ -237,12 +232,7 @@ def test_float8_checkpoints_stay_in_float8(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/model/code_laws.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_laws("tests/model/code_laws.py")
 
 
 @needs_triton

@@ -4,10 +4,6 @@ kernels themselves: in its interpreter, and compiled for GPUs that need not be t
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,12 +25,11 @@ from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTabl
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
 from bridle.sampling import LogitBias, SamplingParams
+from tests.kernels import check_laws, needs_triton
 from tests.model.sampling_kit import random_logits, row, run
-from tests.sources import ROOT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 VOCAB = 300
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
 # -- the choice --------------------------------------------------------------------------------------------------
@@ -225,12 +220,7 @@ def test_a_wider_vocabulary_and_larger_steps_get_a_new_ring() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/model/draw_laws.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_laws("tests/model/draw_laws.py")
 
 
 @needs_triton

@@ -3,10 +3,6 @@ compiled for GPUs that need not be there. What a step asks of a device is counte
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +14,10 @@ from bridle.lora import adapter_kernel
 from bridle.model import fused_step
 from bridle.model.dense_layer import Norm, gelu_tanh
 from bridle.model.fused_step import FusedStep, try_fused_step, warps_for
-from tests.sources import ROOT
+from tests.kernels import check_laws, needs_triton
 
 CUDA = torch.device("cuda")
 NORM = Norm(SimpleNamespace(weight=torch.ones(4), eps=1e-6))
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
 # -- the choice --------------------------------------------------------------------------------------------------
@@ -109,12 +104,7 @@ def test_a_long_row_has_more_warps() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/model/layer_laws.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_laws("tests/model/layer_laws.py")
 
 
 @needs_triton

@@ -4,10 +4,7 @@ themselves: in its interpreter, compiled for GPUs that need not be there, and on
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,10 +28,9 @@ from bridle.model.kernels.varlen import VarlenKernel
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedRow
 from bridle.model.sizing import default_block_size
-from tests.sources import ROOT
+from tests.kernels import check_laws, needs_triton
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
 # -- the choice --------------------------------------------------------------------------------------------------
@@ -294,12 +290,7 @@ def test_turns_cover_each_sequence_once_within_the_limit(lengths: list[tuple[int
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/model/paged_laws.py"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    check_laws("tests/model/paged_laws.py")
 
 
 @needs_triton
