@@ -25,7 +25,7 @@ from lab.demo.tokenizer import train_tokenizer
 from lab.demo.trainer import Course, Recipe, Trainer, checkpoints
 
 
-def run(trainer: Course[Any], work: Path, checkpoint_every: int, log_every: int = 50) -> None:
+def run(trainer: Course[Any, Any], work: Path, checkpoint_every: int, log_every: int = 50) -> None:
     """Trains to the end of the recipe, showing progress and saving checkpoints on the way.
 
     Goes on from the newest checkpoint in `work`.

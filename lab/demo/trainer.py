@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -35,12 +34,18 @@ NUM_KEPT_CHECKPOINTS = 2
 
 
 class AnyRecipe:
-    """What every recipe has: it is a dataclass, with learning rates at some steps. In between the rate runs straight,
-    and the last step ends training."""
+    """What every recipe has: it is a dataclass, with a seed, the sizes of a language model, and learning rates at some
+    steps. In between the rate runs straight, and the last step ends training."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    seed: int
     rates: tuple[tuple[int, float], ...]
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate_size: int
 
     @property
     def steps(self) -> int:
@@ -53,6 +58,23 @@ class AnyRecipe:
             if step < end:
                 return first + (last - first) * (step + 1 - begin) / (end - begin)
         return self.rates[-1][1]
+
+    def text_config(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, max_length: int) -> LlamaConfig:
+        """The configuration of the language model."""
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            intermediate_size=self.intermediate_size,
+            max_position_embeddings=max_length,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=stop_ids(tokenizer),
+            pad_token_id=tokenizer.pad_token_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +100,38 @@ class Recipe(AnyRecipe):
 
 
 R = TypeVar("R", bound=AnyRecipe)
+B = TypeVar("B")
 
 
-class Course(ABC, Generic[R]):
-    """A place in a recipe, with the optimizer of the model that follows it."""
+class Course(ABC, Generic[R, B]):
+    """A place in a recipe, with the model that follows it and its optimizer."""
 
-    def __init__(self, recipe: R, model: nn.Module) -> None:
+    def __init__(self, recipe: R, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         """Starts at step 0."""
-        self.recipe = recipe
+        self.recipe, self.tokenizer = recipe, tokenizer
         self.optimizer = Optimizer(model)
         self.num_done = 0
+        self._whole = model
 
-    @abstractmethod
     def step(self) -> float:
         """Does the next step and returns its loss in nats per target token."""
+        loss = self._loss(self._batch())
+        torch.autograd.backward(loss)
+        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
+        self.num_done += 1
+        return float(loss.detach())
 
     @abstractmethod
+    def _batch(self) -> B:
+        """The batch of the next step."""
+
+    @abstractmethod
+    def _loss(self, batch: B) -> torch.Tensor:
+        """The loss in nats per target token of a batch."""
+
     def export(self, folder: Path) -> None:
         """Writes the model as a Hugging Face folder in bf16."""
+        export_model(self._whole, self.tokenizer, folder)
 
     def save_checkpoint(self, folder: Path) -> Path:
         """Writes `folder/step-N` (complete or not at all) and drops all but the newest few."""
@@ -129,7 +165,7 @@ class Course(ABC, Generic[R]):
         self.num_done = state["num_done"]
 
 
-class Trainer(Course[Recipe]):
+class Trainer(Course[Recipe, Batch]):
     """A model, its optimizer and its place in the recipe."""
 
     def __init__(
@@ -141,23 +177,15 @@ class Trainer(Course[Recipe]):
     ):
         """Starts at step 0 with weights drawn from the recipe's seed."""
         torch.manual_seed(recipe.seed)
-        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(device=device, dtype=torch.bfloat16)
-        super().__init__(recipe, self.model)
-        self.tokenizer, self.device = tokenizer, device
+        self.model = LlamaForCausalLM(recipe.text_config(tokenizer, VOCAB_SIZE, MAX_LENGTH)).to(
+            device=device, dtype=torch.bfloat16
+        )
+        super().__init__(recipe, self.model, tokenizer)
+        self.device = device
         self._body = torch.compile(self.model.model, dynamic=False) if use_compile else self.model.model
 
-    def step(self) -> float:
-        """Does the next step and returns its loss in nats per target token."""
-        batch = make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
-        loss = self._loss(batch)
-        torch.autograd.backward(loss)
-        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
-        self.num_done += 1
-        return float(loss.detach())
-
-    def export(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder in bf16."""
-        export_model(self.model, self.tokenizer, folder)
+    def _batch(self) -> Batch:
+        return make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         tokens = batch.tokens.to(self.device)  # (rows, length)
@@ -201,20 +229,3 @@ def stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     ids = tokenizer.convert_tokens_to_ids([EOS, END])
     assert isinstance(ids, list)
     return ids
-
-
-def _model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=recipe.hidden_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=MAX_LENGTH,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=stop_ids(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-    )

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMForConditionalGeneration
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfig
 
 from lab.demo.seeing.rows import SIDE, RowMaker, Rows, RowShape
 from lab.demo.seeing.tokenizer import IMAGE, MAX_LENGTH
-from lab.demo.trainer import AnyRecipe, Course, export_model, stop_ids
+from lab.demo.trainer import AnyRecipe, Course
 
 PROCESSOR = {
     "image_processor_type": "SmolVLMImageProcessor",
@@ -63,44 +63,37 @@ class SeeingRecipe(AnyRecipe):
     shape: RowShape = field(default_factory=RowShape)
 
 
-class SeeingTrainer(Course[SeeingRecipe]):
+class SeeingTrainer(Course[SeeingRecipe, Rows]):
     """A model, its optimizer and its place in the recipe."""
 
     def __init__(self, recipe: SeeingRecipe, tokenizer: PreTrainedTokenizerFast) -> None:
         """Starts at step 0 with weights drawn from the recipe's seed."""
         torch.manual_seed(recipe.seed)
         self.model = SmolVLMForConditionalGeneration(model_config(recipe, tokenizer)).to(torch.bfloat16)
-        super().__init__(recipe, self.model)
-        self.tokenizer = tokenizer
+        super().__init__(recipe, self.model, tokenizer)
         self._maker = RowMaker(tokenizer)
 
-    def step(self) -> float:
-        """Does the next step and returns its loss in nats per target token."""
-        rows = self._maker.make(self.recipe.shape, self.recipe.seed, self.num_done)
-        loss = self._loss(rows)
-        torch.autograd.backward(loss)
-        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
-        self.num_done += 1
-        return float(loss.detach())
-
     def export(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder in bf16."""
-        export_model(self.model, self.tokenizer, folder)
+        """Writes the model as a Hugging Face folder in bf16, and how its pictures are made ready."""
+        super().export(folder)
         (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2) + "\n", encoding="utf-8")
 
-    def _loss(self, rows: Rows) -> torch.Tensor:
+    def _batch(self) -> Rows:
+        return self._maker.make(self.recipe.shape, self.recipe.seed, self.num_done)
+
+    def _loss(self, batch: Rows) -> torch.Tensor:
         body = self.model.model
-        embeds = body.text_model.get_input_embeddings()(rows.tokens)  # (rows, length, hidden)
-        seen = body.get_image_features(rows.pixels).pooler_output  # of each picture (4, hidden)
-        is_image = rows.tokens == self.model.config.image_token_id
+        embeds = body.text_model.get_input_embeddings()(batch.tokens)  # (rows, length, hidden)
+        seen = body.get_image_features(batch.pixels).pooler_output  # of each picture (4, hidden)
+        is_image = batch.tokens == self.model.config.image_token_id
         embeds = embeds.masked_scatter(is_image.unsqueeze(-1), torch.cat(list(seen)).to(embeds.dtype))
-        naming = self._naming_loss(torch.cat(list(seen)), rows.words)
+        naming = self._naming_loss(torch.cat(list(seen)), batch.words)
         hidden = body.text_model(
-            inputs_embeds=embeds, attention_mask=rows.visible, position_ids=rows.positions, use_cache=False
+            inputs_embeds=embeds, attention_mask=batch.visible, position_ids=batch.positions, use_cache=False
         ).last_hidden_state  # (rows, length, hidden)
-        chosen = rows.is_target[:, 1:]
+        chosen = batch.is_target[:, 1:]
         logits = self.model.lm_head(hidden[:, :-1][chosen])  # (targets, vocabulary)
-        return torch.nn.functional.cross_entropy(logits.float(), rows.tokens[:, 1:][chosen]) + NAMING_SHARE * naming
+        return torch.nn.functional.cross_entropy(logits.float(), batch.tokens[:, 1:][chosen]) + NAMING_SHARE * naming
 
     def _naming_loss(self, seen: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """How far a picture's rows (rows, hidden) are from the words (pictures, rows of each, words) for them."""
@@ -112,20 +105,6 @@ class SeeingTrainer(Course[SeeingRecipe]):
 
 def model_config(recipe: SeeingRecipe, tokenizer: PreTrainedTokenizerFast) -> SmolVLMConfig:
     """The configuration of the model."""
-    text = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=MAX_LENGTH,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=stop_ids(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-    )
     eye = SmolVLMVisionConfig(
         hidden_size=recipe.eye_size,
         intermediate_size=recipe.eye_intermediate_size,
@@ -135,7 +114,7 @@ def model_config(recipe: SeeingRecipe, tokenizer: PreTrainedTokenizerFast) -> Sm
         patch_size=recipe.patch_size,
     )
     return SmolVLMConfig(
-        text_config=text,
+        text_config=recipe.text_config(tokenizer, len(tokenizer), MAX_LENGTH),
         vision_config=eye,
         scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
