@@ -405,6 +405,19 @@ class MediaDevice(Protocol):
         """Let go of all features, also of those that are being made."""
 
 
+@runtime_checkable
+class BatchedMedia(MediaDevice, Protocol):
+    """A device that may encode several pictures at once."""
+
+    def together(self, media: Sequence[Medium]) -> list[Medium]:
+        """The first of `media` and those behind it that it would best be encoded with."""
+        raise NotImplementedError
+
+    def encode_all(self, media: Sequence[Medium]) -> None:
+        """Make the features of pictures that belong `together`. After an error none of them are there: then each is to
+        be encoded for itself."""
+
+
 class MediaStore(Protocol):
     """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
     engine's thread calls all but `check` and `counts`."""

@@ -30,11 +30,13 @@ class MediaArray:
 @dataclass(frozen=True, slots=True)
 class Medium:
     """One picture. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
-    `num_rows` rows."""
+    `num_rows` rows. `pictures` are the keys of the pictures in a whole prompt, in order, so that they can be told apart
+    from it; without them it is encoded as one."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
     num_rows: int
+    pictures: tuple[bytes, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -79,8 +81,11 @@ class Sights:
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-        keys = {each.key: blake2b(each.key, key=salt, digest_size=16).digest() for each in self.media}
-        media = tuple(replace(each, key=keys[each.key]) for each in self.media)
+        every = {key for each in self.media for key in (each.key, *each.pictures)}
+        keys = {key: blake2b(key, key=salt, digest_size=16).digest() for key in every}
+        media = tuple(
+            replace(each, key=keys[each.key], pictures=tuple(keys[key] for key in each.pictures)) for each in self.media
+        )
         return Sights(media, tuple(replace(run, key=keys[run.key]) for run in self.runs))
 
 

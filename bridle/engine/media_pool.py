@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridle.engine.interfaces import MediaDevice
+from bridle.engine.interfaces import BatchedMedia, MediaDevice
 from bridle.engine.media import Medium
 from bridle.errors import BridleError, InternalError, Overloaded, ShardUnavailable
 
@@ -35,6 +35,7 @@ class MediaPool:
     def __init__(self, device: MediaDevice) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._device = device
+        self._batched = device if isinstance(device, BatchedMedia) else None
         self._epoch = device.epoch
         self._changed = threading.Condition()
         self._known: dict[bytes, Medium] = {}
@@ -146,15 +147,25 @@ class MediaPool:
                 leavers.append(key)
         return leavers
 
-    def _next(self) -> Medium | None:
-        """The most urgent picture that can be encoded now."""
+    def _next(self) -> list[Medium]:
+        """The most urgent picture that can be encoded now, with others that are encoded together with it."""
         self._note_loss()
-        for key in self._wanted:
-            medium = self._known.get(key)
-            if medium is None or key in self._placed or key in self._failed:
-                continue
-            return medium if self._has_room(self._device.num_bytes(medium)) else None
-        return None
+        media = [self._known[key] for key in self._wanted if self._is_missing(key)]
+        if not media or not self._has_room(self._device.num_bytes(media[0])):
+            return []
+        if self._batched is None or len(media) == 1:
+            return media[:1]
+        first, *others = self._batched.together(media)
+        found, used = [first], sum(self._placed[key] for key in self._pinned) + self._device.num_bytes(first)
+        for other in others:
+            used += self._device.num_bytes(other)
+            if used > self._device.max_bytes:
+                break
+            found.append(other)
+        return found
+
+    def _is_missing(self, key: bytes) -> bool:
+        return key in self._known and key not in self._placed and key not in self._failed
 
     def _start(self) -> None:
         if self._thread is None and not self._is_closed:
@@ -166,26 +177,37 @@ class MediaPool:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (medium := self._next()) is None and not self._is_closed:
+                while not (media := self._next()) and not self._is_closed:
                     self._changed.wait()
                 if self._is_closed:
                     return
-                assert medium is not None
-                size, epoch = self._device.num_bytes(medium), self._epoch
-                leavers = self._leavers(size)
+                sizes, epoch = [self._device.num_bytes(medium) for medium in media], self._epoch
+                leavers = self._leavers(sum(sizes))
             began = time.perf_counter()
             try:
                 for key in leavers:
                     self._device.drop(key)
-                error = self._encode(medium)
+                errors = self._encode_all(media)
             except ShardUnavailable:  # no fault of the picture: it stays wanted
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, _AWAY_SECONDS)
                 continue
             with self._changed:
                 self._seconds += time.perf_counter() - began
-                self._note(medium.key, size if epoch == self._device.epoch else None, error)
+                for medium, size, error in zip(media, sizes, errors, strict=True):
+                    self._note(medium.key, size if epoch == self._device.epoch else None, error)
             self.on_change()
+
+    def _encode_all(self, media: Sequence[Medium]) -> list[BridleError | None]:
+        """Have pictures encoded, together if they are several; returns for each why it cannot be."""
+        if self._batched is not None and len(media) > 1:
+            try:
+                self._batched.encode_all(media)
+            except Exception as fault:  # of which of them, or of their number, is not known
+                _log.info("%d pictures are encoded one by one: %s: %s", len(media), type(fault).__name__, fault)
+            else:
+                return [None] * len(media)
+        return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: Medium) -> BridleError | None:
         """Have one picture encoded; returns why it cannot be."""

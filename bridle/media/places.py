@@ -60,7 +60,8 @@ class Placing:
     def _as_one(self, pictures: Sequence[Picture]) -> Sights:
         """The whole prompt as one medium in one run."""
         arrays = whole_arrays(self._tokens, [picture.medium for picture in pictures])
-        medium = Medium(key_of(arrays), arrays, len(self._tokens))
+        keys = tuple(picture.medium.key for picture in pictures for _ in picture.medium.arrays)
+        medium = Medium(key_of(arrays), arrays, len(self._tokens), keys)
         return Sights((medium,), (MediaRun(0, len(self._tokens), medium.key, is_mutual=True),))
 
     def _check(self, prompt: Sequence[int], sense: Sense, num_sent: int) -> None:

@@ -268,7 +268,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,
-        media_bytes=0 if media is None else media.max_bytes,
+        media_bytes=0 if media is None else media.reserved_bytes,
         weight_bytes=runner.num_bytes,
     )
     return over(sizing.fit_pool(needs, allocate), sampler or standard)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from bridle.engine.media import Medium
 from bridle.errors import InternalError
-from bridle.model.media_encoder import Features, MediaEncoder
+from bridle.model.media_encoder import Features, MediaEncoder, alike
+from bridle.model.picture_rows import PictureRows
 from bridle.threads import run_behind
+
+#: How many pictures are encoded together, and the bytes of what the tower reads of them: no more than one large picture
+#: may have, so that together they need no more memory than it.
+MAX_TOGETHER = 16
+MAX_TOGETHER_BYTES = 12 << 20
 
 
 class LocalMedia:
-    """Implements `bridle.engine.interfaces.MediaDevice` over an encoder, and gives the runner what it holds."""
+    """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner what it holds. It takes
+    `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the pictures in them."""
 
-    def __init__(self, encoder: MediaEncoder, max_bytes: int) -> None:
+    def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0
-        self.max_bytes = max_bytes
+        if encoder.takes_prompts:
+            encoder.known = PictureRows(reserved_bytes // 4)
+        self.reserved_bytes = reserved_bytes
+        self.max_bytes = reserved_bytes - encoder.known.max_bytes
         self._encoder = encoder
         self._lock = threading.Lock()
         self._num_clears = 0
@@ -40,6 +51,25 @@ class LocalMedia:
             if num_clears == self._num_clears:
                 self._features[medium.key] = features
 
+    def together(self, media: Sequence[Medium]) -> list[Medium]:
+        """On a CPU each is alone: there it costs little, and a picture keeps its bits whoever its neighbours are."""
+        first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
+        for other in () if self._encoder.is_on_cpu else media[1:]:
+            if not alike(first, other):
+                continue
+            num_bytes += other.num_bytes
+            if len(found) == MAX_TOGETHER or num_bytes > MAX_TOGETHER_BYTES:
+                break
+            found.append(other)
+        return found
+
+    def encode_all(self, media: Sequence[Medium]) -> None:
+        num_clears = self._num_clears
+        features = self._encoder.encode_all(media)
+        with self._lock:
+            if num_clears == self._num_clears:
+                self._features.update(zip((medium.key for medium in media), features, strict=True))
+
     def drop(self, key: bytes) -> None:
         self._features.pop(key, None)
 
@@ -47,6 +77,7 @@ class LocalMedia:
         with self._lock:
             self._num_clears += 1
             self._features.clear()
+        self._encoder.known.clear()
 
     def features(self, key: bytes) -> Features:
         """Those of a picture that the step's plan names. Raises `InternalError` if they are not there."""

@@ -1,6 +1,7 @@
 """Turns one picture, or one sound, into the rows that stand in a prompt in its place, by the model's own tower.
 
-One picture is encoded per call: what it becomes must not depend on others. Knows nothing of requests or steps.
+Pictures of one shape may be encoded together; each then differs from itself alone by rounding at most. Knows nothing of
+requests or steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from bridle.engine.media import PROMPT_IDS, MediaArray, Medium
 from bridle.errors import MediaRefused
+from bridle.model.picture_rows import PictureRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,17 @@ class Features:
 _METHODS = {"input_features": "get_audio_features", "pixel_values_videos": "get_video_features"}
 
 
+def alike(one: Medium, other: Medium) -> bool:
+    """Whether two media are pictures that can be encoded together."""
+    if one.num_rows != other.num_rows or len(one.arrays) != len(other.arrays):
+        return False
+    pairs = zip(one.arrays, other.arrays, strict=True)
+    return all(
+        (a.name, a.dtype, a.shape) == (b.name, b.dtype, b.shape) and a.name != PROMPT_IDS and a.name not in _METHODS
+        for a, b in pairs
+    )
+
+
 class MediaEncoder:
     """The part of a model that reads pictures. `inner` is the library's model of images and text without its head."""
 
@@ -37,6 +50,10 @@ class MediaEncoder:
         self._inner = inner
         self._dtype = dtype
         self._device = device
+        #: Whether what it encodes may be whole prompts, each with the pictures in it.
+        self.takes_prompts = getattr(inner.config, "model_type", "") == "paligemma"
+        #: The pictures of earlier prompts; none are kept until somebody says how many.
+        self.known = PictureRows(0)
         deepstack = getattr(getattr(inner.config, "vision_config", None), "deepstack_visual_indexes", None)
         #: The memory that one row of features takes.
         self.row_bytes = hidden_size * dtype.itemsize * (1 + len(deepstack or ()))
@@ -50,29 +67,55 @@ class MediaEncoder:
         many as the prompt has places for."""
         with torch.inference_mode():
             if medium.arrays[0].name == PROMPT_IDS:
-                return self._prompt(*medium.arrays)
+                return self._prompt(medium)
             return self._picture(medium.arrays, medium.num_rows)
 
+    def encode_all(self, media: Sequence[Medium]) -> list[Features]:
+        """The features of several pictures `alike`, by one call of the tower."""
+        with torch.inference_mode():
+            return self._pictures([medium.arrays for medium in media], media[0].num_rows)
+
     def _picture(self, arrays: Sequence[MediaArray], num_rows: int) -> Features:
-        inputs = {array.name: self._tensor(array) for array in arrays}
+        (features,) = self._pictures([arrays], num_rows)
+        return features
+
+    def _pictures(self, several: Sequence[Sequence[MediaArray]], num_rows: int) -> list[Features]:
+        """The features of pictures whose arrays have the same names and shapes, each of `num_rows` rows."""
+        inputs = {each[0].name: _joined([self._tensor(array) for array in each]) for each in zip(*several, strict=True)}
         method = next((_METHODS[name] for name in inputs if name in _METHODS), "get_image_features")
         output = getattr(self._inner, method)(**inputs, return_dict=True)
         rows = self._flat(output.pooler_output)
         further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
-        if rows.shape[0] != num_rows:
+        if rows.shape[0] != num_rows * len(several):
             raise MediaRefused(
-                f"the model makes {rows.shape[0]} rows of this picture; the prompt has places for {num_rows}"
+                f"the model makes {rows.shape[0] / len(several):g} rows of this picture; the prompt has places for "
+                f"{num_rows}"
             )
-        return Features(rows, further)
+        if len(several) == 1:
+            return [Features(rows, further)]
+        # Copies: a part of a tensor would keep all of it in memory.
+        parts = zip(*(torch.split(part, num_rows) for part in (rows, *further)), strict=True)
+        return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
-    def _prompt(self, ids: MediaArray, *pictures: MediaArray) -> Features:
+    def _prompt(self, medium: Medium) -> Features:
         """What stands at each position of a prompt: the embedding of its token, or a row of a picture."""
+        ids, *pictures = medium.arrays
         tokens = self._tensor(ids)  # [N]
         places = (tokens == self._inner.config.image_token_id).nonzero()[:, 0]
         num_rows = len(places) // max(len(pictures), 1)
-        seen = [self._picture((each,), num_rows).rows for each in pictures]
+        keys = medium.pictures or (None,) * len(pictures)
+        seen = [self._rows_of(key, each, num_rows) for key, each in zip(keys, pictures, strict=True)]
         rows: Tensor = self._inner.get_input_embeddings()(tokens).to(self._dtype)
         return Features(rows.index_copy(0, places, torch.cat(seen)))
+
+    def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
+        """The rows of one picture of a prompt, from an earlier prompt if it is known by its key."""
+        rows = None if key is None else self.known.find(key)
+        if rows is None or len(rows) != num_rows:
+            rows = self._picture((picture,), num_rows).rows
+            if key is not None:
+                self.known.keep(key, rows)
+        return rows
 
     def _tensor(self, array: MediaArray) -> Tensor:
         numbers = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
@@ -82,3 +125,7 @@ class MediaEncoder:
         """A tensor or several, with any number of dimensions -> [N, hidden]"""
         several = [parts] if isinstance(parts, Tensor) else list(parts)
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in several]).to(self._dtype)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

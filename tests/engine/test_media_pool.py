@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -48,6 +48,25 @@ class Device:
         self.held.clear()
 
 
+class Batching(Device):
+    """One that encodes up to three media of as many rows at once; not if it is to refuse one of them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.batches: list[str] = []
+
+    def together(self, media: Sequence[Medium]) -> list[Medium]:
+        return [each for each in media if each.num_rows == media[0].num_rows][:3]
+
+    def encode_all(self, media: Sequence[Medium]) -> None:
+        assert len(media) > 1
+        self.batches.append("".join(each.key.decode() for each in media))
+        if any(each.key in self.faults for each in media):
+            raise RuntimeError("too many at once")
+        for each in media:
+            self.encode(each)
+
+
 def medium(name: str, num_rows: int = 10) -> Medium:
     return Medium(name.encode(), (MediaArray("x", "float32", (1,), bytes(4)),), num_rows)
 
@@ -55,8 +74,8 @@ def medium(name: str, num_rows: int = 10) -> Medium:
 class Kept:
     """A store, and how to wait for it."""
 
-    def __init__(self, max_rows: int) -> None:
-        self.device = Device(max_rows * ROW)
+    def __init__(self, max_rows: int, kind: type[Device] = Device) -> None:
+        self.device = kind(max_rows * ROW)
         self.store = MediaPool(self.device)
         self.changed = threading.Event()
         self.store.on_change = self.changed.set
@@ -77,8 +96,8 @@ class Kept:
 def kept() -> Iterator[Any]:
     made: list[Kept] = []
 
-    def make(max_rows: int) -> Kept:
-        made.append(Kept(max_rows))
+    def make(max_rows: int, kind: type[Device] = Device) -> Kept:
+        made.append(Kept(max_rows, kind))
         return made[-1]
 
     yield make
@@ -98,6 +117,30 @@ def test_the_least_recently_used_leaves(kept: Any) -> None:
     assert one.device.encoded == [b"a", b"b", b"c", b"d"]
     assert set(one.device.held) == {b"a", b"c", b"d"}
     assert one.store.counts()["media_bytes"] == 3 * 10 * ROW
+
+
+def test_media_that_belong_together_are_encoded_so(kept: Any) -> None:
+    one = kept(60, Batching)
+    one.open(*map(medium, "abcde"), medium("z", 9))
+    one.until("azbcd", "azbcd")
+    assert one.device.batches == ["abc"] and one.device.encoded == [b"a", b"b", b"c", b"z", b"d"]
+    assert one.store.counts()["num_media_encoded"] == 5
+
+
+def test_as_many_are_encoded_together_as_have_room(kept: Any) -> None:
+    one = kept(25, Batching)
+    one.open(*map(medium, "abc"))
+    one.until("abc", "ab")
+    assert one.device.batches == ["ab"] and set(one.device.held) == {b"a", b"b"}
+
+
+def test_one_at_fault_ends_its_own_request_alone(kept: Any) -> None:
+    one = kept(60, Batching)
+    one.device.faults[b"b"] = MediaRefused("odd")
+    one.open(*map(medium, "abc"))
+    one.until("abc", "ac")
+    assert one.device.batches == ["abc"]
+    assert {key: str(error) for key, error in one.store.take_failures().items()} == {b"b": "odd"}
 
 
 def test_the_most_urgent_gets_room_from_those_behind(kept: Any) -> None:

@@ -19,15 +19,17 @@ from transformers import AutoModelForImageTextToText
 
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
-from bridle.engine.media import PROMPT_IDS, MediaRun, Medium, is_whole, uncut
+from bridle.engine.media import PROMPT_IDS, MediaRun, Medium, Sights, is_whole, uncut
 from bridle.engine.media_pool import MediaPool
 from bridle.engine.plan import PlanRow, StepPlan
 from bridle.engine.request import Request
 from bridle.errors import MediaRefused
 from bridle.media import FAMILIES, MediaReader, Picture, open_reader
+from bridle.model import media_device
 from bridle.model.executor import LocalExecutor
 from bridle.model.media_encoder import Features, MediaEncoder
 from bridle.model.packing import grid_positions
+from bridle.model.picture_rows import PictureRows
 from bridle.outputs import Event, Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.text import Tokenizer
@@ -304,6 +306,89 @@ def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any
     assert isinstance(errors["bad"], MediaRefused)
     assert errors["good"] is None
     engine.close()
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *seeing.MODEL_TYPES} - {"paligemma", "paligemma2"}))
+def test_pictures_of_one_shape_are_encoded_together(
+    family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, up to rounding; a step mixes them with others."""
+    mine: Eyes = eyes(family)
+    like, odd = [mine.picture(seed) for seed in (1, 2, 3)], mine.picture(4, 50, 9)
+    prompt = mine.prompt("look ", like[0], odd, like[1], " and ", like[2])
+    assert executor.media is not None
+    assert executor.media.together(prompt.media) == [prompt.media[0]], "not on a CPU"
+    monkeypatch.setattr(MediaEncoder, "is_on_cpu", False)
+    monkeypatch.setattr(media_device, "run_behind", None)
+    is_odd = (
+        odd.medium.arrays[0].shape != like[0].medium.arrays[0].shape or odd.medium.num_rows != like[0].medium.num_rows
+    )
+    assert len(executor.media.together(prompt.media)) == 4 - is_odd
+    make_ready(executor, prompt.media)
+    for medium in prompt.media:
+        alone, found = executor.media._encoder.encode(medium), executor.media.features(medium.key)
+        for one, other in zip((alone.rows, *alone.further), (found.rows, *found.further), strict=True):
+            assert one.shape == other.shape and error(other, one) < LIMIT
+            assert other.untyped_storage().nbytes() == other.nbytes, "a part would keep the whole"
+
+
+@pytest.mark.parametrize("family", ["llava"])
+def test_a_batch_has_no_more_numbers_than_a_picture_may(
+    family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine: Eyes = eyes(family)
+    media = [mine.picture(seed).medium for seed in range(20)]
+    assert executor.media is not None
+    monkeypatch.setattr(MediaEncoder, "is_on_cpu", False)
+    assert executor.media.together(media) == media[: media_device.MAX_TOGETHER]
+    monkeypatch.setattr(media_device, "MAX_TOGETHER_BYTES", 3 * media[0].num_bytes)
+    assert executor.media.together(media) == media[:3]
+    monkeypatch.setattr(media_device, "MAX_TOGETHER_BYTES", 1)
+    assert executor.media.together(media) == media[:1]
+
+
+@pytest.mark.parametrize("family", ["paligemma", "paligemma2"])
+def test_a_picture_of_an_earlier_prompt_is_known(
+    family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same tenant, and to the same bits."""
+    mine: Eyes = eyes(family)
+    one, two = mine.picture(1), mine.picture(2)
+    prompts = [mine.prompt("look ", one), mine.prompt(two, one, " and say"), mine.prompt("what is it ", one)]
+    assert executor.media is not None
+    inner, encoded = executor.media._encoder._inner, []
+    encode = inner.get_image_features
+    monkeypatch.setattr(inner, "get_image_features", lambda **given: encoded.append(given) or encode(**given))
+    make_ready(executor, [medium for prompt in prompts for medium in prompt.media])
+    assert len(encoded) == 2
+    fresh = load(mine.folder)
+    assert fresh.media is not None
+    for prompt in prompts:
+        (medium,) = prompt.media
+        fresh.media.clear()
+        make_ready(fresh, [medium])
+        assert torch.equal(executor.media.features(medium.key).rows, fresh.media.features(medium.key).rows)
+        assert error(run_packed(executor, [prompt], (300,))[0], mine.logits(prompt)) < LIMIT
+    fresh.close()
+    theirs = [Sights(prompt.media, prompt.runs).of("somebody").media for prompt in prompts]
+    make_ready(executor, [medium for media in theirs for medium in media])
+    assert len(encoded) == 4
+    executor.media.clear()
+    make_ready(executor, prompts[0].media)
+    assert len(encoded) == 5
+
+
+def test_known_pictures_keep_to_their_bytes() -> None:
+    known, rows = PictureRows(100), torch.zeros(10, 1)  # 40 bytes
+    known.keep(b"large", torch.zeros(26))
+    assert known.find(b"large") is None
+    for key in (b"a", b"b"):
+        known.keep(key, rows)
+    assert known.find(b"a") is rows
+    known.keep(b"c", rows)
+    assert [known.find(key) is rows for key in (b"a", b"b", b"c")] == [True, False, True]
+    known.clear()
+    assert known.find(b"a") is None
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl"])

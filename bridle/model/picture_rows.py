@@ -1,0 +1,44 @@
+"""Rows of pictures that stand in prompts which see all of themselves, so that the next prompt with one of them need not
+encode it again.
+
+They are kept by key, within a number of bytes; the least recently used leave first. Keys are unforgeable and differ
+between tenants, so what is found here tells nobody what others have sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from torch import Tensor
+
+
+class PictureRows:
+    """Rows [N, hidden] by key, `max_bytes` together at most. Any thread may call."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def find(self, key: bytes) -> Tensor | None:
+        """Those of a picture, if they are kept; they are then the last to leave."""
+        with self._lock:
+            if key in self._rows:
+                self._rows.move_to_end(key)
+            return self._rows.get(key)
+
+    def keep(self, key: bytes, rows: Tensor) -> None:
+        """Keep the rows of a picture, unless it has more bytes than all may have."""
+        if rows.nbytes > self.max_bytes:
+            return
+        with self._lock:
+            self._rows[key] = rows
+            used = sum(each.nbytes for each in self._rows.values())
+            while used > self.max_bytes:
+                used -= self._rows.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._rows.clear()
