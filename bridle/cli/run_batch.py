@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
-from bridle.cli.options import ModelOptions
+from bridle.cli.options import Drafts, ModelOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
@@ -46,6 +46,11 @@ class BatchOptions:
     "Folder for how each token came to be: a file for each request, by the `request_id` of its answer."
     tools: Path | None = None
     "TOML file of tools that controllers may call, as with `bridle serve`."
+    speculate: Drafts = None
+    (
+        "Draft so many tokens at once for requests that do not say: `auto` as many as pay, `off` none. It changes the "
+        "time and no token. Default: `auto` with a draft model, else `off`."
+    )
 
     def check(self) -> None:
         """Refuse what no model has to be loaded for."""
@@ -105,7 +110,8 @@ def run_batch(
         requests = [each.steered(given) for each in requests]
         runtime = control.to_settings() if any(request.has_controllers for request in requests) else None
         settings, desk = batch.settings(), ToolOptions(tools=batch.tools).desk()
-        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings, desk))
+        engine = EngineConfig(max_waiting=settings.max_requests, speculate=batch.speculate)
+        app = stack.enter_context(_served(options.to_config(model), engine, adapters, runtime, settings, desk))
         num_failed = asyncio.run(_run(app, requests, target, batch.max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
@@ -126,6 +132,7 @@ def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[Batch
 @contextmanager
 def _served(
     config: ModelConfig,
+    engine: EngineConfig,
     adapters: AdapterOptions,
     control: ControlSettings | None,
     settings: HttpSettings,
@@ -138,8 +145,7 @@ def _served(
     from bridle.service.adapter_set import AdapterCatalog
 
     known = adapters.to_set()
-    engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
-    with loaded_model(config, engine, known.named, control, known.is_open, tools) as model:
+    with loaded_model(config, adapters.limit(engine), known.named, control, known.is_open, tools) as model:
         app = create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)
         try:
             yield app

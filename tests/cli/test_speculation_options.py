@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridle.cli import control, main
+from bridle.cli import control, loading, main
 from bridle.cli.app import app
 from bridle.cli.serve import EngineOptions, ModelOptions, serve
 from bridle.cli.speculation_options import SpeculationOptions
@@ -94,3 +96,20 @@ def test_a_server_is_told_how_much_to_draft(words: tuple[str, ...], monkeypatch:
     monkeypatch.setattr("sys.stdin", io.StringIO("text"))
     assert main([*words, "-c", "mine", "--speculate", "auto"]) == main(["infer", "Once"]) == 0
     assert [body.get("speculate") for body in bodies] == [AUTO_DRAFTS, None]
+
+
+@pytest.mark.parametrize(("words", "expected"), [((), None), (("--speculate", "auto"), AUTO_DRAFTS)])
+def test_a_batch_is_drafted_for_as_told(
+    words: tuple[str, ...], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[EngineConfig] = []
+
+    def load(_config: ModelConfig, engine: EngineConfig, *_: Any) -> Any:
+        configs.append(engine)
+        raise InvalidRequest("no model in this test", "MODEL")
+
+    monkeypatch.setattr(loading, "loaded_model", load)
+    file = tmp_path / "asked.jsonl"
+    file.write_text(json.dumps({"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "Say"}}))
+    assert main(["run-batch", str(file), *words]) == 2
+    assert [engine.speculate for engine in configs] == [expected]
