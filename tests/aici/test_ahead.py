@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
+from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.aici.protocol import Branch
 from bridle.aici.runtime import ahead
 from bridle.aici.runtime.ahead import Lookahead
@@ -24,15 +24,13 @@ from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.wasm import Ticker
-from bridle.engine import Request
 from bridle.outputs import FinishReason, Log, Rewind, Stored, TokenEvent
-from bridle.sampling import AUTO_DRAFTS, SamplingParams
-from tests.aici import programs
+from bridle.sampling import AUTO_DRAFTS
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, LOOP, NOOP, TRAP, Step, force, guest2, load, sample, say, store
 from tests.aici.steering import Steered
 from tests.aici.test_pool_kills import members, workers
-from tests.aici.test_pool_laws import check, make_engine, reference, run
+from tests.aici.test_pool_laws import check, guest_request, make_engine, reference, run
 from tests.aici.test_wasm import VOCABULARY
 from tests.aici.test_wasm import load as load_instance
 from tests.engine.test_speculation import guess
@@ -65,15 +63,11 @@ def test_programs_are_drafted_for_and_nothing_changes(pool: RuntimePool, seed: i
     engine = make_engine(pool, random)
     requests, roots = [], {}
     for number in range(random.randint(1, 3)):
-        root = programs.make(random)
-        prompt = tuple(random.randrange(200) for _ in range(programs.PROMPT_TOKENS))
-        plain = SamplingParams(max_tokens=40, temperature=1.0, seed=random.randrange(1 << 30), ignore_eos=True)
-        module = Steered(pool).upload(programs.compile_program(root))
-        request = Request(f"wasm {number}", prompt, plain, controller=WasmController(module))
+        request, root = guest_request(pool, random, number)
         outputs = reference(engine, request, root).values()
         truth = max((output.tokens for output in outputs), key=len)
         drafted = {"speculate": random.choice([AUTO_DRAFTS, 2, 8]), "prediction_ids": guess(random, truth)}
-        requests.append(replace(request, sampling=plain.with_(**drafted)))
+        requests.append(replace(request, sampling=request.sampling.with_(**drafted)))
         roots[request.id] = root
     replays = run(engine, requests, random)
     pool.settle()

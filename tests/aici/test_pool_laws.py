@@ -4,6 +4,7 @@ naive reference that recomputes everything; forced tokens ride along without pau
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -58,6 +59,15 @@ def run(engine: Engine, requests: list[Request], random: Random) -> dict[str, Re
     return replay(events)
 
 
+def guest_request(pool: RuntimePool, random: Random, number: int) -> tuple[Request, programs.Node]:
+    """A request with a random program as a Wasm guest, and the program."""
+    root = programs.make(random)
+    prompt = tuple(random.randrange(200) for _ in range(programs.PROMPT_TOKENS))
+    sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=random.randrange(1 << 30), ignore_eos=True)
+    module = Steered(pool).upload(programs.compile_program(root))
+    return Request(f"wasm {number}", prompt, sampling, controller=WasmController(module)), root
+
+
 @settings(max_examples=max(settings().max_examples // 4, 5))
 @given(seed=st.integers(0, 1 << 40))
 def test_a_program_gives_the_same_tokens_everywhere(pool: RuntimePool, seed: int) -> None:
@@ -65,13 +75,9 @@ def test_a_program_gives_the_same_tokens_everywhere(pool: RuntimePool, seed: int
     engine = make_engine(pool, random)
     requests, roots = [], {}
     for number in range(random.randint(1, 3)):
-        root = programs.make(random)
-        prompt = tuple(random.randrange(200) for _ in range(programs.PROMPT_TOKENS))
-        sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=random.randrange(1 << 30), ignore_eos=True)
-        module = Steered(pool).upload(programs.compile_program(root))
-        requests.append(Request(f"wasm {number}", prompt, sampling, controller=WasmController(module)))
-        python = programs.TreeController(root, sampling)
-        requests.append(Request(f"python {number}", prompt, sampling, controller=python))
+        request, root = guest_request(pool, random, number)
+        python = programs.TreeController(root, request.sampling)
+        requests += [request, replace(request, id=f"python {number}", controller=python)]
         roots[f"wasm {number}"] = roots[f"python {number}"] = root
     replays = run(engine, requests, random)
     pool.settle()
