@@ -8,12 +8,12 @@ request has an adapter, all of this costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from bridle.engine.interfaces import AdapterStore
 from bridle.engine.sequence import Sequence
-from bridle.errors import UnknownAdapter
+from bridle.errors import BridleError, UnknownAdapter
 
 
 class AdapterRotation:
@@ -23,6 +23,8 @@ class AdapterRotation:
     def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
         self.max_adapters = max_adapters
         self._store = store
+        #: Adapters in use that cannot be loaded, and why; each is returned once.
+        self.take_failures: Callable[[], Mapping[str, BridleError]] = dict if store is None else store.take_failures
         #: Live requests by adapter. While there are none, no step needs a choice.
         self.num_users: Counter[str] = Counter()
         self._chosen: dict[str, int] = {}  # the last step of each adapter in use

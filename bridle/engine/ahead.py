@@ -23,10 +23,10 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bridle.engine.branching import Branched, Branching, Draw, draws_next
+from bridle.engine.branching import Branched, Branching, draws_next
+from bridle.engine.drafted import Draw
 from bridle.engine.interfaces import LateExecutor
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.steering import Steering
@@ -73,7 +73,6 @@ class Ahead:
         scheduler: Scheduler,
         steering: Steering,
         branching: Branching,
-        progress: Progress,
         ends: StepEnds,
         clock: Callable[[], float],
         step_timeout: float,
@@ -82,7 +81,6 @@ class Ahead:
         self._scheduler = scheduler
         self._steering = steering
         self._branching = branching
-        self._progress = progress
         self._ends = ends
         self._clock = clock
         self._step_timeout = step_timeout
@@ -204,17 +202,15 @@ class Ahead:
     def _settle(self, flight: Flight) -> None:
         """Find the rows that hold, and record that they were computed. Of the others counts what is still true."""
         sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
-        live = [item for item in flight.scheduled if not item.seq.is_finished]
         flight.rows = [
             item
             for item, size in zip(flight.scheduled, sizes, strict=True)
             if not item.seq.is_finished and _is_as_planned(item, size)
         ]
         held = {item.seq.id for item in flight.rows}
-        for item in live:
-            if item.seq.id not in held:
+        for item in flight.scheduled:
+            if not item.seq.is_finished and item.seq.id not in held:
                 item.seq.keep_computed(item.end)
-        self._progress.note_cached(live)
         self._scheduler.commit(flight.rows)
 
     def _await_answers(self, rows: list[Scheduled]) -> None:

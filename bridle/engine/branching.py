@@ -8,16 +8,16 @@ before sampling and may create sequences, `commit` applies the results, and `und
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from bridle.engine.decision import Branch, Splice
+from bridle.engine.drafted import NONE_RIGHT, DraftedDraws, Draw, Right, drafted_rows, num_guessed
 from bridle.engine.draw_rows import draw_row
 from bridle.engine.held import find_way
 from bridle.engine.interfaces import Ask
-from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
+from bridle.engine.plan import SampleBatch, ScoreRun, StepResult
 from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
@@ -26,29 +26,6 @@ from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
-
-
-@dataclass(slots=True)
-class Draw:
-    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample. The rows
-    after that draw the tokens along the drafts of `item`."""
-
-    seq: Sequence
-    branch: Branch
-    row: int | None
-    item: Scheduled
-    ways: list[Branch] = field(default_factory=list)  # along the drafts: draws, and what is forced between them
-
-
-@dataclass(slots=True)
-class _Right:
-    """How many of the drafts of a step hold, and how many of these were drawn."""
-
-    num_tokens: int = 0
-    num_drawn: int = 0
-
-
-_NONE_RIGHT = _Right()
 
 
 @dataclass(slots=True)
@@ -78,7 +55,7 @@ class Branching:
         scheduler: Scheduler,
         steering: Steering,
         progress: Progress,
-        outputs_of: Callable[[str], Outputs],
+        outputs: Mapping[str, Outputs],
         new_id: Callable[[], int],
         max_outputs: int,
         unnamed: Unnamed = NONE_UNNAMED,
@@ -86,10 +63,11 @@ class Branching:
         self._scheduler = scheduler
         self._steering = steering
         self._progress = progress
-        self._outputs_of = outputs_of
+        self._outputs = outputs
         self._new_id = new_id
         self._max_outputs = max_outputs
         self._unnamed = unnamed
+        self._drafted = DraftedDraws(scheduler, steering, progress, self._accept)
 
     # -- before sampling ---------------------------------------------------------------------------------
 
@@ -128,28 +106,13 @@ class Branching:
                 draw.row = len(out.batch.rows)
                 out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
                 if item.drafts and len(branches) == 1 and not branch.splices:
-                    draw.ways = self._ways(item)
-                    out.batch.rows += _drafted_rows(draw)
+                    draw.ways = self._drafted.ways(item)
+                    out.batch.rows += drafted_rows(draw)
             out.draws.append(draw)
-
-    def _ways(self, item: Scheduled) -> list[Branch]:
-        """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
-        plain: list[Branch] = []
-        place = 1  # drafts after which the next way comes
-        for way in self._steering.foresee(item.seq, item.drafts):
-            forced = way.splices[0].ff_tokens if _is_forced(way) else ()
-            is_other = forced != item.drafts[place : place + len(forced)]
-            if is_other or (not forced and (way.splices or way.top_logprobs)):
-                break
-            plain.append(way)
-            place += max(len(forced), 1)
-        while plain and not plain[-1].sample:
-            plain.pop()  # nothing is drawn after it
-        return plain
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
         """Whether the request may have that many more outputs; if not, the sequence fails."""
-        total = self._outputs_of(seq.request.id).num_created + num_branches - 1
+        total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
             self._progress.fail(seq, ControllerError(f"the fork makes {total} outputs; at most {limit}"))
@@ -157,7 +120,7 @@ class Branching:
         return True
 
     def _fork(self, seq: Sequence, number: int, out: Branched) -> Sequence:
-        outputs = self._outputs_of(seq.request.id)
+        outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number)
         outputs.num_created += 1
         outputs.sequences[child.id] = child
@@ -170,7 +133,7 @@ class Branching:
     def undo(self, out: Branched) -> None:
         """Remove the forks of a step that failed before it had any result."""
         for _, child in reversed(out.forks):
-            outputs = self._outputs_of(child.request.id)
+            outputs = self._outputs[child.request.id]
             del outputs.sequences[child.id]
             outputs.num_created -= 1
             self._steering.forget(child)
@@ -200,7 +163,7 @@ class Branching:
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
-        num_right: dict[int, tuple[_Right, int]] = {}
+        num_right: dict[int, tuple[Right, int]] = {}
         for draw in out.draws:
             if draw.row is not None and draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
@@ -208,60 +171,16 @@ class Branching:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
             elif draw.ways:
-                right = self._accept_drafts(draw, draw.row, out.batch, result)
+                right = self._drafted.accept(draw, draw.row, out.batch, result)
                 num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
         for item in scheduled:
             if item.drafts:
-                right, num_drafted = num_right.get(item.seq.id) or (_NONE_RIGHT, num_guessed(item, []))
+                right, num_drafted = num_right.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
                 self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
                 self._scheduler.settle_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
-
-    def _accept_drafts(self, draw: Draw, row: int, batch: SampleBatch, result: StepResult) -> _Right:
-        """Apply the draws of a row with drafts in order, with what is forced between them, up to the first that is not
-        what was drafted."""
-        right = _Right()
-        ways = iter(draw.ways)
-        while self._accept_draft(draw, row, result, right):
-            way = next(ways, None)
-            if way is not None and not way.sample:
-                right.num_tokens += self._force_drafted(draw.seq, way.splices[0].ff_tokens)
-                way = None if draw.seq.is_finished else next(ways, None)
-            if way is None:
-                break
-            if draw.seq.control.pool is not None:
-                self._steering.tell_foreseen(draw.seq, right.num_tokens)
-            row += 1
-            if draw.seq.trace is not None:
-                self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)
-        return right
-
-    def _accept_draft(self, draw: Draw, row: int, result: StepResult, right: _Right) -> bool:
-        """Apply one draw; returns whether it is what was drafted, so that the next one counts."""
-        seq, drafts = draw.seq, draw.item.drafts
-        num_rewound = seq.output.usage.rewound_tokens
-        self._accept(draw, result.tokens[row], result.logprobs[row])
-        is_same = seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
-        if not is_same or right.num_tokens >= len(drafts) or result.tokens[row] != drafts[right.num_tokens]:
-            return False
-        right.num_tokens += 1
-        right.num_drawn += 1
-        if seq.is_finished:
-            return False
-        self._scheduler.advance(seq)
-        return True
-
-    def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were computed; returns how many entered before the output ended."""
-        num_before = len(seq.tokens)
-        self._steering.force(seq, 0, tokens)
-        num_forced = len(seq.tokens) - num_before
-        if not seq.is_finished:
-            for _ in range(num_forced):
-                self._scheduler.advance(seq)
-        return num_forced
 
     def _accept(self, draw: Draw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
@@ -313,37 +232,6 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first of them
     num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
-
-
-def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
-    """How many drafts of a row are guesses and not forced: as the `ways` say, and behind them as was foreseen."""
-    covered = 1 if ways else 0
-    count = covered
-    for way in ways:
-        count += way.sample
-        covered += 1 if way.sample else len(way.splices[0].ff_tokens)
-    count -= max(covered - len(item.drafts), 0)  # the last draws what follows all drafts
-    starts = accumulate(item.seq.drafts.sizes, initial=0)
-    return count + sum(covered <= start < len(item.drafts) for start in list(starts)[:-1])
-
-
-def _is_forced(way: Branch) -> bool:
-    """Whether it appends tokens, and nothing else."""
-    return not way.sample and len(way.splices) == 1 and not (way.splices[0].backtrack or way.splices[0].when_sampled)
-
-
-def _drafted_rows(draw: Draw) -> list[SampleRow]:
-    """The rows that draw along the drafts of a draw, after its own."""
-    item, rows = draw.item, list[SampleRow]()
-    place = 1
-    for way in draw.ways:
-        if way.sample:
-            index = item.last_logit + place
-            rows.append(draw_row(draw.seq, way, item.seq.id, index, item.drafts, place, len(rows) + 1))
-            place += 1
-        else:
-            place += len(way.splices[0].ff_tokens)
-    return rows
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

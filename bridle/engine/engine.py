@@ -14,15 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import count
 
 from bridle.config import EngineConfig
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.ahead import Ahead, Flight, StepEnds
 from bridle.engine.batching import Batching
-from bridle.engine.blame import Blame
-from bridle.engine.branching import Branched, Branching, Outputs, draws_next
-from bridle.engine.endings import Endings
+from bridle.engine.branching import Branched, Branching, draws_next
 from bridle.engine.intake import Intake, Openings
 from bridle.engine.interfaces import (
     AdapterStore,
@@ -35,10 +32,12 @@ from bridle.engine.interfaces import (
     TextDecoder,
     find_late,
 )
+from bridle.engine.live import LiveRequests
 from bridle.engine.media_turns import MediaTurns
-from bridle.engine.parts import make_scheduler, make_speculation
+from bridle.engine.parts import engine_info, make_scheduler, make_speculation
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.progress import Progress
+from bridle.engine.recovery import Recovery
 from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled
 from bridle.engine.sequence import Sequence
@@ -46,15 +45,12 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import (
-    BridleError,
-    DeviceLost,
     EngineClosed,
     InternalError,
     InvalidRequest,
     Overloaded,
-    ShardUnavailable,
 )
-from bridle.outputs import Event, Finished, FinishReason, Resuming
+from bridle.outputs import Event, Finished, FinishReason
 
 #: A row of more tokens than this is taken for a part of a prompt.
 _MOST_FORCED = 32
@@ -84,10 +80,7 @@ class Engine:
     ) -> None:
         self.config = config or EngineConfig()
         self.batching = Batching.of(self.config, executor.info)
-        self._embedder = executor if isinstance(executor, Embedder) else None
-        self.info: ExecutorInfo = replace(self.batching.limit(executor.info), unnamed=unnamed)
-        if self._embedder is None:
-            self.info = replace(self.info, embedding_size=0)
+        self.info: ExecutorInfo = engine_info(executor, self.batching, unnamed)
         self.clock = clock
         self._executor = executor
         self._interruptible = executor if isinstance(executor, Interruptible) else None
@@ -96,43 +89,20 @@ class Engine:
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
         speculation = make_speculation(self.info, self.config, draft, clock)
-        self._scheduler = make_scheduler(
+        self._scheduler = scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
-        self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
-        self._steering = Steering(
-            pools,
-            self._progress,
-            self._statistics,
-            clock,
-            self._emit_finished,
-            vocab_size=self.info.vocab_size,
-            unnamed=unnamed,
-            max_idle_steps=self.config.max_idle_steps,
-            max_noops=self.config.max_noops,
-            speculation=speculation,
+        self._progress = progress = Progress(scheduler, self._statistics, decoder, self._on_finish)
+        self._live = live = LiveRequests(self._intake, progress, self._rotation, self._media)
+        self._steering = steering = Steering(
+            pools, progress, self._statistics, clock, live.end, self.info, self.config, speculation
         )
-        self._openings = Openings(self._intake, self._steering, self._progress, self._begin, clock)
-        self._ids = count()
+        self._openings = Openings(self._intake, steering, progress, self._begin, clock)
         self._branching = Branching(
-            self._scheduler,
-            self._steering,
-            self._progress,
-            self._outputs_of,
-            self._ids.__next__,
-            self.config.max_forks,
-            unnamed,
+            scheduler, steering, progress, live.outputs, live.ids.__next__, self.config.max_forks, unnamed
         )
+        self._recovery = Recovery(executor, scheduler, self._branching, progress)
         self._ahead = self._make_ahead(executor)
-        self._live: dict[str, Outputs] = {}
-        self._endings = Endings(
-            self._live,
-            self._progress,
-            dict if adapters is None else adapters.take_failures,
-            dict if media is None else self._media.take_failures,
-        )
-        self._blame = Blame()
-        self._is_lost = False  # the device is away, and the clients were told
         self._closed = False
 
     # -- requests ----------------------------------------------------------------------------------------
@@ -140,19 +110,19 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is not over, or events wait to be returned."""
-        return bool(self._live or self._progress.events) or self._is_steering
+        return bool(self._live.outputs or self._progress.events) or self._is_steering
 
     @property
     def _is_steering(self) -> bool:
         """Whether controllers have something to hear or to say."""
-        steering = self._steering
-        is_talking = bool(steering.sequences or steering.goodbyes or steering.held)
+        steering, words = self._steering, self._steering.words
+        is_talking = bool(steering.sequences or words.goodbyes or words.held)
         return is_talking or any(pool.is_busy for pool in steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
         """The ids of requests that are not over."""
-        return tuple(self._live)
+        return tuple(self._live.outputs)
 
     @property
     def num_waiting(self) -> int:
@@ -171,7 +141,8 @@ class Engine:
         """Whether all sequences wait for things outside of the engine, none of which is done: nothing happens but
         deadlines until one is, or a request comes or goes."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
-        is_quiet = not (self._openings.waiting or self._steering.goodbyes or self._steering.held)
+        words = self._steering.words
+        is_quiet = not (self._openings.waiting or words.goodbyes or words.held)
         return is_quiet and all(seq.control.is_parked for seq in sequences)
 
     @property
@@ -208,17 +179,9 @@ class Engine:
         """`add` a request that was checked, perhaps by another thread."""
         if self._closed:
             raise EngineClosed("the engine is shut down")
-        if request.id in self._live:
-            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
-        if request.adapter is not None:
-            self._rotation.open(request.adapter)
-        if request.media:
-            self._media.open(request)
-        self._endings.watch(request)
-        seq = self._intake.new_sequence(request, next(self._ids))
-        self._live[request.id] = Outputs({seq.id: seq})
+        seq = self._live.open(request)
         self._statistics.num_requests += 1
         if request.trace:
             self._progress.tracer.begin(seq)
@@ -238,7 +201,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End all outputs of a request at the next step; unknown ids are ignored. Safe from any thread."""
-        self._endings.cancel_nowait(request_id)
+        self._live.cancel_nowait(request_id)
 
     def unpark(self, request_id: str) -> None:
         """Let go of the KV that a request has left parked; unknown ids are ignored."""
@@ -266,7 +229,7 @@ class Engine:
             for pool in self._steering.pools:
                 pool.shutdown()
             self._rotation.close()
-            self._scheduler.speculation.close()
+            self._scheduler.speculation.guessing.close()
             self._media.close()
             self._executor.close()
 
@@ -278,7 +241,7 @@ class Engine:
         flight = None if self._ahead is None else self._land(self._ahead)
         if self._progress.tracer.num_live:
             self._progress.tracer.begin_step(self._scheduler.step + (flight is None))
-        self._endings.apply(began)
+        self._live.apply(began)
         if self._scheduler.blocks.parking.num_blocks:
             self.tidy()
         if self._openings.waiting:
@@ -315,8 +278,7 @@ class Engine:
 
     def _wait(self) -> tuple[StepPlan, list[Scheduled]]:
         """An empty plan, while the device is away."""
-        if not self._is_lost:
-            self._recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
+        self._recovery.note_away()
         return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
@@ -327,7 +289,6 @@ class Engine:
         try:
             self._executor.forward(plan)
             computed = self.clock()
-            self._progress.note_cached(scheduled)
             self._scheduler.commit(scheduled)
             if self._steering.sequences:
                 self._await_answers(scheduled)
@@ -339,7 +300,7 @@ class Engine:
             if result.step != plan.step:
                 raise InternalError(f"the executor answered step {result.step} instead of {plan.step}")
         except Exception as error:
-            self._recover(scheduled, branched, error)
+            self._recovery.recover(scheduled, branched, error)
             return
         flight = Flight(plan, scheduled, planned, branched, began, computed, steered, scheduled)
         self._conclude(flight, result, vectors, sampled)
@@ -347,9 +308,8 @@ class Engine:
     def _conclude(self, flight: Flight, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
         """Count a step whose tokens came at the time `sampled`, and apply them."""
         statistics, speculation, scheduled = self._statistics, self._scheduler.speculation, flight.scheduled
-        if statistics.num_failed_steps:
-            self._is_lost = False
-            self._blame.clear([item.seq for item in scheduled])
+        if self._recovery.num_failed_steps:
+            self._recovery.note_success(scheduled)
         num_computed = sum(item.row.num_scheduled for item in scheduled)
         statistics.num_computed_tokens += num_computed
         statistics.forward_seconds += flight.computed - flight.began
@@ -360,8 +320,8 @@ class Engine:
             self._progress.tracer.compute(flight.rows, num_computed, times)
         self._branching.commit(flight.rows, flight.branched, result, vectors)
         if speculation.is_used:
-            waited, ahead = flight.steered - flight.computed, speculation.take_seconds_ahead()
-            speculation.note_waited((item.seq for item in scheduled), waited)
+            waited, ahead = flight.steered - flight.computed, speculation.guessing.take_seconds_ahead()
+            speculation.guessing.note_waited((item.seq for item in scheduled), waited)
             self._note_cost(flight.plan, sampled - flight.planned - waited - ahead)
 
     def _note_cost(self, plan: StepPlan, seconds: float) -> None:
@@ -371,8 +331,8 @@ class Engine:
             self._scheduler.speculation.cost.note(plan.num_logits, seconds, sum(others))
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
-        assert self._embedder is not None  # else such requests are refused
-        return self._embedder.embed(step, [row for _, row in branched.embeds])
+        assert isinstance(self._executor, Embedder)  # else such requests are refused
+        return self._executor.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
         due = [
@@ -387,62 +347,14 @@ class Engine:
         late = find_late(executor)
         if late is None:
             return None
-        ends = StepEnds(self._conclude, self._recover, self._embed)
-        parts = self._scheduler, self._steering, self._branching, self._progress
+        ends = StepEnds(self._conclude, self._recovery.recover, self._embed)
+        parts = self._scheduler, self._steering, self._branching
         return Ahead(late, *parts, ends, self.clock, self.config.step_timeout)
-
-    # -- coming and going --------------------------------------------------------------------------------
-
-    def _outputs_of(self, request_id: str) -> Outputs:
-        return self._live[request_id]
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
         """Pass on the end of an output: now, or after its controller's last words."""
         if seq.control.pool is None or not self._steering.end(seq, event):
-            self._emit_finished(seq, event)
-
-    def _emit_finished(self, seq: Sequence, event: Finished) -> None:
-        outputs = self._live[seq.request.id]
-        outputs.sequences.pop(seq.id)
-        is_last = not outputs.sequences
-        if is_last:
-            del self._live[seq.request.id]
-            if seq.request.deadline is not None:
-                self._endings.forget(seq.request.id)
-            if seq.request.adapter is not None:
-                self._rotation.leave(seq.request.adapter)
-            if seq.request.media:
-                self._media.leave(seq.request)
-        event = replace(event, is_last=is_last)
-        if seq.trace is not None:
-            self._progress.tracer.end(seq, event)
-        self._progress.events.append(event)
-
-    # -- failure -----------------------------------------------------------------------------------------
-
-    def _recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
-        """Handle a failed step or a lost device: some sequences end, some are computed alone for a while, and all KV is
-        computed again. A device that is lost for good ends the engine: the error goes on to who runs it."""
-        if isinstance(error, DeviceLost):
-            raise error
-        self._statistics.num_failed_steps += 1
-        self._branching.undo(branched)
-        self._is_lost = isinstance(error, ShardUnavailable)
-        computed = [item.seq for item in scheduled if not item.seq.is_finished]
-        failed, suspects = self._blame.judge(computed, error)
-        cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
-        for seq in failed:
-            self._progress.fail(seq, cause)
-        if self._is_lost:
-            self._announce_loss()
-        self._executor.reset()
-        self._scheduler.reset(suspects)
-
-    def _announce_loss(self) -> None:
-        """Tell the clients that asked for it that the device is lost, and that they wait for it."""
-        for seq in self._scheduler.running.values():
-            if seq.request.tell_resuming:
-                self._progress.events.append(Resuming(seq.request.id, seq.index))
+            self._live.end(seq, event)
 
     # -- looking in --------------------------------------------------------------------------------------
 
@@ -454,7 +366,9 @@ class Engine:
             self._statistics,
             finished=Counter(self._statistics.finished),
             policies=Counter(self._statistics.policies),
+            num_cached_tokens=scheduler.num_cached_tokens,
             num_preemptions=scheduler.num_preemptions,
+            num_failed_steps=self._recovery.num_failed_steps,
             num_evicted_blocks=blocks.num_evicted,
             num_copied_blocks=blocks.num_copied,
             num_running=len(running),
@@ -478,7 +392,7 @@ class Engine:
         """Raise `InternalError` if blocks, queues and live requests do not agree. For tests and idle moments."""
         queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
         self._scheduler.blocks.check_integrity(queued)
-        known = {seq_id for outputs in self._live.values() for seq_id in outputs.sequences}
+        known = {seq_id for outputs in self._live.outputs.values() for seq_id in outputs.sequences}
         lost = [seq.id for seq in queued if seq.id not in known or seq.is_finished]
         if lost:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")

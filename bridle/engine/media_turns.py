@@ -32,6 +32,8 @@ class MediaTurns:
         #: Live requests by the key of a medium. While there are none, no step is looked at.
         self.num_users: Counter[bytes] = Counter()
         self._ready: set[bytes] = set()
+        self.crowded_out: set[int] = set()  # sequences whose next picture found no room beside others
+        self._made_room_at = 0  # the last step in which such a one came first
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -124,3 +126,26 @@ class MediaTurns:
             if run.end > start and run.key not in self._ready:
                 return max(min(run.position, seq.target), start)
         return seq.target
+
+    # -- pictures whose rows see each other ----------------------------------------------------------------------
+
+    def next_crowded_out(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
+        """The sequence whose picture found too little room and gets as much of this step as it needs: in every second
+        step one, so that the others go on."""
+        if step < self._made_room_at + 2:
+            return None
+        first = next((seq for seq in ready if seq.id in self.crowded_out), None)
+        if first is not None:
+            self._made_room_at = step
+            self.crowded_out.discard(first.id)
+        return first
+
+    def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
+        """How many tokens to compute in place of `num_tokens`, at most `most`, so that no picture is cut whose rows see
+        each other; 0 if such a one comes next and finds no room in this step."""
+        start = seq.kv.num_computed
+        whole = uncut(seq.runs, start, start + num_tokens) - start
+        if whole <= max(num_tokens, most):
+            return whole
+        self.crowded_out.add(seq.id)
+        return 0

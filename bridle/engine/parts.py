@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from bridle.config import PARKED_SHARE, EngineConfig
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.batching import Batching
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.draft_model import ModelDrafter
-from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.interfaces import Embedder, Executor, ExecutorInfo
 from bridle.engine.media_turns import MediaTurns
 from bridle.engine.scheduler import Scheduler
 from bridle.engine.speculation import Speculation
+from bridle.engine.unnamed import Unnamed
 from bridle.engine.waiting import PromptGate
 
 
@@ -22,6 +24,12 @@ def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
     if config.park_memory is None or (config.park_memory and not info.block_bytes):
         return int(info.num_blocks * PARKED_SHARE)
     return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
+def engine_info(executor: Executor, batching: Batching, unnamed: Unnamed) -> ExecutorInfo:
+    """What the engine may count on: no more than it is set to use."""
+    info = replace(batching.limit(executor.info), unnamed=unnamed)
+    return info if isinstance(executor, Embedder) else replace(info, embedding_size=0)
 
 
 def make_speculation(

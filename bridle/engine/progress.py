@@ -11,16 +11,16 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from bridle.engine.guard import BudgetRule, Hit, RuleFailed, TextRule
 from bridle.engine.held import hold, push_guarded, release, watch_of
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText, Released
-from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.policing import Policing
+from bridle.engine.scheduler import Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.tracing import Tracer
-from bridle.errors import BridleError, ControllerError, InvalidRequest
+from bridle.errors import BridleError, InvalidRequest
 from bridle.outputs import (
     BY_ITSELF,
     Embedded,
@@ -34,11 +34,8 @@ from bridle.outputs import (
     TokenEvent,
 )
 
-#: How often in a row an output may take another way, because it led to what is forbidden.
-MAX_RETRIES = 256
 _NO_TEXT = Released("")
 #: Endings that come at once, even if the client still lacks scores.
-_DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -61,6 +58,7 @@ class Progress:
         self._on_finish = on_finish
         self.events: list[Event] = []
         self.tracer = Tracer(self.events.append, decoder)
+        self.policing = Policing(self, statistics, decoder)
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -87,14 +85,6 @@ class Progress:
         seq.output.text = OutputText(
             state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch
         )
-
-    def note_cached(self, scheduled: list[Scheduled]) -> None:
-        """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
-        for item in scheduled:
-            seq = item.seq
-            if item.row.start and item.row.num_kept == 0 and not seq.output.prompt_sent:
-                seq.output.usage.cached_tokens = min(item.row.start, seq.num_prompt)
-                self._statistics.num_cached_tokens += seq.output.usage.cached_tokens
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
         """Append one token; returns whether it ends the output."""
@@ -129,62 +119,7 @@ class Progress:
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
             if seq.trace is not None:
                 self.tracer.rewind(seq, 0, num_taken)
-        return self._check_stop(seq, stop) or (hit is not None and self._end_by(seq, hit))
-
-    def _end_by(self, seq: Sequence, hit: Hit) -> bool:
-        """End an output that a rule lets go no further."""
-        self.note_policy(hit.policy, hit.rule.version, "ended")
-        is_budget = isinstance(hit.rule, BudgetRule)
-        reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
-        self.finish(seq, reason, None if is_budget else f"policy {hit.policy}")
-        return True
-
-    def note_policy(self, name: str, version: str, action: str) -> None:
-        """Count what a policy did."""
-        self._statistics.policies[f"{name} {version} {action}"] += 1
-
-    def ban(self, seq: Sequence) -> int:
-        """Take back the tokens that say what is forbidden, and forbid the first of them where it stood; returns how
-        many went. The output ends with an error if that has happened too often."""
-        output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
-        output.num_banned, output.hit = 0, None
-        if hit is not None:
-            self._ban_by(seq, hit, num_tokens)
-            return num_tokens
-        position = len(seq.tokens) - num_tokens
-        token = seq.tokens[position]
-        self.rewind(seq, num_tokens)
-        output.bans.setdefault(position, set()).add(token)
-        output.num_retries += 1
-        if output.num_retries > MAX_RETRIES:
-            message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
-            self.fail(seq, InvalidRequest(message, "banned_phrases"))
-        return num_tokens
-
-    def _ban_by(self, seq: Sequence, hit: Hit, num_tokens: int) -> None:
-        """Take back what a rule forbids, and do what it wants done."""
-        output, rule = seq.output, hit.rule
-        assert output.text is not None and isinstance(rule, TextRule)
-        token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
-        before, behind = output.text.around(hit, num_tokens) if rule.action == "replace" else ("", "")
-        self.rewind(seq, num_tokens)
-        self.note_policy(rule.policy, rule.version, _DONE[rule.action])
-        output.num_retries += 1
-        if rule.action == "fail":
-            self.fail(seq, ControllerError(f"policy {rule.policy} failed"))
-        elif rule.action == "end":
-            self.finish(seq, FinishReason.CONTROLLER, f"policy {rule.policy}")
-        elif output.num_retries > MAX_RETRIES:
-            message = f"policy {rule.policy}: {MAX_RETRIES} ways to go on all led to what it forbids"
-            self.fail(seq, ControllerError(message))
-        elif rule.action == "replace":
-            spelled = self._decoder.tokens_of(before + rule.replacement + behind) if self._decoder else ()
-            self.force(seq, spelled)
-        elif not is_drawn:
-            message = f"policy {rule.policy} forbids what is forced at position {len(seq.tokens)}"
-            self.fail(seq, ControllerError(message))
-        else:
-            output.bans.setdefault(len(seq.tokens), set()).add(token)
+        return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:
@@ -265,6 +200,7 @@ class Progress:
         if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
         seq.output.prompt_sent = True
+        seq.output.usage.cached_tokens = seq.kv.num_cached
         if seq.trace is not None:
             self.tracer.prompt(seq)
         logprobs: tuple[Logprob | None, ...] = ()
@@ -346,9 +282,11 @@ class Progress:
             return
         if reason not in _ABRUPT:
             self.note_prompt(seq)
+        elif not seq.output.prompt_sent:
+            seq.output.usage.cached_tokens = seq.kv.num_cached
         if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
             self._send_all(seq)
-        tail = "" if guard is None else self._close(seq)
+        tail = "" if guard is None else self.policing.close(seq)
         if seq.output.held:
             self.events += release(seq)
         tail += seq.output.text.flush() if seq.output.text is not None else ""
@@ -360,19 +298,9 @@ class Progress:
         )
         self._on_finish(seq, event)
 
-    def _close(self, seq: Sequence) -> str:
-        """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""
+    def drop_held(self, seq: Sequence, num_tokens: int) -> None:
+        """Take back the last `num_tokens` of those that are held back, and the text of the others."""
         output = seq.output
-        if output.text is None:
-            return ""
-        try:
-            closed = output.text.close("".join([event.text for event in output.held]))
-        except RuleFailed:
-            closed = len(output.held), ""
-        if closed is None:
-            return ""
-        num_tokens, text = closed
-        num_tokens = min(num_tokens, len(output.held))
         kept = len(output.held) - num_tokens
         if seq.trace is not None:
             self.tracer.rewind(seq, num_tokens, sum(len(event.text) for event in output.held))
@@ -381,8 +309,6 @@ class Progress:
         self._scheduler.rewound(seq)
         output.usage.rewound_tokens += num_tokens
         self._statistics.num_rewound_tokens += num_tokens
-        self.note_policy(*output.text.closed_by, "replaced")
-        return text
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
         """Send the vector of a computed prompt, and end the output, whose request asked only for that."""

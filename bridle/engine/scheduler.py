@@ -82,14 +82,13 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []  # ordered by _urgency
         self.num_preemptions = 0
+        self.num_cached_tokens = 0  # of prompts, found in the prefix cache
         self._suspects: set[int] = set()
         self._forks: list[ForkRow] = []
         self._freed: list[int] = []
         self._step = 0
         self._in_order = True  # whether `running` goes from most to least urgent
         self._cursor = 0  # where the next step starts if not all running sequences fitted
-        self._crowded_out: set[int] = set()  # sequences whose next picture found no room beside others
-        self._made_room_at = 0  # the last step in which such a one came first
 
     # -- membership --------------------------------------------------------------------------------------
 
@@ -123,9 +122,9 @@ class Scheduler:
             self.waiting.remove(seq)
         self.blocks.free(seq)
         if self.speculation.is_used:  # else nothing is kept
-            self.speculation.forget(seq)
+            self.speculation.guessing.forget(seq)
         self._suspects.discard(seq.id)
-        self._crowded_out.discard(seq.id)
+        self.media.crowded_out.discard(seq.id)
         self._freed.append(seq.id)
         seq.queue.status = SequenceStatus.FINISHED
 
@@ -136,7 +135,7 @@ class Scheduler:
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)
-        self.speculation.cut(seq)
+        self.speculation.guessing.cut(seq)
 
     # -- planning ----------------------------------------------------------------------------------------
 
@@ -240,7 +239,7 @@ class Scheduler:
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) > most:
             ready = self._rotate(ready, most)
-        first = self._next_crowded_out(ready) if self._crowded_out else None
+        first = self.media.next_crowded_out(ready, self._step) if self.media.crowded_out else None
         if first is not None:
             ready = [first, *(seq for seq in ready if seq is not first)]
         unserved = len(ready)
@@ -258,7 +257,8 @@ class Scheduler:
             num_own = 0 if kv.is_prefilling else 1
             num_tokens = min(num_tokens, num_own + self._prompt_budget)
             if seq.runs:
-                num_tokens = self._uncut(seq, num_tokens, budget if seq is first else max(budget - unserved, 1))
+                room = budget if seq is first else max(budget - unserved, 1)
+                num_tokens = self.media.uncut(seq, num_tokens, min(room, self._prompt_budget))
             if num_tokens == 0:
                 continue
             self._prompt_budget -= num_tokens - num_own
@@ -268,29 +268,6 @@ class Scheduler:
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, kv.num_computed + num_tokens)
             budget -= num_tokens
         return budget
-
-    def _next_crowded_out(self, ready: list[Sequence]) -> Sequence | None:
-        """The sequence whose picture found too little room and gets as much of this step as it needs: in every second
-        step one, so that the others go on."""
-        if self._step < self._made_room_at + 2:
-            return None
-        first = next((seq for seq in ready if seq.id in self._crowded_out), None)
-        if first is not None:
-            self._made_room_at = self._step
-            self._crowded_out.discard(first.id)
-        return first
-
-    def _uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
-        """How many tokens to compute in place of `num_tokens`, at most `most`, so that no picture is cut whose rows see
-        each other; 0 if such a one comes next and finds no room in this step."""
-        start = seq.kv.num_computed
-        whole = uncut(seq.runs, start, start + num_tokens) - start
-        if whole <= num_tokens:
-            return whole
-        if whole <= min(most, self._prompt_budget):
-            return whole
-        self._crowded_out.add(seq.id)
-        return 0
 
     def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
         """As many of the sequences as one step takes; each step begins where the last ended."""
@@ -324,7 +301,7 @@ class Scheduler:
                 num_tokens = min(seq.target - seq.kv.num_computed, budget)
                 if seq.runs:
                     num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
-                    num_tokens = self._uncut(seq, num_tokens, budget)
+                    num_tokens = self.media.uncut(seq, num_tokens, min(budget, self._prompt_budget))
                 if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
                     picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
                 budget -= num_tokens
@@ -358,6 +335,10 @@ class Scheduler:
         seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
         if seq.queue.seconds is None and seq.queue.queued_at is not None:
             seq.queue.seconds = self._clock() - seq.queue.queued_at
+        if not (seq.output.prompt_sent or seq.kv.num_mirrored_tokens):  # else it was computed before
+            num_cached = min(seq.kv.num_computed, seq.num_prompt)
+            self.num_cached_tokens += num_cached - seq.kv.num_cached
+            seq.kv.num_cached = num_cached
         if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
             self._in_order = False
         self.running[seq.id] = seq
@@ -418,8 +399,8 @@ class Scheduler:
         del self.running[seq.id]
         self.blocks.free(seq)
         if self.speculation.is_used:  # else nothing is kept
-            self.speculation.forget(seq)
-        self._crowded_out.discard(seq.id)
+            self.speculation.guessing.forget(seq)
+        self.media.crowded_out.discard(seq.id)
         seq.kv.forget()
         if self._by_sequence:
             seq.forget_mirror()
@@ -449,7 +430,7 @@ class Scheduler:
         `num_drawn` were drawn. Where all tokens are computed by now, because less was foreseen than was drafted, the
         last is computed again for its logits."""
         seq = item.seq
-        self.speculation.learn(seq, num_guessed, num_drawn)
+        self.speculation.guessing.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:
             seq.clamp_computed()
             seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)

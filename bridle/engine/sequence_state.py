@@ -63,6 +63,7 @@ class KvState:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
+    num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
 
@@ -75,7 +76,7 @@ class KvState:
 class ControlState:
     """What the sequence's controller was asked and has answered.
 
-    Written by `Openings`, which makes controllers, and by `Steering`, which asks them.
+    Written by `Openings`, which makes controllers, and by `Steering` and `Words`, which ask and hear them.
     """
 
     pool: ControllerPool | None = None  # where the controller lives
@@ -130,7 +131,8 @@ class Proposal:
 
 @dataclass(slots=True)
 class DraftState:
-    """How often drafts were right of late, by what they came from. Written by `Speculation`."""
+    """How often drafts were right of late, by what they came from. Written by `Speculation` and
+    `Guessing`."""
 
     proposed: Tally = field(default_factory=Tally)
     copied: Tally = field(default_factory=Tally)
@@ -139,7 +141,7 @@ class DraftState:
     sizes: tuple[int, ...] = ()
     proposal: Proposal | None = None  # the latest, as long as it comes true
     source: Tally | None = None  # that of the drafts of the step under way; None: `copied`, since there were none yet
-    told: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
+    foretold: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
     chance: float = 0.0  # that each of these is right if those before it are
     watched: tuple[int, int] | None = None  # a place, and the token that was guessed to come there and not computed
 
@@ -182,7 +184,8 @@ class TraceState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What the client was told and still lacks, and the counts. Written by `Progress`, and by `held` for it."""
+    """What the client was told and still lacks, and the counts. Written by `Progress`, and by
+    `policing` and `held` for it."""
 
     text: OutputText | None = None
     unsent: list[UnsentToken] = field(default_factory=list)

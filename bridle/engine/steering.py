@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
+from bridle.config import EngineConfig
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import DRAW, Branch, Decision
-from bridle.engine.guard import Guard
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue, foresees, is_foretold
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, foresees, is_foretold
 from bridle.engine.progress import Progress
 from bridle.engine.rules import Rules
 from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
-from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
+from bridle.engine.words import Words
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
-from bridle.outputs import Finished, FinishReason, Log, Stored
+from bridle.outputs import Finished, FinishReason
 
 #: How a sequence without a controller goes on.
 PLAIN = (Branch(),)
@@ -35,9 +35,8 @@ _MAX_ROUNDS = 32
 class Steering:
     """Asks the pools and keeps the answers.
 
-    `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The `Finished` event of an output
-    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
-    `speculation` drafts for sequences that are about to be asked.
+    The `max_idle_steps` of `config` bound waiting of an output, `max_noops` that of a whole request. `emit` sends the
+    `Finished` events that `words` held back. `speculation` drafts for sequences that are about to be asked.
     """
 
     def __init__(
@@ -47,27 +46,20 @@ class Steering:
         statistics: EngineStatistics,
         clock: Callable[[], float],
         emit: Callable[[Sequence, Finished], None],
-        *,
-        vocab_size: int,
-        unnamed: Unnamed = NONE_UNNAMED,
-        max_idle_steps: int,
-        max_noops: int,
-        last_words: float = 0.25,
-        speculation: Speculation | None = None,
+        info: ExecutorInfo,
+        config: EngineConfig,
+        speculation: Speculation,
     ) -> None:
         self.pools = tuple(pools)
         self._progress = progress
         self._statistics = statistics
         self._clock = clock
-        self._emit = emit
-        self._rules = Rules(vocab_size, unnamed)
-        self._max_idle_steps = max_idle_steps
-        self._last_words = last_words
-        self._speculation = speculation or Speculation()
-        self._watch = DeadlockWatch(max_noops, clock)
+        self._rules = Rules(info.vocab_size, info.unnamed)
+        self._max_idle_steps = config.max_idle_steps
+        self._speculation = speculation
+        self._watch = DeadlockWatch(config.max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
-        self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
-        self.goodbyes: list[Sequence] = []  # ended, their controllers were not told yet
+        self.words = Words(progress, clock, emit)
 
     def pool_for(self, controller: object) -> ControllerPool | None:
         """The pool that runs `controller`, if any does."""
@@ -140,10 +132,10 @@ class Steering:
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
             self._watch.note_ask(seq)
-        for seq in self.goodbyes:
+        for seq in self.words.goodbyes:
             if seq.control.pool is not None:
                 asks.setdefault(seq.control.pool, []).append(replace(seq.control.news or Ask(seq.id), final=True))
-        self.goodbyes.clear()
+        self.words.goodbyes.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
             if is_foretold(pool) and pool.is_told_ahead:
@@ -160,19 +152,10 @@ class Steering:
 
     def end(self, seq: Sequence, event: Finished) -> bool:
         """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
-        if self.sequences.pop(seq.id, None) is None or seq.control.pool is None:
+        if self.sequences.pop(seq.id, None) is None:
             return False
         self._watch.drop(seq)
-        if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
-            seq.control.pool.close([seq.id])
-            return False
-        if seq.control.is_dismissed and not seq.control.awaits_answer:
-            seq.control.pool.close([seq.id])
-            return False
-        if not seq.control.is_dismissed:
-            self.goodbyes.append(seq)
-        self.held[seq.id] = seq, event, self._clock() + self._last_words
-        return True
+        return self.words.hold(seq, event)
 
     # -- hearing -----------------------------------------------------------------------------------------
 
@@ -182,8 +165,8 @@ class Steering:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
                 self._hear(seq_id, answer)
-        if self.held:
-            self._release_overdue()
+        if self.words.held:
+            self.words.release_overdue()
 
     def gather_any(self, deadline: float) -> None:
         """Wait for any answer that is due, because nothing can be computed without one."""
@@ -194,12 +177,12 @@ class Steering:
         draw, takes a short path."""
         seq = self.sequences.get(seq_id)
         if seq is None:
-            self._hear_last_words(seq_id, answer)
+            self.words.hear(seq_id, answer)
             return
         if seq.trace is not None:
             self._progress.tracer.heard(seq, answer, self._clock())
         if answer.log or answer.stored:
-            self._tell(seq, answer)
+            self.words.tell(seq, answer)
         seq.control.awaits_answer = False
         if seq.control.is_dismissed:
             return
@@ -212,14 +195,6 @@ class Steering:
                 self._speculation.hear(seq, answer.decision)
             if seq.control.is_suspended or not answer.decision.is_draw:
                 self._watch_wait(seq, answer.decision, answer.turns)
-
-    def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
-        held = self.held.pop(seq_id, None)
-        if held is not None:
-            if held[0].trace is not None:
-                self._progress.tracer.heard(held[0], answer, self._clock())
-            self._tell(held[0], answer)
-            self._let_go(held[0], held[1])
 
     def _watch_wait(self, seq: Sequence, decision: Decision, turns: int) -> None:
         why = self._watch.note_decision(seq, decision, turns)
@@ -234,33 +209,6 @@ class Steering:
         if seq.control.pool is not None:
             seq.control.pool.close([seq.id])
         self._progress.fail_by_controller(seq, error)
-
-    def _tell(self, seq: Sequence, answer: Answer) -> None:
-        if answer.log and (log := self._log_of(seq, answer.log)):
-            self._progress.events.append(Log(seq.request.id, seq.index, log))
-        for stored in answer.stored:
-            self._progress.events.append(Stored(seq.request.id, seq.index, *_held_to(seq.request.guard, stored)))
-
-    def _log_of(self, seq: Sequence, log: str) -> str:
-        """What may be printed: a log says no more than a text may."""
-        guard = seq.request.guard
-        if guard is None:
-            return log
-        log = guard.clean(log, seq.control.log_tail)
-        seq.control.log_tail = guard.tail(seq.control.log_tail + log)
-        return log
-
-    def _release_overdue(self) -> None:
-        now = self._clock()
-        for seq_id, (seq, event, deadline) in list(self.held.items()):
-            if now >= deadline:
-                del self.held[seq_id]
-                self._let_go(seq, event)
-
-    def _let_go(self, seq: Sequence, event: Finished) -> None:
-        self._emit(seq, event)
-        if seq.control.pool is not None:
-            seq.control.pool.close([seq.id])
 
     # -- applying what needs no logits row ---------------------------------------------------------------
 
@@ -314,7 +262,7 @@ class Steering:
         has not heard of yet are left out, others are taken back, and what is forced instead is told."""
         while seq.output.num_banned and not seq.is_finished:
             num_before = len(seq.tokens)
-            num_tokens = self._progress.ban(seq)
+            num_tokens = self._progress.policing.ban(seq)
             news = seq.control.news
             if news is not None and not seq.is_finished:
                 num_left = max(len(news.tokens) - num_tokens, 0)
@@ -395,12 +343,12 @@ class Steering:
         if not foresees(pool):
             return []
         known: list[Branch] = []
-        began = self._speculation.timer()
+        began = self._speculation.guessing.timer()
         for decision in pool.foresee(seq.id, drafts):
             if len(decision.branches) != 1 or self._rules.problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
-        self._speculation.note_foreseen(seq, len(known), self._speculation.timer() - began)
+        self._speculation.guessing.note_foreseen(seq, len(known), self._speculation.guessing.timer() - began)
         return known
 
     def tell_foreseen(self, seq: Sequence, num_tokens: int) -> None:
@@ -409,7 +357,7 @@ class Steering:
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:
                 self._progress.tracer.heard(seq, words, self._clock())
-            self._tell(seq, words)
+            self.words.tell(seq, words)
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
@@ -417,14 +365,6 @@ class Steering:
         if problem is not None:
             self._progress.fail(seq, problem)
         return not seq.is_finished
-
-
-def _held_to(guard: Guard | None, stored: StoredValue) -> StoredValue:
-    """A variable that says no more than a text may."""
-    text = "" if guard is None else stored.value.decode("utf-8", "replace")
-    if guard is None or (cleaned := guard.clean(text)) == text:
-        return stored
-    return stored._replace(value=cleaned.encode())
 
 
 def as_controller_error(error: BaseException) -> BridleError:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine import progress
+from bridle.engine import policing
 from bridle.engine.decision import Branch, Decision, Splice, mask_of
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason, Rewind
@@ -146,7 +146,7 @@ def test_when_nothing_else_can_be_said_the_output_ends_with_an_error() -> None:
 
 
 def test_retries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "MAX_RETRIES", 3)
+    monkeypatch.setattr(policing, "MAX_RETRIES", 3)
     _, replay = run(max_tokens=9, banned_phrases=tuple("abcdx."), ignore_eos=True, seed=1)
     assert replay.first.finished is not None
     assert "3 ways to go on" in str(replay.first.finished.error)

@@ -41,7 +41,7 @@ class DraftedLab(Lab):
 
     @property
     def drafter(self) -> ModelDrafter:
-        drafter = self.engine._scheduler.speculation._model
+        drafter = self.engine._scheduler.speculation.guessing._model
         assert isinstance(drafter, ModelDrafter)
         return drafter
 

@@ -18,10 +18,10 @@ from tests.sources import PACKAGE, tree
 OWNERS = {
     "queue": {"scheduler", "adapter_rotation", "media_turns"},
     "kv": {"scheduler", "block_manager", "draft_model"},
-    "control": {"steering", "intake"},
+    "control": {"steering", "words", "intake"},
     "draws": {"branching"},
-    "drafts": {"speculation", "drafters"},
-    "output": {"progress", "held"},
+    "drafts": {"speculation", "guessing", "drafters"},
+    "output": {"progress", "policing", "held"},
     "trace": {"tracing"},
 }
 ALWAYS = {"sequence", "sequence_state"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
 from bridle.engine.decision import Decision
-from bridle.engine.endings import Deadlines
 from bridle.engine.engine import Engine
+from bridle.engine.live import Deadlines
 from bridle.engine.sequence import Sequence
 from bridle.engine.waiting import admission_order, overtaken_levels
 from bridle.errors import DeadlineExceeded, InvalidRequest

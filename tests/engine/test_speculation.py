@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.branching import num_guessed
 from bridle.engine.decision import Branch, Splice
 from bridle.engine.draft_worth import Step, depth_worth
+from bridle.engine.drafted import num_guessed
 from bridle.engine.drafters import Drafts, Wish
 from bridle.engine.lookup import NGRAM, Lookup
 from bridle.engine.plan import PlanRow
@@ -213,7 +213,7 @@ def spoken(speculation: Speculation, num_right: int, num_drafted: int) -> int:
     seq = make_sequence(0, [1, 2, 3, 1, 2, 3, 1, 2, 3], speculate=AUTO_DRAFTS)
     seq.draws.was_forked = True
     for _ in range(100):
-        speculation.learn(seq, num_drafted, num_right)
+        speculation.guessing.learn(seq, num_drafted, num_right)
     return len(speculation.draft([seq], 1, 64).get(0, ()))
 
 
@@ -261,7 +261,7 @@ def guessed(cost: float, num_right: int | None = None, num_sequences: int = 1) -
     others = make_sequence(99, [1, 2])
     others.drafts.source = others.drafts.modelled
     for _ in range(50 if num_right is not None else 0):
-        speculation.learn(others, 4, num_right or 0)
+        speculation.guessing.learn(others, 4, num_right or 0)
     sequences = [make_sequence(number, [1, 2, 3]) for number in range(num_sequences)]
     drafts = speculation.draft(sequences, num_sequences, 64)
     assert len({len(tokens) for tokens in drafts.values()}) <= 1
@@ -305,7 +305,7 @@ def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> Non
         for seq in sequences:
             seq.draws.was_forked = True
             for _ in range(40):
-                speculation.learn(seq, 4, num_right)
+                speculation.guessing.learn(seq, 4, num_right)
         return sum(map(len, speculation.draft(sequences, num_sequences, 256).values()))
 
     speculation = Speculation()
@@ -329,7 +329,7 @@ def test_copies_that_are_too_doubtful_are_watched_until_they_are_right(is_right:
     seq = make_sequence(0, [1, 2, 3] * 3, speculate=AUTO_DRAFTS, max_len=512)
     seq.draws.was_forked = True
     for _ in range(100):
-        speculation.learn(seq, 4, 0)
+        speculation.guessing.learn(seq, 4, 0)
     assert not speculation.draft([seq], 1, 64)
     drafted = 0
     for number in range(400):

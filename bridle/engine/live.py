@@ -1,55 +1,81 @@
-"""Ends requests before their outputs are complete: cancelled, too late, or without the adapter or the picture
-that they need.
+"""The requests that are not over: how they come and go.
 
-Endings that other threads ask for are applied between two steps. This module knows nothing of plans, nor whether
-anybody still reads the events.
+A request holds its adapter and its pictures until its last output has ended. It may end before its outputs are
+complete: cancelled, too late, or without the adapter or the picture that it needs. Endings that other threads ask for
+are applied between two steps. This module knows nothing of plans, nor whether anybody still reads the events.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
+from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.branching import Outputs
+from bridle.engine.intake import Intake
+from bridle.engine.media_turns import MediaTurns
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
-from bridle.errors import BridleError, DeadlineExceeded
-from bridle.outputs import FinishReason
+from bridle.errors import BridleError, DeadlineExceeded, InvalidRequest
+from bridle.outputs import Finished, FinishReason
 
 #: How many entries of finished requests may be kept beyond the number of live ones before they are removed.
 _MAX_STALE = 64
 
 
-class Endings:
-    """Ends requests of `live`. `take_failures` gives the adapters that cannot be loaded, with the reasons, and
-    `take_media_failures` the pictures that cannot be encoded."""
+class LiveRequests:
+    """The outputs of each live request, in `outputs` by its id. Their changes go through `progress`; `ids` gives the
+    number of each new sequence."""
 
-    def __init__(
-        self,
-        live: Mapping[str, Outputs],
-        progress: Progress,
-        take_failures: Callable[[], Mapping[str, BridleError]],
-        take_media_failures: Callable[[], Mapping[bytes, BridleError]] = dict,
-    ) -> None:
-        self._live = live
+    def __init__(self, intake: Intake, progress: Progress, rotation: AdapterRotation, media: MediaTurns) -> None:
+        self.outputs: dict[str, Outputs] = {}
+        self.ids = count()
+        self._intake = intake
         self._progress = progress
-        self._take_failures = take_failures
-        self._take_media_failures = take_media_failures
+        self._rotation = rotation
+        self._media = media
         self._deadlines = Deadlines()
         self._cancelled: list[str] = []
 
-    def watch(self, request: Request) -> None:
-        """Watch a request that begins."""
+    def open(self, request: Request) -> Sequence:
+        """Take in a request with its first sequence, which is returned. Raises `InvalidRequest` if one of that id is
+        live, or `UnknownAdapter`."""
+        if request.id in self.outputs:
+            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        if request.adapter is not None:
+            self._rotation.open(request.adapter)
+        if request.media:
+            self._media.open(request)
         while request.id in self._cancelled:  # it was meant for an earlier request with that id
             self._cancelled.remove(request.id)
         if request.deadline is not None:
             self._deadlines.add(request.id, request.deadline)
+        seq = self._intake.new_sequence(request, next(self.ids))
+        self.outputs[request.id] = Outputs({seq.id: seq})
+        return seq
 
-    def forget(self, request_id: str) -> None:
-        """Stop watching a request with a deadline, which is over."""
-        self._deadlines.drop(request_id)
+    def end(self, seq: Sequence, event: Finished) -> None:
+        """Let go of an output, with the event that says so, and of its request after its last one."""
+        request, outputs = seq.request, self.outputs[seq.request.id]
+        outputs.sequences.pop(seq.id)
+        is_last = not outputs.sequences
+        if is_last:
+            del self.outputs[request.id]
+            if request.deadline is not None:
+                self._deadlines.drop(request.id)
+            if request.adapter is not None:
+                self._rotation.leave(request.adapter)
+            if request.media:
+                self._media.leave(request)
+        event = replace(event, is_last=is_last)
+        if seq.trace is not None:
+            self._progress.tracer.end(seq, event)
+        self._progress.events.append(event)
 
     def cancel_nowait(self, request_id: str) -> None:
         """End a request when `apply` is called next; unknown ids are ignored. Safe from any thread."""
@@ -63,19 +89,20 @@ class Endings:
         for request_id, late in self._deadlines.pop_due(now):
             for seq in self._sequences_of(request_id):
                 self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
-        for key, error in self._take_failures().items():
-            for request_id in tuple(self._live):
-                for seq in self._sequences_of(request_id):
-                    if seq.request.adapter == key:
-                        self._progress.fail(seq, error)
-        for medium, error in self._take_media_failures().items():
-            for request_id in tuple(self._live):
-                for seq in self._sequences_of(request_id):
-                    if any(run.key == medium for run in seq.runs):
-                        self._progress.fail(seq, error)
+        if failures := self._rotation.take_failures():
+            self._fail_users(failures, lambda seq: (seq.request.adapter,))
+        if self._media.num_users and (refused := self._media.take_failures()):
+            self._fail_users(refused, lambda seq: [run.key for run in seq.runs])
+
+    def _fail_users(self, failures: Mapping[Any, BridleError], needs: Callable[[Sequence], Iterable[object]]) -> None:
+        for request_id in tuple(self.outputs):
+            for seq in self._sequences_of(request_id):
+                errors = [failures[key] for key in needs(seq) if key in failures]
+                if errors:
+                    self._progress.fail(seq, errors[0])
 
     def _sequences_of(self, request_id: str) -> list[Sequence]:
-        outputs = self._live.get(request_id)
+        outputs = self.outputs.get(request_id)
         return list(outputs.sequences.values()) if outputs else []
 
 

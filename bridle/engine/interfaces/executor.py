@@ -1,0 +1,126 @@
+"""What computes: a backend of the engine, and what it may be able to do beside its steps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast, runtime_checkable
+
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
+
+#: What a model is for: text, vectors of texts, or labels of texts.
+Task = Literal["generate", "embed", "classify"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What the engine must know of a loaded model.
+
+    `kv` says who places KV. With `paged` the engine's block tables do (the plan gives every slot of every position).
+    With `sequences` the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's `start`; the
+    engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
+    have `embedding_size` numbers; 0 if this model gives none. `task` says what the model is for: one that does not
+    generate gives vectors of whole texts, each computed in one step, or the logits of a classifier's labels.
+    `block_bytes` is the memory of one block; 0 if it is not known. Ids that are `unnamed` stand for no token: they are
+    read in prompts, and never drawn.
+    """
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    kv: Literal["paged", "sequences"] = "paged"
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_num_batched_tokens: int = 512  # what the backend digests well in one step
+    max_num_seqs: int = 256
+    embedding_size: int = 0
+    task: Task = "generate"
+    block_bytes: int = 0
+    unnamed: Unnamed = NONE_UNNAMED
+
+    @property
+    def num_drawable(self) -> int:
+        """Ids from this one on are never drawn."""
+        return self.unnamed.end_of(self.vocab_size)
+
+
+class Executor(Protocol):
+    """A backend. One thread calls it. `forward` may return before the device is done; `sample` waits for it."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` when the device is lost
+        (every mirror is then gone), and any other `BridleError` when this plan cannot be run."""
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Read tokens and log-probabilities off the logits of the last forward."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget every mirror and all KV."""
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""
+
+
+class LateExecutor(Executor, Protocol):
+    """An executor whose device works on while its caller does other things: `sample` in two parts.
+
+    The caller may launch the next step between the two, with names of the tokens that are being drawn (`name_of`): the
+    device has them. It computes such a row with any token where nothing could be drawn. The order is draw, forward or
+    none, take; what was drawn and not taken is forgotten with `reset`. Errors of either part may be raised by `take`.
+    """
+
+    @property
+    def answers_late(self) -> bool:
+        """Whether that is of use here; if not, the engine calls `sample` alone."""
+        raise NotImplementedError
+
+    def draw(self, batch: SampleBatch) -> None:
+        """Begin to read tokens off the logits of the last forward. Returns at once."""
+
+    def take(self) -> StepResult:
+        """Wait for the results of the last `draw`. From then on its tokens have no names any more."""
+        raise NotImplementedError
+
+    def await_forward(self, seconds: float) -> bool:
+        """Wait until the device has computed the last forward, at most so long; returns whether it has."""
+        raise NotImplementedError
+
+
+def find_late(executor: Executor) -> LateExecutor | None:
+    """The executor, if it answers late."""
+    return cast(LateExecutor, executor) if getattr(executor, "answers_late", False) else None
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An executor whose device can go away for a while, and come back without any of its state.
+
+    While the device is away the engine computes nothing and keeps all requests. `on_change` is called, from any thread,
+    when it goes away and when it comes back.
+    """
+
+    on_change: Callable[[], None]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the device is reachable, as far as is known. Safe from any thread."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """An executor that can also return the vector of a text, unless its `info.embedding_size` is 0."""
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Vectors in 32-bit numbers of these logits rows of the last forward, which was step `step` and has been
+        sampled. Those of a model that generates are its hidden states, scaled to length 1."""
+        raise NotImplementedError

@@ -1,0 +1,42 @@
+"""What draws for a backend whose logits are arrays of its own. No tensor type appears here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from bridle.engine.plan import SampleBatch, SampleRow, StepResult
+
+
+class Sampler(Protocol):
+    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(row)` gives the tokens that precede a
+    row's draw and how many of them are prompt. Row i of the result answers `batch.rows[i]`."""
+
+    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
+
+
+class Drawing(Protocol):
+    """Draws that are under way."""
+
+    @property
+    def tokens(self) -> Any:
+        """The tokens as the device has them, an integer tensor [rows] in the order of the batch, less than 0 where none
+        could be drawn; None if they have to be waited for."""
+        raise NotImplementedError
+
+    def take(self) -> StepResult:
+        """Wait for them. Called once."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class EarlySampler(Sampler, Protocol):
+    """A sampler that need not be waited for. To call it is to `draw`, and to `take` at once."""
+
+    def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> Drawing:
+        """Start answering `batch`. When this returns, whatever is launched next may overwrite `logits`."""
+        raise NotImplementedError
+
+
+class HistoryLookup(Protocol):
+    def __call__(self, row: SampleRow) -> tuple[Sequence[int], int]: ...

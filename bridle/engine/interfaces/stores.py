@@ -1,0 +1,106 @@
+"""What keeps beside the KV cache what requests name: adapters, and the features of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from bridle.engine.media import Medium
+from bridle.errors import BridleError
+
+
+class AdapterStore(Protocol):
+    """Keeps a model's adapters, by key (`Request.adapter`). None of its calls may block. The engine's thread calls all
+    but `check_known`."""
+
+    def check_known(self, key: str) -> None:
+        """Raise `UnknownAdapter` unless requests may use the adapter. Any thread may ask."""
+
+    def open(self, key: str) -> None:
+        """Note that a request uses the adapter from now on. Raises `UnknownAdapter`."""
+
+    def leave(self, key: str) -> None:
+        """Note that a request that used the adapter is over."""
+
+    def begin_step(self, keys: Sequence[str]) -> set[str]:
+        """Return the adapters among `keys`, the most urgent first, that are on the device; they stay there until the
+        next call. The others are brought there meanwhile."""
+        raise NotImplementedError
+
+    def take_failures(self) -> dict[str, BridleError]:
+        """Adapters in use that cannot be loaded, and why; each is returned once."""
+        raise NotImplementedError
+
+    def counts(self) -> Mapping[str, int]:
+        """How many adapters are on each tier, and how many came and went: fields of `EngineStatistics`. Any thread may
+        ask."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop bringing adapters to the device. Idempotent."""
+
+
+class MediaDevice(Protocol):
+    """What an executor that sees has as `media`: it encodes pictures, and holds their features by key until it is told
+    to drop them. `encode` and `drop` are called by one thread, beside the steps; each raises `ShardUnavailable` when
+    the device cannot be reached. `epoch` is another number after everything was lost."""
+
+    epoch: int
+    max_bytes: int
+
+    def num_bytes(self, medium: Medium) -> int:
+        """The memory that its features take."""
+        raise NotImplementedError
+
+    def encode(self, medium: Medium) -> None:
+        """Make the features of a picture; returns when plans may name them. Raises `MediaRefused`."""
+
+    def drop(self, key: bytes) -> None:
+        """Let go of the features of a picture that no plan names; unknown keys are ignored."""
+
+    def clear(self) -> None:
+        """Let go of all features, also of those that are being made."""
+
+
+@runtime_checkable
+class BatchedMedia(MediaDevice, Protocol):
+    """A device that may encode several pictures at once."""
+
+    def together(self, media: Sequence[Medium]) -> list[Medium]:
+        """The first of `media` and those behind it that it would best be encoded with."""
+        raise NotImplementedError
+
+    def encode_all(self, media: Sequence[Medium]) -> None:
+        """Make the features of pictures that belong `together`. After an error none of them are there: then each is to
+        be encoded for itself."""
+
+
+class MediaStore(Protocol):
+    """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
+    engine's thread calls all but `check` and `counts`."""
+
+    def check(self, media: Sequence[Medium]) -> None:
+        """Raise `InvalidRequest` for a picture that can never be encoded here, and `Overloaded` where there is no room
+        for it now. Any thread may ask."""
+
+    def open(self, medium: Medium) -> None:
+        """Note that a request uses the medium from now on."""
+
+    def leave(self, key: bytes) -> None:
+        """Note that a request that used the medium is over."""
+
+    def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Return the media among `keys`, the most urgent first, whose features are there; they stay until the next
+        call. Others are encoded meanwhile, the first of them in any case."""
+        raise NotImplementedError
+
+    def take_failures(self) -> Mapping[bytes, BridleError]:
+        """Media in use that cannot be encoded, and why; each is returned once."""
+        raise NotImplementedError
+
+    def counts(self) -> Mapping[str, Any]:
+        """Fields of `EngineStatistics`. Any thread may ask."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop encoding. Idempotent."""

@@ -1,0 +1,60 @@
+"""Goes on after a failed step or a lost device: some sequences end, some are computed alone for a while, and all KV is
+computed again."""
+
+from __future__ import annotations
+
+from bridle.engine.blame import Blame
+from bridle.engine.branching import Branched, Branching
+from bridle.engine.interfaces import Executor
+from bridle.engine.plan import SampleBatch
+from bridle.engine.progress import Progress
+from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
+from bridle.outputs import Resuming
+
+
+class Recovery:
+    """Remembers between steps what failed. A device that is lost for good ends the engine: `recover` raises the error,
+    for who runs the engine."""
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, branching: Branching, progress: Progress) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._branching = branching
+        self._progress = progress
+        self._blame = Blame()
+        self._is_lost = False  # the device is away, and the clients were told
+        self.num_failed_steps = 0
+
+    def note_away(self) -> None:
+        """Note that the device is away now, between two steps."""
+        if not self._is_lost:
+            self.recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
+
+    def note_success(self, scheduled: list[Scheduled]) -> None:
+        """Note that a step was computed, after others had failed."""
+        self._is_lost = False
+        self._blame.clear([item.seq for item in scheduled])
+
+    def recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
+        """Handle a step that failed with `error`."""
+        if isinstance(error, DeviceLost):
+            raise error
+        self.num_failed_steps += 1
+        self._branching.undo(branched)
+        self._is_lost = isinstance(error, ShardUnavailable)
+        computed = [item.seq for item in scheduled if not item.seq.is_finished]
+        failed, suspects = self._blame.judge(computed, error)
+        cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
+        for seq in failed:
+            self._progress.fail(seq, cause)
+        if self._is_lost:
+            self._announce_loss()
+        self._executor.reset()
+        self._scheduler.reset(suspects)
+
+    def _announce_loss(self) -> None:
+        """Tell the clients that asked for it that the device is lost, and that they wait for it."""
+        for seq in self._scheduler.running.values():
+            if seq.request.tell_resuming:
+                self._progress.events.append(Resuming(seq.request.id, seq.index))
