@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client.keeper import make_exchange
 from bridle.aici.client.opening import instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
@@ -51,14 +51,14 @@ class Runner:
     def upload(self, wasm: bytes) -> str:
         """Store and compile a controller; returns its id."""
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-        data: protocol.ModuleData = self._side.call(message, protocol.ModuleData).result()
+        data: replies.ModuleData = self._side.call(message, replies.ModuleData).result()
         return data.module_id
 
     def set_tags(self, module: str, tags: Sequence[str]) -> None:
         """Let these tags name a module."""
         auth = msgspec.to_builtins(protocol.Auth("local", True))
         message = protocol.SetTags(module_id=module, tags=list(tags), auth=auth)
-        self._side.call(message, protocol.TagsData).result()
+        self._side.call(message, replies.TagsData).result()
 
     def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
         """Make an instance for a request; returns the prompt to use, which the controller may have rewritten."""

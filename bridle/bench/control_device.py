@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool
@@ -112,7 +112,7 @@ def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> I
 def upload(pool: RuntimePool, wasm: bytes) -> str:
     """Store a controller; gives its id."""
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-    module: str = pool.call(message, protocol.ModuleData).module_id
+    module: str = pool.call(message, replies.ModuleData).module_id
     return module
 
 

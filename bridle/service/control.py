@@ -23,7 +23,7 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
     from bridle.aici.client import DemandedPool, RuntimeConfig, RuntimePool
-    from bridle.aici.protocol import ModuleData, TagsData
+    from bridle.aici.replies import ModuleData, TagsData
 
 _log = logging.getLogger(__name__)
 
@@ -214,31 +214,31 @@ def guess_num_logits(folder: Path) -> int | None:
 def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
     """Compile and keep a controller. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; takes seconds for a
     large one."""
-    from bridle.aici import protocol
+    from bridle.aici import protocol, replies
 
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
-    data: ModuleData = control.call(message, protocol.ModuleData)
+    data: ModuleData = control.call(message, replies.ModuleData)
     return data
 
 
 def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
     """Let tags name a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set. Blocks."""
-    from bridle.aici import protocol
+    from bridle.aici import protocol, replies
 
     message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
-    data: TagsData = control.call(message, protocol.TagsData)
+    data: TagsData = control.call(message, replies.TagsData)
     return data
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
     """The hash of the module that a hash or a name means now; "" if it means none, None if the runtime cannot tell.
     Blocks."""
-    from bridle.aici import protocol
+    from bridle.aici import protocol, replies
 
     if not control.knows("get_module"):
         return None
     try:
-        data: ModuleData = control.call(protocol.GetModule(module_id=name), protocol.ModuleData)
+        data: ModuleData = control.call(protocol.GetModule(module_id=name), replies.ModuleData)
     except InvalidRequest:
         return ""
     return data.module_id
@@ -246,9 +246,9 @@ def find_module(control: RuntimePool, name: str) -> str | None:
 
 def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
     """All tags, newest first. Blocks."""
-    from bridle.aici import protocol
+    from bridle.aici import protocol, replies
 
-    data: TagsData = control.call(protocol.GetTags(auth=_as_json(auth)), protocol.TagsData)
+    data: TagsData = control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)
     return data
 
 

@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Callable
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client import RuntimePool, WasmController
 from bridle.config import EngineConfig
 from bridle.engine import Engine, Request
@@ -29,7 +29,7 @@ class Steered:
 
     def upload(self, wasm: bytes) -> str:
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-        module: str = self.pool.call(message, protocol.ModuleData).module_id
+        module: str = self.pool.call(message, replies.ModuleData).module_id
         return module
 
     def add(self, name: str, wasm: bytes | None, argument: str = "", **sampling: object) -> None:

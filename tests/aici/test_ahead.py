@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
-from bridle.aici.protocol import Branch
+from bridle.aici.replies import Branch
 from bridle.aici.runtime import ahead
 from bridle.aici.runtime.ahead import Lookahead
 from bridle.aici.runtime.hosted import Hosted

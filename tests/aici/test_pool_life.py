@@ -63,9 +63,9 @@ def probe(steered: Steered) -> None:
 def settle(steered: Steered) -> None:
     """Openings that were under way are over, and so are the instances that nobody wanted."""
     pool = steered.pool
-    for done in [pool._openers.submit(lambda: None) for _ in range(4)]:
+    for done in [pool._instances._openers.submit(lambda: None) for _ in range(4)]:
         done.result(PATIENCE)
-    until(lambda: not pool._pending)
+    until(lambda: not pool._instances.pending)
     deadline = time.monotonic() + PATIENCE
     for number in count():  # a step, with which the runtime drops what was discarded; it needs room itself
         steered.add(f"settled {number}", SHORT)

@@ -14,7 +14,8 @@ import wasmtime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.aici.protocol import Auth, ModuleData
+from bridle.aici.protocol import Auth
+from bridle.aici.replies import ModuleData
 from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.github import Downloads
 from bridle.aici.runtime.limits import DEFAULT_LIMITS

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from bridle.aici import protocol as p
+from bridle.aici import replies as r
 from bridle.aici.client import WasmController
 from bridle.aici.client.opening import instantiation
 from bridle.engine.request import Request
@@ -63,15 +64,15 @@ requests = st.one_of(
     st.builds(p.Discard, req_id=texts, rid=rids),
 )
 commands = st.one_of(
-    st.builds(p.StorageCommand, read=st.builds(p.ReadVar, name=texts)),
+    st.builds(r.StorageCommand, read=st.builds(r.ReadVar, name=texts)),
     st.builds(
-        p.StorageCommand,
-        write=st.builds(p.WriteVar, name=texts, value=texts, op=st.sampled_from(["Set", "Append"])),
+        r.StorageCommand,
+        write=st.builds(r.WriteVar, name=texts, value=texts, op=st.sampled_from(["Set", "Append"])),
     ),
 )
-splices = st.builds(p.Splice, when_sampled=tokens, backtrack=counts, ff_tokens=tokens)
+splices = st.builds(r.Splice, when_sampled=tokens, backtrack=counts, ff_tokens=tokens)
 branches = st.builds(
-    p.Branch,
+    r.Branch,
     sample_mask=st.one_of(st.none(), counts),
     temperature=st.one_of(st.none(), numbers),
     splices=st.lists(splices, max_size=2),
@@ -85,7 +86,7 @@ def results(result: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.dictionaries(
         ids,
         st.builds(
-            p.SeqResult,
+            r.SeqResult,
             error=texts,
             result=st.one_of(st.none(), result),
             storage=st.lists(commands, max_size=2),
@@ -96,33 +97,33 @@ def results(result: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-pre_results = st.builds(p.PreResult, suspend=st.booleans(), num_forks=counts, ff_tokens=tokens)
+pre_results = st.builds(r.PreResult, suspend=st.booleans(), num_forks=counts, ff_tokens=tokens)
 tag_infos = st.builds(
-    p.TagInfo, tag=texts, module_id=texts, updated_at=ids, updated_by=texts, wasm_size=ids, compiled_size=ids
+    r.TagInfo, tag=texts, module_id=texts, updated_at=ids, updated_by=texts, wasm_size=ids, compiled_size=ids
 )
 datas = st.one_of(
-    st.builds(p.Pong),
-    st.builds(p.TokensData, vocab_size=counts, eos_token_id=st.one_of(st.just(UNSET), counts)),
+    st.builds(r.Pong),
+    st.builds(r.TokensData, vocab_size=counts, eos_token_id=st.one_of(st.just(UNSET), counts)),
     st.builds(
-        p.PostPreData, post_seqs=results(st.builds(p.PostResult, stop=st.booleans())), pre_seqs=results(pre_results)
+        r.PostPreData, post_seqs=results(st.builds(r.PostResult, stop=st.booleans())), pre_seqs=results(pre_results)
     ),
     st.builds(
-        p.MidData1,
-        seqs=results(st.builds(p.MidResult, ff_tokens=tokens, backtrack=counts)),
+        r.MidData1,
+        seqs=results(st.builds(r.MidResult, ff_tokens=tokens, backtrack=counts)),
         num_seqs=counts,
     ),
     st.builds(
-        p.MidData2,
-        seqs=results(st.builds(p.Branches, branches=st.lists(branches, max_size=2))),
+        r.MidData2,
+        seqs=results(st.builds(r.Branches, branches=st.lists(branches, max_size=2))),
         dtype=texts,
         first_mask_byte_offset=ids,
         mask_num_bytes=ids,
         mask_num_elts=ids,
         num_masks=ids,
     ),
-    st.builds(p.ModuleData, module_id=texts, wasm_size=ids, compiled_size=ids, time=ids),
-    st.builds(p.TagsData, tags=st.lists(tag_infos, max_size=2)),
-    st.builds(p.PromptResult, prompt=tokens),
+    st.builds(r.ModuleData, module_id=texts, wasm_size=ids, compiled_size=ids, time=ids),
+    st.builds(r.TagsData, tags=st.lists(tag_infos, max_size=2)),
+    st.builds(r.PromptResult, prompt=tokens),
 )
 
 
@@ -133,14 +134,14 @@ def test_requests_survive_the_wire(message: p.Request) -> None:
 
 @given(datas, st.one_of(st.just(UNSET), texts))
 def test_replies_survive_the_wire(data: Any, rid: Any) -> None:
-    reply = p.Ok(data, rid)
-    assert p.decode_reply(p.encode(reply), type(data)) == reply
+    reply = r.Ok(data, rid)
+    assert r.decode_reply(p.encode(reply), type(data)) == reply
 
 
 @given(texts, st.booleans(), st.one_of(st.just(UNSET), texts))
 def test_failures_survive_the_wire(error: str, is_user_error: bool, rid: Any) -> None:
-    for reply in (p.Failure(error, is_user_error, rid), p.JsonFailure(error)):
-        assert p.decode_reply(p.encode(reply), p.Pong) == reply
+    for reply in (r.Failure(error, is_user_error, rid), r.JsonFailure(error)):
+        assert r.decode_reply(p.encode(reply), r.Pong) == reply
 
 
 @given(st.binary(max_size=60))
@@ -154,14 +155,14 @@ def wire(message: Any) -> Any:
 
 
 def test_what_stands_on_the_wire() -> None:
-    assert wire(p.Ok(p.Pong())) == {"type": "ok", "data": {"pong": 1}}
-    assert wire(p.Failure("x")) == {"type": "error", "error": "x", "is_user_error": False}
-    assert wire(p.JsonFailure("x")) == {"type": "json-error", "error": "x"}
-    assert wire(p.Ok(p.TokensData(3))) == {"type": "ok", "data": {"vocab_size": 3}}
-    assert wire(p.SeqResult()) == {"error": "", "result": None, "storage": [], "logs": "", "micros": 0}
-    assert wire(p.Branch()) == {"sample_mask": None, "temperature": None, "splices": []}
+    assert wire(r.Ok(r.Pong())) == {"type": "ok", "data": {"pong": 1}}
+    assert wire(r.Failure("x")) == {"type": "error", "error": "x", "is_user_error": False}
+    assert wire(r.JsonFailure("x")) == {"type": "json-error", "error": "x"}
+    assert wire(r.Ok(r.TokensData(3))) == {"type": "ok", "data": {"vocab_size": 3}}
+    assert wire(r.SeqResult()) == {"error": "", "result": None, "storage": [], "logs": "", "micros": 0}
+    assert wire(r.Branch()) == {"sample_mask": None, "temperature": None, "splices": []}
     assert wire(p.MidProcess(ops=[], freed=[3])) == {"op": "mid_process", "ops": [], "freed": [3]}
-    command = p.StorageCommand(write=p.WriteVar("a", "00ff", "Set"))
+    command = r.StorageCommand(write=r.WriteVar("a", "00ff", "Set"))
     assert wire(command) == {"WriteVar": {"name": "a", "value": "00ff", "op": "Set", "when_version_is": None}}
 
 

@@ -14,7 +14,7 @@ import wasmtime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.aici.protocol import ReadVar, WriteVar
+from bridle.aici.replies import ReadVar, WriteVar
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.facts import settings_key
 from bridle.aici.runtime.instance import Instance

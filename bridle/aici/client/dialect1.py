@@ -18,7 +18,7 @@ from itertools import count
 
 import numpy as np
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client.exchange import own_words, stored_values
 from bridle.aici.client.process import RuntimeProcess
 from bridle.engine.decision import Branch, Decision, Splice, mask_words
@@ -125,9 +125,9 @@ class Dialect1:
 
     def _take_pre(self, reply: bytes) -> bool:
         """Decide what pre decides alone. Returns True if `mid_process` was sent for the rest."""
-        message = protocol.decode_reply(reply, protocol.PostPreData)
+        message = replies.decode_reply(reply, replies.PostPreData)
         self._mid = []
-        if not isinstance(message, protocol.Ok):
+        if not isinstance(message, replies.Ok):
             self._fail_all(message.error)
             return False
         asked = {ask.seq_id: ask for ask in self._asked or ()}
@@ -141,7 +141,7 @@ class Dialect1:
         self._process.send(protocol.encode(protocol.MidProcess(ops=ops)))
         return True
 
-    def _answer_pre(self, ask: Ask, data: protocol.PostPreData) -> Answer:
+    def _answer_pre(self, ask: Ask, data: replies.PostPreData) -> Answer:
         told = self._told.get(ask.seq_id)
         if told is None:  # a fork that the runtime does not know
             return Answer(error=None if ask.final else ControllerError("this output has no controller in the runtime"))
@@ -164,7 +164,7 @@ class Dialect1:
             answer.decision = self._plan(ask.seq_id, told, pre.result)
         return answer
 
-    def _plan(self, seq_id: int, told: _Told, pre: protocol.PreResult) -> Decision | None:
+    def _plan(self, seq_id: int, told: _Told, pre: replies.PreResult) -> Decision | None:
         """The decision that pre makes by itself; None if the callback under the forward pass decides."""
         tokens = (*told.early, *pre.ff_tokens)
         told.early = ()
@@ -181,7 +181,7 @@ class Dialect1:
             self._mid.append((seq_id, [told.wire, *told.children]))
         return None
 
-    def _keep(self, seq_id: int, data: protocol.PostPreData) -> None:
+    def _keep(self, seq_id: int, data: replies.PostPreData) -> None:
         """Keep what a sequence answered without being asked."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
@@ -197,8 +197,8 @@ class Dialect1:
     # -- mid ---------------------------------------------------------------------------------------------
 
     def _take_mid(self, reply: bytes) -> None:
-        message = protocol.decode_reply(reply, protocol.MidData1)
-        if not isinstance(message, protocol.Ok):
+        message = replies.decode_reply(reply, replies.MidData1)
+        if not isinstance(message, replies.Ok):
             self._fail_all(message.error)
             return
         row = 0
@@ -217,7 +217,7 @@ class Dialect1:
             if answer.error is None:
                 answer.decision = Decision.fork(branches)
 
-    def _branch(self, row: int, result: protocol.MidResult | None) -> Branch:
+    def _branch(self, row: int, result: replies.MidResult | None) -> Branch:
         if result is None:
             return Branch(mask=self._mask(row))
         return Branch(sample=False, splices=(Splice(max(result.backtrack - 1, 0), tuple(result.ff_tokens)),))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import UnsetType
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client.process import RuntimeProcess
 from bridle.aici.masks import MaskReader
 from bridle.engine.decision import Branch, Decision, Splice
@@ -92,13 +92,13 @@ class Dialect2:
         if reply is None or self._asked is None:
             return None
         asked, self._asked = self._asked, None
-        message = protocol.decode_reply(reply, protocol.MidData2)
-        if not isinstance(message, protocol.Ok):
+        message = replies.decode_reply(reply, replies.MidData2)
+        if not isinstance(message, replies.Ok):
             error = ControllerError(f"the control runtime refused the step: {message.error}")
             return {ask.seq_id: Answer(error=error) for ask in asked}
         return {ask.seq_id: self._answer(ask, message.data) for ask in asked}
 
-    def _answer(self, ask: Ask, data: protocol.MidData2) -> Answer:
+    def _answer(self, ask: Ask, data: replies.MidData2) -> Answer:
         result = data.seqs.get(ask.seq_id)
         if result is None:
             return Answer(error=ControllerError("the control runtime gave no answer for this sequence"))
@@ -119,7 +119,7 @@ class Dialect2:
         return answer
 
     def _ahead(
-        self, seq_id: int, known: list[protocol.Foreseen] | UnsetType, data: protocol.MidData2
+        self, seq_id: int, known: list[replies.Foreseen] | UnsetType, data: replies.MidData2
     ) -> tuple[tuple[int, Answer], ...]:
         """What clones of the controller answered to tokens that may come."""
         if not isinstance(known, list):
@@ -136,13 +136,13 @@ class Dialect2:
             for each in known
         )
 
-    def _decision(self, seq_id: int, branches: list[protocol.Branch], data: protocol.MidData2) -> Decision:
+    def _decision(self, seq_id: int, branches: list[replies.Branch], data: replies.MidData2) -> Decision:
         if len(branches) == 1 and branches[0].wait is True:
             named = branches[0].waits_for
             return Decision.wait(tuple(named) if isinstance(named, list) else None)
         return Decision(tuple(self._branch(seq_id, branch, data) for branch in branches))
 
-    def _branch(self, seq_id: int, branch: protocol.Branch, data: protocol.MidData2) -> Branch:
+    def _branch(self, seq_id: int, branch: replies.Branch, data: replies.MidData2) -> Branch:
         splices = tuple(
             Splice(splice.backtrack, tuple(splice.ff_tokens), frozenset(splice.when_sampled))
             for splice in branch.splices
@@ -156,7 +156,7 @@ class Dialect2:
         draft = tuple(branch.draft) if isinstance(branch.draft, list) else ()
         return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top, draft)
 
-    def _sampling(self, seq_id: int, branch: protocol.Branch) -> SamplingParams | None:
+    def _sampling(self, seq_id: int, branch: replies.Branch) -> SamplingParams | None:
         changes: dict[str, Any] = dict(branch.sampling) if isinstance(branch.sampling, dict) else {}
         if branch.temperature is not None:
             changes["temperature"] = branch.temperature
@@ -178,9 +178,9 @@ def own_words(logs: str) -> str:
     return ""
 
 
-def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue, ...]:
+def stored_values(commands: list[replies.StorageCommand]) -> tuple[StoredValue, ...]:
     """The variables that were written, in order. Reads are left out."""
-    written = [command.write for command in commands if isinstance(command.write, protocol.WriteVar)]
+    written = [command.write for command in commands if isinstance(command.write, replies.WriteVar)]
     return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client.exchange import stored_values
 from bridle.aici.client.reference import WasmController
 from bridle.engine.interfaces import Answer, Ask
@@ -30,7 +30,7 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
         auth=msgspec.to_builtins(controller.auth),
         traceparent=request.metadata.get("traceparent"),
     )
-    return message, dict[str, Any] if dialect == 1 else protocol.SeqResult[protocol.PromptResult]
+    return message, dict[str, Any] if dialect == 1 else replies.SeqResult[replies.PromptResult]
 
 
 def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
 
 def module_of(data: Any) -> str | None:
     """The module of the new instance, by its hash; None if the runtime does not tell."""
-    return data.module_id if isinstance(data, protocol.SeqResult) and isinstance(data.module_id, str) else None
+    return data.module_id if isinstance(data, replies.SeqResult) and isinstance(data.module_id, str) else None
 
 
 class FirstWords:

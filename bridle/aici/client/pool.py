@@ -11,24 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from bridle.aici import protocol
+from bridle.aici.client.instances import Instances
 from bridle.aici.client.keeper import Life, RuntimeKeeper
-from bridle.aici.client.opening import FirstWords, instantiation, module_of, prompt_of
+from bridle.aici.client.opening import FirstWords
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
 from bridle.aici.client.tool_variables import ToolVariables
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ControllerError, ProtocolError
-from bridle.threads import conclude
+from bridle.errors import ControllerError, ProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +43,6 @@ class _Queue:
 
     asks: list[Ask] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """An instance that no sequence has claimed yet: where it lives, and the module that its name meant, if known."""
-
-    life: Life
-    module: str | None
 
 
 class RuntimePool:
@@ -72,16 +63,13 @@ class RuntimePool:
         self._leaving: set[int] = set()  # sequences that are freed along with their last ask
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
-        self._opened: dict[str, _Opened] = {}  # by request
         self._first_words = FirstWords()
         self.tools = ToolVariables()
         self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
         self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
-        self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
-        self._strays: deque[Request] = deque()  # requests among those that went away
         self._stray_ids = count(_STRAYS)
-        self._openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
         self._keeper = RuntimeKeeper(config, vocab_size)
+        self._instances = Instances(config, self._keeper, self._first_words, lambda: self.wake())
         self._life: Life | None = self._keeper.current  # the one that `_live` live in
 
     # -- life of the runtime -----------------------------------------------------------------------------
@@ -141,7 +129,7 @@ class RuntimePool:
     def is_busy(self) -> bool:
         """Whether a reply is due, or the runtime has not been told yet which instances are free."""
         life = self._life
-        return life is not None and (life.listener.is_open or bool(self._queue.freed or self._strays))
+        return life is not None and (life.listener.is_open or bool(self._queue.freed or self._instances.strays))
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `WasmController` of a request's own; `demanded.py` has those of policies."""
@@ -149,68 +137,15 @@ class RuntimePool:
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""
-        future: Future[tuple[int, ...]] = Future()
-        self._openers.submit(self._open, request, future)
-        return future
-
-    def _open(self, request: Request, future: Future[tuple[int, ...]]) -> None:
-        if future.cancelled():
-            return
-        try:
-            life = self._keeper.wait(self.config.start_timeout)
-            message, data_type = instantiation(request, self.config.dialect)
-            call = life.side.call(message, data_type)
-        except BridleError as error:
-            self._conclude(future, error)
-            return
-        self._pending.add(call)
-        call.add_done_callback(lambda done: self._take_instance(request, life, future, done))
-
-    def _take_instance(self, request: Request, life: Life, future: Future[tuple[int, ...]], done: Future[Any]) -> None:
-        """Take the runtime's reply to an instantiation. Called on the side channel's thread."""
-        try:
-            prompt = prompt_of(request, done.result())
-        except BridleError as error:
-            self._conclude(future, error)
-        else:
-            self._first_words.note_instance(request, done.result())
-            self._opened[request.id] = _Opened(life, module_of(done.result()))
-            if not self._conclude(future, prompt):
-                self._discard(request, life)
-        finally:
-            self._pending.discard(done)
-
-    def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | BridleError) -> bool:
-        """Complete the future of an opening. Returns False if nobody waits for it any more."""
-        is_awaited = conclude(future, outcome)
-        if is_awaited:
-            self.wake()
-        return is_awaited
+        return self._instances.open(request)
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
         """The module that the request's instance was made of, with the name that it was asked for by."""
-        opened, controller = self._opened.get(request.id), request.controller
-        if opened is None or opened.module is None or not isinstance(controller, WasmController):
-            return ()
-        return ((controller.module, opened.module),)
+        return self._instances.modules_of(request)
 
     def abandon(self, request: Request) -> None:
         """Drop the instance of a request that will not run. Any thread may call."""
-        opened = self._opened.get(request.id)
-        if opened is not None:
-            self._discard(request, opened.life)
-
-    def _discard(self, request: Request, life: Life) -> None:
-        """Drop an instance that no request needs. A runtime without a command for that has it claimed and freed."""
-        self._first_words.forget(request)
-        if "discard" in life.process.extensions:
-            self._opened.pop(request.id, None)
-            call = life.side.call(protocol.Discard(req_id=request.id), dict)
-            self._pending.add(call)
-            call.add_done_callback(self._pending.discard)
-        else:
-            self._strays.append(request)
-            self.wake()
+        self._instances.abandon(request)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks, or queue them while an exchange is under way."""
@@ -256,7 +191,7 @@ class RuntimePool:
     def _is_lost(self, ask: Ask, life: Life | None) -> bool:
         """Whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
-            opened = self._opened.pop(ask.request.id, None)
+            opened = self._instances.opened.pop(ask.request.id, None)
             return opened is None or opened.life is not life
         known = ask.parent if ask.parent is not None else ask.seq_id
         return life is None or known not in self._live
@@ -308,7 +243,7 @@ class RuntimePool:
         if self._held:
             self._ask_held(life)
             wanted -= self._held.keys()  # nothing will come
-        if self._strays:
+        if self._instances.strays:
             self._flush(life)  # nobody may ask anything for a long time
         if wanted and self._asked_at:
             self._learn_patience()
@@ -330,7 +265,7 @@ class RuntimePool:
         engine, which numbers its sequences anew, may use this pool. Raises `ControllerError` after `timeout`
         seconds."""
         deadline = time.monotonic() + timeout
-        while self._pending and time.monotonic() < deadline:
+        while self._instances.pending and time.monotonic() < deadline:
             time.sleep(_GLANCE)
         while (life := self._sync()) is not None and (self.is_busy or self._queue.asks):
             self._flush(life)
@@ -341,7 +276,7 @@ class RuntimePool:
     def shutdown(self) -> None:
         """End the runtime. Idempotent."""
         self._keeper.close()
-        self._openers.shutdown(wait=True, cancel_futures=True)
+        self._instances.close()
         if self._life is not None:
             self._life.close()
 
@@ -351,8 +286,8 @@ class RuntimePool:
         """Begin an exchange if there is something to send and the channel is free."""
         if life is None or life.listener.is_open:
             return
-        while self._strays:
-            self._claim(self._strays.popleft(), life)
+        while self._instances.strays:
+            self._claim(self._instances.strays.popleft(), life)
         queue = self._queue
         if not (queue.asks or queue.freed):
             return
@@ -364,7 +299,7 @@ class RuntimePool:
             self._lose(life, str(error))
 
     def _claim(self, request: Request, life: Life) -> None:
-        opened = self._opened.pop(request.id, None)
+        opened = self._instances.opened.pop(request.id, None)
         if opened is not None and opened.life is life:
             ask = Ask(next(self._stray_ids), request=request, final=True)
             self._queue.asks.append(ask)

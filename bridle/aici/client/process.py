@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridle import __version__
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.channels import MIB, SharedChannels, create_link, remove_names
 from bridle.aici.client.recording import TraceWriter
 from bridle.errors import ControllerError, ProtocolError
@@ -129,8 +129,8 @@ class RuntimeProcess:
             raise ControllerError(f"the control runtime {command!r} cannot be started: {error}") from None
 
     def _shake_hands(self) -> tuple[int, frozenset[str]]:
-        self._call(protocol.Ping(), protocol.Pong)
-        tokens = self._call(protocol.Tokens(), protocol.TokensData)
+        self._call(protocol.Ping(), replies.Pong)
+        tokens = self._call(protocol.Tokens(), replies.TokensData)
         extensions = tokens.extensions
         return tokens.vocab_size, frozenset(extensions if isinstance(extensions, list) else ())
 
@@ -144,8 +144,8 @@ class RuntimeProcess:
             raise ControllerError(f"the control runtime ended while it started ({self._status()}): {error}") from None
         if reply is None:
             raise ControllerError(f"the control runtime gave no answer within {timeout:g} s of its start")
-        message = protocol.decode_reply(reply, data_type)
-        if not isinstance(message, protocol.Ok):
+        message = replies.decode_reply(reply, data_type)
+        if not isinstance(message, replies.Ok):
             raise ControllerError(f"the control runtime refused to start: {message.error}")
         data: T = message.data
         return data

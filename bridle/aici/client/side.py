@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bridle.aici import protocol
+from bridle.aici import protocol, replies
 from bridle.aici.client.process import RuntimeProcess
 from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
 
@@ -87,7 +87,7 @@ class SideChannel:
         if future is None or not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(_data(protocol.decode_reply(reply, data_type)))
+            future.set_result(_data(replies.decode_reply(reply, data_type)))
         except (ProtocolError, ControllerError, InvalidRequest, Overloaded) as error:
             future.set_exception(error)
 
@@ -96,11 +96,11 @@ class _Rid(msgspec.Struct):
     rid: str = msgspec.field(name="$rid", default="")
 
 
-def _data(message: protocol.Ok[Any] | protocol.Failure | protocol.JsonFailure) -> Any:
-    if isinstance(message, protocol.Ok):
+def _data(message: replies.Ok[Any] | replies.Failure | replies.JsonFailure) -> Any:
+    if isinstance(message, replies.Ok):
         return message.data
-    if isinstance(message, protocol.Failure) and isinstance(message.retry_after, float):
+    if isinstance(message, replies.Failure) and isinstance(message.retry_after, float):
         raise Overloaded(message.error, message.retry_after)
-    if isinstance(message, protocol.Failure) and message.is_user_error:
+    if isinstance(message, replies.Failure) and message.is_user_error:
         raise InvalidRequest(message.error, "controller")
     raise ControllerUnavailable(message.error)

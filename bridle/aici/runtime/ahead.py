@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from bridle.aici.protocol import ReadVar, WriteVar
+from bridle.aici.replies import ReadVar, WriteVar
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.guests import GuestDecision
 from bridle.aici.runtime.hosted import Hosted

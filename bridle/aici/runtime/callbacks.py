@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from bridle.aici.protocol import PreResult, WriteVar
+from bridle.aici.replies import PreResult, WriteVar
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.ahead import Lookahead
 from bridle.aici.runtime.hosted import Hosted

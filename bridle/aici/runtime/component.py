@@ -16,7 +16,7 @@ import msgspec
 import wasmtime
 from wasmtime import component as wc
 
-from bridle.aici.protocol import WriteVar
+from bridle.aici.replies import WriteVar
 from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.program import Program

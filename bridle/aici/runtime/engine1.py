@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from bridle.aici.masks import dense_table, fill_row
-from bridle.aici.protocol import (
+from bridle.aici.protocol import MidProcess, PostPreProcess
+from bridle.aici.replies import (
     MidData1,
-    MidProcess,
     MidResult,
     PostPreData,
-    PostPreProcess,
     PostResult,
     PreResult,
     SeqResult,

@@ -11,17 +11,8 @@ from typing import Any
 from msgspec import UNSET
 
 from bridle.aici.masks import MaskLayout, MaskWriter
-from bridle.aici.protocol import (
-    Branch,
-    Branches,
-    Foreseen,
-    MidData2,
-    MidOp,
-    MidProcess,
-    SeqResult,
-    Splice,
-    StorageCommand,
-)
+from bridle.aici.protocol import MidOp, MidProcess
+from bridle.aici.replies import Branch, Branches, Foreseen, MidData2, SeqResult, Splice, StorageCommand
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.ahead import MAX_AHEAD
 from bridle.aici.runtime.forks import Forks

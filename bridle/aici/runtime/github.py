@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from bridle.aici.protocol import Auth, ModuleData
+from bridle.aici.protocol import Auth
+from bridle.aici.replies import ModuleData
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.tags import GhReference

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from bridle.aici.protocol import Branch, Count, PreResult, Splice, TokenId
+from bridle.aici.protocol import Count, TokenId
+from bridle.aici.replies import Branch, PreResult, Splice
 from bridle.aici.runtime.instance import Instance
 from bridle.errors import ControllerError, ControllerTrap
 

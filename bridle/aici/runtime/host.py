@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bridle.aici.protocol import WriteVar
+from bridle.aici.replies import WriteVar
 from bridle.aici.runtime.storage import parse_command
 from bridle.aici.runtime.wasm import GuestFault, HostFunction
 from bridle.errors import ControllerTrap

@@ -12,7 +12,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from bridle.aici.protocol import Branch, MidResult, PreResult, Splice
+from bridle.aici.replies import Branch, MidResult, PreResult, Splice
 from bridle.aici.runtime.guests import (
     Guest,
     Guest1,

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import wasmtime
 
-from bridle.aici.protocol import WriteVar
+from bridle.aici.replies import WriteVar
 from bridle.aici.runtime.logs import LogBuffer
 from bridle.aici.runtime.program import Program, Surroundings
 from bridle.aici.runtime.storage import Variables

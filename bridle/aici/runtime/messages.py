@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bridle.aici.protocol import Branch, MidResult, PreResult, WriteVar
+from bridle.aici.replies import Branch, MidResult, PreResult, WriteVar
 
 
 class Packed(Struct, array_like=True, tag=True):

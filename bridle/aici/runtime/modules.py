@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridle.aici.protocol import Auth, TagInfo
+from bridle.aici.protocol import Auth
+from bridle.aici.replies import TagInfo
 from bridle.aici.runtime.files import digest_of, is_stale, write_file
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
 from bridle.aici.runtime.tags import GhReference, check_tag, is_module_id, is_tag

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from bridle.aici.protocol import ReadVar, WriteVar
+from bridle.aici.replies import ReadVar, WriteVar
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.ring import receive_frame, send_frame
 from bridle.aici.runtime.storage import SharedVariables

@@ -10,23 +10,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from bridle.aici.protocol import (
-    Auth,
-    Discard,
-    GetModule,
-    GetTags,
-    Instantiate,
-    MkModule,
-    ModuleData,
-    PreResult,
-    PromptResult,
-    SeqResult,
-    SetTags,
-    StorageCommand,
-    TagsData,
-    auth_of,
-    trace_of,
-)
+from bridle.aici.protocol import Auth, Discard, GetModule, GetTags, Instantiate, MkModule, SetTags, auth_of, trace_of
+from bridle.aici.replies import ModuleData, PreResult, PromptResult, SeqResult, StorageCommand, TagsData
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.github import Downloads

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from bridle.aici.protocol import ReadVar, StorageCommand, WriteVar
+from bridle.aici.replies import ReadVar, StorageCommand, WriteVar
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.wasm import GuestFault
 

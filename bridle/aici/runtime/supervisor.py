@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bridle.aici import protocol as p
+from bridle.aici import replies as r
 from bridle.aici.channels import Duplex, SharedChannels
 from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.engine1 import Engine1
@@ -129,11 +130,11 @@ class Supervisor:
     def _any_op(self, request: p.Request) -> Any:
         """Answer the requests that both channels accept."""
         if isinstance(request, p.Ping):
-            return p.Pong()
+            return r.Pong()
         if isinstance(request, p.Tokens):
             if self._dialect != "2":
-                return p.TokensData(self._vocabulary.size)
-            return p.TokensData(self._vocabulary.size, self._vocabulary.eos, list(p.EXTENSIONS))
+                return r.TokensData(self._vocabulary.size)
+            return r.TokensData(self._vocabulary.size, self._vocabulary.eos, list(p.EXTENSIONS))
         if isinstance(request, p.Stop):
             self.stop()
         return self._side_op(request)
@@ -208,7 +209,7 @@ class Supervisor:
             if not is_full:
                 self._num_side += 1
         if is_full:
-            error = p.Failure(f"{limit} requests are pending on the side channel, the limit", True, p.rid_of(data))
+            error = r.Failure(f"{limit} requests are pending on the side channel, the limit", True, p.rid_of(data))
             self._reply_side(p.encode(error))
         else:
             self._threads.submit(self._serve_side, data)
@@ -238,27 +239,27 @@ class Supervisor:
         try:
             request = p.decode_request(data)
         except ProtocolError as error:
-            return p.encode(p.Failure(str(error), False, p.rid_of(data)))
+            return p.encode(r.Failure(str(error), False, p.rid_of(data)))
         except msgspec.DecodeError as error:
-            return p.encode(p.JsonFailure(f"not JSON: {error}"))
+            return p.encode(r.JsonFailure(f"not JSON: {error}"))
         rid = p.rid_of(request)
         try:
             p.auth_of(request)  # refused on every operation if it is malformed
-            return p.encode(p.Ok(handle(request), rid))
+            return p.encode(r.Ok(handle(request), rid))
         except Overloaded as error:
-            return p.encode(p.Failure(str(error), True, rid, error.retry_after or msgspec.UNSET))
+            return p.encode(r.Failure(str(error), True, rid, error.retry_after or msgspec.UNSET))
         except BridleError as error:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError))
-            return p.encode(p.Failure(str(error), is_user_error, rid))
+            return p.encode(r.Failure(str(error), is_user_error, rid))
         except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
             trace = p.trace_of(request)
             _complain(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
-            return p.encode(p.Failure(f"internal error: {error!r}", False, rid))
+            return p.encode(r.Failure(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
         if len(reply) > channel.max_message:
             text = f"reply of {len(reply)} bytes exceeds the channel's {channel.max_message}"
-            reply = p.encode(p.Failure(text, False, p.rid_of(reply)))
+            reply = p.encode(r.Failure(text, False, p.rid_of(reply)))
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: ProtocolError) -> None:

@@ -1,0 +1,207 @@
+"""Replies of the AICI runtime, both dialects, as typed values, and how they are decoded. What they answer is in
+`protocol`."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from bridle.aici.protocol import Count, TokenId
+from bridle.errors import ProtocolError
+
+Data = TypeVar("Data")
+Result = TypeVar("Result")
+
+
+class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
+    data: Data
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+
+
+class Failure(Struct, tag_field="type", tag="error"):
+    """`is_user_error`: the text is fit for end users. Addition: `retry_after` says that there is no room now, and after
+    how many seconds a retry may be worth it."""
+
+    error: str
+    is_user_error: bool = False
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+    retry_after: float | UnsetType = UNSET
+
+
+class JsonFailure(Struct, tag_field="type", tag="json-error"):
+    """The request was not JSON."""
+
+    error: str
+
+
+class WriteVar(Struct):
+    """`value` is lower-case hex; `op` is Set or Append."""
+
+    name: str
+    value: str
+    op: str
+    when_version_is: int | None = None
+
+
+class ReadVar(Struct):
+    name: str
+
+
+class StorageCommand(Struct):
+    """Exactly one of the two is set."""
+
+    write: WriteVar | UnsetType = field(name="WriteVar", default=UNSET)
+    read: ReadVar | UnsetType = field(name="ReadVar", default=UNSET)
+
+
+class SeqResult(Struct, Generic[Result]):
+    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Additions: `ahead`,
+    the answers of clones to the first of the tokens ahead, and, of an instantiation, `module_id`: which module the name
+    meant."""
+
+    error: str = ""
+    result: Result | None = None
+    storage: list[StorageCommand] = []
+    logs: str = ""
+    micros: int = 0
+    ahead: list[Foreseen] | UnsetType = UNSET
+    module_id: str | UnsetType = UNSET
+
+
+class Pong(Struct):
+    pong: int = 1
+
+
+class TokensData(Struct):
+    """`eos_token_id` in D2 only; `extensions` is an addition."""
+
+    vocab_size: int
+    eos_token_id: int | UnsetType = UNSET
+    extensions: list[str] | UnsetType = UNSET
+
+
+class PostResult(Struct):
+    stop: bool
+
+
+class PreResult(Struct):
+    suspend: bool = False
+    num_forks: int = 1
+    ff_tokens: list[int] = []
+
+
+class PostPreData(Struct):
+    post_seqs: dict[int, SeqResult[PostResult]]
+    pre_seqs: dict[int, SeqResult[PreResult]]
+
+
+class MidResult(Struct):
+    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (0 if it is 0), append `ff_tokens`."""
+
+    ff_tokens: list[int]
+    backtrack: int
+
+
+class MidData1(Struct):
+    seqs: dict[int, SeqResult[MidResult]]
+    num_seqs: int
+
+
+class Splice(Struct):
+    when_sampled: list[TokenId] = []
+    backtrack: Count = 0
+    ff_tokens: list[TokenId] = []
+
+
+class Branch(Struct):
+    """D2: one way to go on; `sample_mask` is a row of the mask matrix, None means do not sample.
+
+    Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
+    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
+    answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
+    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
+    `turns` (beside a noop: how often in a row the guest did nothing), `draft` (tokens that are likely to be drawn from
+    here on: they are computed ahead, and change nothing but the time).
+    """
+
+    sample_mask: int | None = None
+    temperature: float | None = None
+    splices: list[Splice] = []
+    sampling: dict[str, float | int] | UnsetType = UNSET
+    bias: list[tuple[TokenId, float]] | UnsetType = UNSET
+    top_logprobs: Count | UnsetType = UNSET
+    wait: bool | UnsetType = UNSET
+    waits_for: list[tuple[str, int]] | UnsetType = UNSET
+    turns: Count | UnsetType = UNSET
+    draft: list[TokenId] | UnsetType = UNSET
+
+
+class Foreseen(Struct):
+    """Addition: what a clone would do after `token`, one of those ahead, if those before it came first, and what it
+    said besides: that counts once the token was drawn, and is not told again."""
+
+    token: TokenId
+    branches: list[Branch]
+    logs: str = ""
+    storage: list[StorageCommand] = []
+
+
+class Branches(Struct):
+    branches: list[Branch]
+
+
+class MidData2(Struct):
+    seqs: dict[int, SeqResult[Branches]]
+    dtype: str
+    first_mask_byte_offset: int
+    mask_num_bytes: int
+    mask_num_elts: int
+    num_masks: int
+
+
+class ModuleData(Struct):
+    """`time` is the compile time in milliseconds."""
+
+    module_id: str
+    wasm_size: int
+    compiled_size: int
+    time: int
+
+
+class TagInfo(Struct):
+    tag: str
+    module_id: str
+    updated_at: int
+    updated_by: str
+    wasm_size: int
+    compiled_size: int
+
+
+class TagsData(Struct):
+    tags: list[TagInfo]
+
+
+class PromptResult(Struct):
+    prompt: list[TokenId]
+
+
+def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | Failure | JsonFailure:
+    """Decode a reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
+    try:
+        reply: Ok[Any] | Failure | JsonFailure = _reply_decoder(data_type).decode(data)
+        return reply
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"malformed reply: {error}") from None
+
+
+_reply_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _reply_decoder(data_type: Any) -> msgspec.json.Decoder[Any]:
+    decoder = _reply_decoders.get(data_type)
+    if decoder is None:
+        decoder = msgspec.json.Decoder(Ok[data_type] | Failure | JsonFailure)
+        _reply_decoders[data_type] = decoder
+    return decoder
