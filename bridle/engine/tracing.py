@@ -26,14 +26,14 @@ from bridle.traced import (
     End,
     Fork,
     Later,
+    Log,
     Prompt,
     Record,
     Replaced,
     Rewind,
-    Said,
+    Stored,
     Token,
     Wait,
-    Wrote,
 )
 
 #: What a usage counts.
@@ -191,9 +191,9 @@ class Tracer:
             else:
                 self._add(seq, record)
 
-    def _said(self, seq: Output, answer: Answer) -> list[Said | Wrote]:
-        wrote: list[Said | Wrote] = [Wrote(seq.index, self._step, *stored) for stored in answer.stored]
-        return [Said(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
+    def _said(self, seq: Output, answer: Answer) -> list[Log | Stored]:
+        wrote: list[Log | Stored] = [Stored(seq.index, self._step, *stored) for stored in answer.stored]
+        return [Log(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
         """Note one more step in which the controller holds the output: by its decision, or because it is late."""
@@ -307,5 +307,5 @@ def _room_of(seq: Output) -> TraceRoom:
     return seq.trace.room
 
 
-def _size(record: Said | Wrote) -> int:
-    return len(record.text) if isinstance(record, Said) else len(record.name) + len(record.value)
+def _size(record: Log | Stored) -> int:
+    return len(record.text) if isinstance(record, Log) else len(record.name) + len(record.value)

@@ -167,14 +167,14 @@ class Wait(Record):
 
 
 @dataclass(slots=True)
-class Said(Record):
+class Log(Record):
     """The controller printed something."""
 
     text: str = ""
 
 
 @dataclass(slots=True)
-class Wrote(Record):
+class Stored(Record):
     """The controller wrote a variable, or appended to it."""
 
     name: str = ""
@@ -219,8 +219,8 @@ KINDS: dict[str, type[Record]] = {
     "rewind": Rewind,
     "fork": Fork,
     "wait": Wait,
-    "log": Said,
-    "variable": Wrote,
+    "log": Log,
+    "variable": Stored,
     "exchange": Exchange,
     "end": End,
 }

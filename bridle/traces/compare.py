@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridle.traced import Draw, End, Fork, Record, Replaced, Rewind, Said, Token, Trace, Wrote
+from bridle.traced import Draw, End, Fork, Log, Record, Replaced, Rewind, Stored, Token, Trace
 
 #: How many moves before a difference are shown with it.
 AROUND = 6
@@ -181,7 +181,7 @@ def _is_broken_off(moves: list[Move]) -> bool:
 
 def said_in(records: list[Record], output: int) -> str:
     """All that the controller of an output printed."""
-    return "".join(record.text for record in records if isinstance(record, Said) and record.output == output)
+    return "".join(record.text for record in records if isinstance(record, Log) and record.output == output)
 
 
 def wrote_in(records: list[Record], output: int) -> str:
@@ -189,5 +189,5 @@ def wrote_in(records: list[Record], output: int) -> str:
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records
-        if isinstance(record, Wrote) and record.output == output
+        if isinstance(record, Stored) and record.output == output
     )

@@ -16,14 +16,14 @@ from bridle.traced import (
     Chunk,
     End,
     Fork,
+    Log,
     Prompt,
     Record,
     Replaced,
     Rewind,
-    Said,
+    Stored,
     Token,
     Wait,
-    Wrote,
 )
 from bridle.traced.rebuild import rebuild_records
 from lab.doubles.controllers import FakeController, Program, Reply
@@ -195,9 +195,9 @@ def test_logs_and_variables_are_told() -> None:
         return Reply(Decision.sample(), log="hello", stored=(("x", b"1", False),))
 
     replay = run(speaks, max_tokens=1)
-    said, wrote = of_kind(replay, Said), of_kind(replay, Wrote)
-    assert [each.text for each in said if isinstance(each, Said)][:1] == ["hello"]
-    assert [(each.name, each.value) for each in wrote if isinstance(each, Wrote)][:1] == [("x", b"1")]
+    said, wrote = of_kind(replay, Log), of_kind(replay, Stored)
+    assert [each.text for each in said if isinstance(each, Log)][:1] == ["hello"]
+    assert [(each.name, each.value) for each in wrote if isinstance(each, Stored)][:1] == [("x", b"1")]
 
 
 def test_what_is_computed_again_is_told() -> None:
@@ -234,7 +234,7 @@ def test_records_of_all_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatc
 def test_what_controllers_say_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.engine.sequence_state.TraceRoom.__init__.__defaults__", (100, 8, 0, 0))
     replay = run(lambda view: Reply(Decision.sample(), log="hello"), max_tokens=4)
-    assert len(of_kind(replay, Said)) == 1
+    assert len(of_kind(replay, Log)) == 1
     (end,) = of_kind(replay, End)
     assert isinstance(end, End)
     assert end.num_cut >= 3

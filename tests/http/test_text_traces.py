@@ -18,7 +18,7 @@ from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.call import GENERATING_ROUTES
 from bridle.service.trace_book import TRACE_EVENTS, TraceBook, wish_of
-from bridle.traced import Header, Said, Trace
+from bridle.traced import Header, Log, Trace
 from bridle.traced.rebuild import rebuild
 from bridle.traces import decode_record, encode_trace, read
 from tests.http.harness import local_client, saying, scripted_model
@@ -241,7 +241,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: 
 
 
 def trace_of(size: int) -> Trace:
-    return Trace(Header("a"), [Said(0, 1, "x" * size)])
+    return Trace(Header("a"), [Log(0, 1, "x" * size)])
 
 
 def find(book: TraceBook, name: str, user: str) -> bytes:

@@ -18,7 +18,7 @@ from bridle.constraints import Regex
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest
 from bridle.service.replay import replay
-from bridle.traced import Draw, End, Header, Odds, Record, Rewind, Said, Token, Trace, Wait, Wrote
+from bridle.traced import Draw, End, Header, Log, Odds, Record, Rewind, Stored, Token, Trace, Wait
 from bridle.traces import parse
 from bridle.traces.compare import compare
 from bridle.traces.format import encode_trace
@@ -107,8 +107,8 @@ def drawn(token: int, num_allowed: int | None = None, logprob: float = -0.5) -> 
         (made(drawn(1, 5)), made(drawn(1, 6)), "drawn of 5 before, token 1 'x' drawn of 6 now"),
         (made(drawn(1)), made(drawn(1), drawn(2)), "end (stop) before, token 2 'x' drawn now"),
         (made(drawn(1), Rewind(0, 1, 1)), made(drawn(1)), "1 tokens taken back before, end (stop) now"),
-        (made(Said(0, 1, "a")), made(Said(0, 1, "b")), "Other logs: outputs 0"),
-        (made(Wrote(0, 1, "x", b"1")), made(Wrote(0, 1, "x", b"2")), "Other variables: outputs 0"),
+        (made(Log(0, 1, "a")), made(Log(0, 1, "b")), "Other logs: outputs 0"),
+        (made(Stored(0, 1, "x", b"1")), made(Stored(0, 1, "x", b"2")), "Other variables: outputs 0"),
         (made(drawn(1)), Trace(Header("a"), [drawn(1)]), "end (stop) before, nothing more now"),
     ],
 )
@@ -119,8 +119,8 @@ def test_what_differs_is_said(old: Trace, new: Trace, said: str) -> None:
 
 
 def test_times_and_portions_are_no_difference() -> None:
-    old = made(Said(0, 1, "ab"), drawn(1), Wait(0, 1, True))
-    new = made(Said(0, 7, "a"), Said(0, 8, "b"), replace(drawn(1), step=8, answer=3.0))
+    old = made(Log(0, 1, "ab"), drawn(1), Wait(0, 1, True))
+    new = made(Log(0, 7, "a"), Log(0, 8, "b"), replace(drawn(1), step=8, answer=3.0))
     assert compare(old, new).is_same
 
 
@@ -142,8 +142,8 @@ def test_what_was_broken_off_is_compared_as_far_as_it_got() -> None:
 
 
 def test_logs_and_variables_that_differ_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    old = made(Said(0, 1, "[red]a"), Wrote(0, 1, "x", b"1"), drawn(1))
-    new = made(Said(0, 1, "b"), Wrote(0, 1, "x", b"1"), drawn(1))
+    old = made(Log(0, 1, "[red]a"), Stored(0, 1, "x", b"1"), drawn(1))
+    new = made(Log(0, 1, "b"), Stored(0, 1, "x", b"1"), drawn(1))
     _show_beside(Console(width=100), old, new)
     out = capsys.readouterr().out
     assert "0: logs" in out and "[red]a" in out
