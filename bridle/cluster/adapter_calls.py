@@ -19,7 +19,7 @@ from bridle.lora import AdapterFiles, LayerShape, find_device, open_adapter, req
 EVERY_ADAPTER = ""
 
 
-class CalledAdapters:
+class CalledDevice:
     """Implements `bridle.lora.AdapterDevice` by calls: `load` and `unload` carry out a request, wherever that is."""
 
     def __init__(

@@ -20,11 +20,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import IO, BinaryIO
 
-from bridle.cluster.adapter_calls import CalledAdapters, load, unload
+from bridle.cluster.adapter_calls import CalledDevice, load, unload
 from bridle.cluster.group_media import GroupMedia, MemberMedia
 from bridle.cluster.liveness import HELD_UP_SECONDS, is_held_up
 from bridle.cluster.media_calls import find_media
-from bridle.cluster.member_adapters import MemberAdapters
+from bridle.cluster.member_adapters import MemberLoads
 from bridle.cluster.parent import child_environment
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
@@ -164,7 +164,7 @@ class GroupExecutor:
         self._executor = executor
         self._members = members
         device = find_device(executor)
-        self.adapters = CalledAdapters({} if device is None else device.layers, self._load, self._unload)
+        self.adapters = CalledDevice({} if device is None else device.layers, self._load, self._unload)
         media = find_media(executor)
         self.media = None if media is None else GroupMedia(media, members.broadcast)
 
@@ -234,7 +234,7 @@ def beat(sink: BinaryIO) -> None:
 
 def follow(executor: Executor, source: BinaryIO) -> int:
     """The main loop of ranks 1 and up: run what rank 0 runs, until rank 0 is gone. Returns the exit status."""
-    adapters, media = MemberAdapters(executor), MemberMedia(executor)
+    adapters, media = MemberLoads(executor), MemberMedia(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)
         request = pb.StepRequest.FromString(source.read(size))

@@ -16,7 +16,7 @@ from bridle.engine.plan import StepPlan
 _log = logging.getLogger(__name__)
 
 
-class MemberAdapters:
+class MemberLoads:
     """Loads and unloads in a thread of its own. A step waits for the adapters that it names, and for no other."""
 
     def __init__(self, executor: Executor) -> None:

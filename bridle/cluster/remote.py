@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bridle.cluster.adapter_calls import CalledAdapters
+from bridle.cluster.adapter_calls import CalledDevice
 from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
 from bridle.cluster.faults import decode_failure
@@ -74,7 +74,7 @@ class ShardExecutor:
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
         self._link: ShardLink | None = self._first_link(start_timeout, is_starting)
         self._info, self.num_bytes = self._link.info, self._link.num_bytes
-        self.adapters = CalledAdapters(
+        self.adapters = CalledDevice(
             self._link.adapter_layers,
             lambda request: self._reachable().load_adapter(request),
             lambda request: self._reachable().unload_adapter(request),

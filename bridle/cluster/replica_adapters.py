@@ -29,7 +29,7 @@ from bridle.threads import conclude_all
 _STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "device")
 
 
-class ReplicaAdapters:
+class RoutedHome:
     """The router's end: an `AdapterHome` over replicas. `send(number, message)` sends a message to replica `number`."""
 
     def __init__(self, send: Callable[[int, AdapterMessage], None]) -> None:
@@ -140,7 +140,7 @@ class ReplicaAdapters:
         conclude_all(self._fetches.pop(key, ()), error)
 
 
-class ServedAdapters:
+class HomeServer:
     """The replica's end of these messages, for one router. `send` may be called from any thread."""
 
     def __init__(self, pool: AdapterPool | None, send: Callable[[AdapterFetched], None]) -> None:
@@ -163,19 +163,19 @@ class ServedAdapters:
 
     def news(self) -> dict[str, AdapterNews]:
         """The state of each adapter of which there is something to report, by key."""
-        found: dict[str, AdapterNews] = {}
-        for key in self._keys if self._pool is not None else ():
-            assert self._pool is not None
-            now = self._pool.status(key)
-            if now.state != "known" or now.num_users:
-                found[key] = now.state, now.error, now.num_users
-        return found
+        pool = self._pool
+        states = {} if pool is None else {key: pool.status(key) for key in self._keys}
+        return {
+            key: (now.state, now.error, now.num_users)
+            for key, now in states.items()
+            if now.state != "known" or now.num_users
+        }
 
     def close(self) -> None:
         """The router has left: remove the adapters that it had named."""
-        for key in self._keys if self._pool is not None else ():
-            assert self._pool is not None
-            self._pool.remove(key)
+        if self._pool is not None:
+            for key in self._keys:
+                self._pool.remove(key)
 
     def _fetch(self, pool: AdapterPool, key: str) -> None:
         def tell(done: Future[None]) -> None:

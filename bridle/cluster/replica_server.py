@@ -17,7 +17,7 @@ from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.controller_forms import form_to_compile
 from bridle.cluster.far_desk import FarDesk
 from bridle.cluster.faults import pack_error
-from bridle.cluster.replica_adapters import ServedAdapters
+from bridle.cluster.replica_adapters import HomeServer
 from bridle.cluster.replica_messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -123,7 +123,7 @@ class _Conversation:
         self._make_grammar = make_grammar
         self._adapters = adapters
         self._desk = desk
-        self._served = ServedAdapters(adapters, self._tell_router)
+        self._served = HomeServer(adapters, self._tell_router)
         self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer

@@ -20,7 +20,7 @@ from bridle.cluster.live_request import MAX_LOSSES, LiveRequest
 from bridle.cluster.parked_homes import ParkedHomes
 from bridle.cluster.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
-from bridle.cluster.replica_adapters import ReplicaAdapters
+from bridle.cluster.replica_adapters import RoutedHome
 from bridle.cluster.replica_link import MakeLink, ReplicaConnection, ReplicaLink
 from bridle.cluster.replica_messages import (
     Beat,
@@ -81,7 +81,7 @@ class ReplicaSet:
     ) -> None:
         self._lock = threading.RLock()
         self._calls = ReplicaCalls(tools or ToolDesk(), self._send, self._lock)
-        self.adapters = ReplicaAdapters(self._send)
+        self.adapters = RoutedHome(self._send)
         self._clock = clock
         self._links: list[ReplicaConnection] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))

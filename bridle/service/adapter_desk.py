@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from bridle.errors import AdapterRefused, BridleError, InvalidRequest, ModelUnavailable, UnknownAdapter
 from bridle.lora.failures import FAILURE_SECONDS, Failure, Failures, stamp_of
 from bridle.service.adapter_set import AdapterCatalog, AdapterSpec
+from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.service.adapters import AdapterInfo
     from bridle.service.loading import LoadedModel
 
-_MAX_SHOWN_CHARS = 100
 #: How many adapters are inspected at once, since each may be large.
 _MAX_LOOKS = 2
 
@@ -79,7 +79,7 @@ class AdapterDesk:
             except AdapterRefused as error:  # each waiter gets an error object of its own
                 raise AdapterRefused(str(error), "adapter") from None
             except TimeoutError:
-                raise ModelUnavailable(f"the adapter {_shown(name)} is not there after {timeout:g} s") from None
+                raise ModelUnavailable(f"the adapter {shown(name)} is not there after {timeout:g} s") from None
         return name
 
     async def load(self, model: LoadedModel, name: str, source: str, revision: str | None = None) -> AdapterInfo:
@@ -87,16 +87,16 @@ class AdapterDesk:
         that is taken, and `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
         spec = self.catalog.find(source, revision)
         if spec is None:
-            at = "" if revision is None else f" at revision {_shown(revision)}"
+            at = "" if revision is None else f" at revision {shown(revision)}"
             raise AdapterRefused(
-                f"the source {_shown(source)}{at} may not be loaded here: it must be a folder of adapters_dir, or one "
+                f"the source {shown(source)}{at} may not be loaded here: it must be a folder of adapters_dir, or one "
                 "of the hub ids of allow_adapter",
                 "source",
             )
         if name in model.adapters or (model.name, name) in self._loads:
-            raise InvalidRequest(f"an adapter {_shown(name)} is known already; remove it first", "name")
+            raise InvalidRequest(f"an adapter {shown(name)} is known already; remove it first", "name")
         if self._is_taken(name):
-            raise InvalidRequest(f"the name {_shown(name)} is a model's", "name")
+            raise InvalidRequest(f"the name {shown(name)} is a model's", "name")
         return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
 
     def failure_of(self, model: str, name: str) -> BridleError | None:
@@ -135,7 +135,7 @@ class AdapterDesk:
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
             model.adapters.get(name)  # raises, with the names that there are
-            raise UnknownAdapter(f"there is no adapter {_shown(name)}", "adapter")
+            raise UnknownAdapter(f"there is no adapter {shown(name)}", "adapter")
         return spec
 
     def _begin(
@@ -183,7 +183,3 @@ class AdapterDesk:
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
     """The error without the paths of this machine, which the network need not know."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "...")

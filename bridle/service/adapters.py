@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
 from bridle.lora import AdapterState, AdapterStatus
+from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.lora import AdapterFiles
@@ -32,7 +33,6 @@ PLACEHOLDERS = frozenset({"tgi", "dummy"})
 _SCHEMES = ("http://", "https://")
 #: How many adapters one model may have registered at a time.
 MAX_ADAPTERS = 10_000
-_MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NAMES = 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
 
@@ -83,27 +83,9 @@ class AdapterHome(Protocol):
         raise NotImplementedError
 
 
-class NoAdapters:
-    """The home for a model whose backend applies no adapters."""
-
-    def check(self, files: AdapterFiles) -> None:
-        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
-
-    def add(self, key: str, files: AdapterFiles) -> None:
-        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
-
-    def remove(self, key: str) -> None:
-        """Do nothing: there are no adapters."""
-
-    def status(self, key: str) -> AdapterStatus:
-        return AdapterStatus()
-
-    def fetch(self, key: str) -> Future[None]:
-        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    home: AdapterHome
     key: str
     source: str
     revision: str | None
@@ -123,9 +105,10 @@ class AdapterRegistry:
         base_names: Iterable[str] = (),
         unpack: Callable[[str], str] | None = None,
     ) -> None:
-        """`unpack` makes a folder of a source that is a file, for this model."""
+        """`home` is None if the model's backend applies no adapters. `unpack` makes a folder of a source that is a
+        file, for this model."""
         self._unpack = unpack
-        self._home: AdapterHome = home or NoAdapters()
+        self._home = home
         self._base_names = dict.fromkeys(base_names)
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
@@ -152,11 +135,13 @@ class AdapterRegistry:
         from bridle.lora import find_adapter
 
         self._check_name(name)
+        if self._home is None:
+            raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
         files = find_adapter(self._unpack(source) if self._unpack is not None else source, revision)
         self._home.check(files)
         with self._lock:
             self._check_free(name)
-            entry = _Entry(f"{name}#{files.digest}", source, revision, files)
+            entry = _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
             self._home.add(entry.key, files)
             self._entries[name] = entry
         return self._info(name, entry)
@@ -167,7 +152,7 @@ class AdapterRegistry:
         with self._lock:
             entry = self._find(name)
             del self._entries[name]
-            self._home.remove(entry.key)
+            entry.home.remove(entry.key)
 
     def get(self, name: str) -> AdapterInfo:
         """One adapter as of now. Raises `UnknownAdapter`."""
@@ -202,22 +187,23 @@ class AdapterRegistry:
         this, since it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
         (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
         entry = self._find(name)
-        await asyncio.shield(asyncio.wrap_future(self._home.fetch(entry.key)))
+        await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)
 
     def fetch(self, name: str) -> Future[None]:
         """Do as `ready`, for a thread: the future is done when the adapter is in memory, and fails if it cannot be
         loaded."""
-        return self._home.fetch(self._find(name).key)
+        entry = self._find(name)
+        return entry.home.fetch(entry.key)
 
     def is_in_memory(self, name: str) -> bool:
         """Whether `ready` would not wait. Raises `UnknownAdapter`."""
-        return self._home.status(self._find(name).key).state in ("host", "device")
+        return self.get(name).state in ("host", "device")
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _info(self, name: str, entry: _Entry) -> AdapterInfo:
-        files, now = entry.files, self._home.status(entry.key)
+        files, now = entry.files, entry.home.status(entry.key)
         return AdapterInfo(
             name,
             entry.source,
@@ -241,12 +227,12 @@ class AdapterRegistry:
         known = ", ".join(repr(other) for other in names[:_MAX_SHOWN_NAMES]) or "none"
         more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
         model = f"{next(iter(self._base_names))!r}" if self._base_names else "the model"
-        return UnknownAdapter(f"{model} has no adapter {_shown(name)}; known: {known}{more}", "adapter")
+        return UnknownAdapter(f"{model} has no adapter {shown(name)}; known: {known}{more}", "adapter")
 
     def _check_name(self, name: str) -> None:
         if _NAME.fullmatch(name) is None or ".." in name:
             raise InvalidRequest(
-                f"adapter name {_shown(name)} is not allowed; letters, digits and . _ - : @ + are, with up to three "
+                f"adapter name {shown(name)} is not allowed; letters, digits and . _ - : @ + are, with up to three "
                 "slashes, beginning with a letter or digit",
                 "name",
             )
@@ -254,12 +240,8 @@ class AdapterRegistry:
 
     def _check_free(self, name: str) -> None:
         if self.is_base(name):
-            raise InvalidRequest(f"adapter name {_shown(name)} means the base model", "name")
+            raise InvalidRequest(f"adapter name {shown(name)} means the base model", "name")
         if name in self._entries:
-            raise InvalidRequest(f"an adapter {_shown(name)} is known already; remove it first", "name")
+            raise InvalidRequest(f"an adapter {shown(name)} is known already; remove it first", "name")
         if len(self._entries) >= MAX_ADAPTERS:
             raise InvalidRequest(f"{len(self._entries)} adapters are known; at most {MAX_ADAPTERS}", "name")
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")

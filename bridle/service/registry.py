@@ -25,13 +25,14 @@ from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import ModelKeeper
 from bridle.service.loading import LoadedModel
 from bridle.service.slot import Lease, ModelState, Slot
+from bridle.shown import shown
 
 _MAX_SHOWN_CHARS = 100
 _PATHS = ("/", ".", "~")
 _MAX_SHOWN_NAMES = 40
 
 
-class ModelAndAdapter(NamedTuple):
+class Chosen(NamedTuple):
     """The model and the adapter that a request chooses, by name."""
 
     model: str | None
@@ -147,7 +148,7 @@ class ModelRegistry:
             raise self._unknown(name)
         return Slot(canonical, config, is_passing=True)
 
-    def choose(self, name: str | None, adapter: str | None = None) -> ModelAndAdapter:
+    def choose(self, name: str | None, adapter: str | None = None) -> Chosen:
         """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
         be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Raises
         `UnknownModel`. Whether the adapter exists is checked once the model is loaded."""
@@ -158,7 +159,7 @@ class ModelRegistry:
             if chosen is None or adapter not in (None, "", name, chosen.adapter):
                 raise
             return chosen
-        return ModelAndAdapter(name, adapter)
+        return Chosen(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
         """The names of a model's adapters. For a model that is not loaded, those that will be loaded with it."""
@@ -248,15 +249,15 @@ class ModelRegistry:
                 return slot.name
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
-    def _choose_adapter(self, name: str) -> ModelAndAdapter | None:
+    def _choose_adapter(self, name: str) -> Chosen | None:
         """The choice for a name that is not a model's: an adapter's name, or a model's and an adapter's with a colon
         between."""
         owner = self._owner_of(name)
         if owner is not None:
-            return ModelAndAdapter(owner, name)
+            return Chosen(owner, name)
         for end, char in enumerate(name[:_MAX_SHOWN_CHARS]):
             if char == ":" and name[end + 1 :] and self._is_model(name[:end]):
-                return ModelAndAdapter(name[:end], name[end + 1 :])
+                return Chosen(name[:end], name[end + 1 :])
         return None
 
     def _is_model(self, name: str) -> bool:
@@ -282,8 +283,7 @@ class ModelRegistry:
             self._keeper.notice()
 
     def _unknown(self, name: str) -> UnknownModel:
-        shown = name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "..."
         names = [*self.names, *(adapter for slot in self._slots.values() for adapter in self.adapter_names(slot))]
         served = ", ".join(repr(known) for known in names[:_MAX_SHOWN_NAMES]) or "nothing"
         more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
-        return UnknownModel(f"the model {shown!r} is not served here; served: {served}{more}", "model")
+        return UnknownModel(f"the model {shown(name)} is not served here; served: {served}{more}", "model")

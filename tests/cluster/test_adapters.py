@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.cluster.adapter_calls import CalledAdapters, check
+from bridle.cluster.adapter_calls import CalledDevice, check
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import LaunchedShard, launch_shard, shard_arguments
@@ -107,9 +107,9 @@ def host() -> Iterator[Host]:
         yield made
 
 
-def calling(host: Host) -> CalledAdapters:
+def calling(host: Host) -> CalledDevice:
     """What asks the shard's own calls, with no stream beside."""
-    return CalledAdapters(
+    return CalledDevice(
         {},
         lambda request: check(ask(host, "LoadAdapter", request, pb.LoadAdapterReply)),
         lambda request: check(ask(host, "UnloadAdapter", request, pb.UnloadAdapterReply)),

@@ -10,7 +10,7 @@ import pytest
 
 from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage
 from bridle.cluster.faults import pack_error
-from bridle.cluster.replica_adapters import ReplicaAdapters, ServedAdapters
+from bridle.cluster.replica_adapters import HomeServer, RoutedHome
 from bridle.cluster.replica_messages import encode, read_by_replica, read_by_router
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import AdapterRefused, EngineClosed, UnknownAdapter, UnsupportedFeature
@@ -33,17 +33,17 @@ class Wires:
     """Two replicas without sockets; what they say is encoded and decoded all the same."""
 
     def __init__(self, files: AdapterFiles) -> None:
-        self.router = ReplicaAdapters(self.send)
+        self.router = RoutedHome(self.send)
         self.benches = [Bench(files, 2, 3) for _ in range(2)]
         self.served = [self.serve(number) for number in range(2)]
 
-    def serve(self, number: int) -> ServedAdapters:
+    def serve(self, number: int) -> HomeServer:
         def answer(message: AdapterFetched) -> None:
             decoded = read_by_router(encode(message))
             assert isinstance(decoded, AdapterFetched)
             self.router.note_fetched(number, decoded)
 
-        return ServedAdapters(self.benches[number].pool, answer)
+        return HomeServer(self.benches[number].pool, answer)
 
     def send(self, number: int, message: AdapterMessage) -> None:
         decoded = read_by_replica(encode(message))
@@ -127,7 +127,7 @@ def test_nobody_waits_for_what_is_closed_or_removed(wires: Wires, files: Adapter
 
 def test_nobody_waits_for_what_a_lost_replica_might_have_read(wires: Wires, files: AdapterFiles) -> None:
     for number in range(2):
-        wires.served[number] = ServedAdapters(None, lambda message: None)  # each takes its time
+        wires.served[number] = HomeServer(None, lambda message: None)  # each takes its time
         wires.bring_up(number)
     wires.router.add("a", files)
     refused = AdapterFetched("a", pack_error(AdapterRefused("damaged", "source")))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridle.cluster.prefix_router import RUNNING_TOKENS
 from bridle.deploy.ray import RaySettings, build_app
-from bridle.deploy.ray.adapters import FarAdapters
+from bridle.deploy.ray.adapters import FrontHome
 from bridle.deploy.ray.affinity import Places
 from bridle.deploy.ray.autoscaling import QueuedTokens
 from bridle.deploy.replica_process import ReplicaConfig
@@ -160,7 +160,7 @@ def test_controllers_run_where_all_machines_share_their_store() -> None:
 
 
 def test_no_adapter_can_be_added_to_a_cluster_later() -> None:
-    home = FarAdapters()
+    home = FrontHome()
     files: Any = None
     home.check(files)
     home.seal()

@@ -14,7 +14,7 @@ from bridle.lora import AdapterFiles, AdapterStatus
 from bridle.service.adapters import AdapterRegistry
 
 
-class FarAdapters:
+class FrontHome:
     """A front's `AdapterHome`. The weights are in the engines, and requests wait for them there."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def register(registry: AdapterRegistry, adapters: Mapping[str, str]) -> None:
 
 def far_registry(adapters: Mapping[str, str], base_names: Iterable[str]) -> AdapterRegistry:
     """The registry of a front's adapters."""
-    home = FarAdapters()
+    home = FrontHome()
     registry = AdapterRegistry(home, base_names)
     register(registry, adapters)
     home.seal()
