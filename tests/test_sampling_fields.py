@@ -25,7 +25,7 @@ from bridle.cli.derived_options import derived_options
 from bridle.cli.generate import generate
 from bridle.cli.options import SamplingOptions
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.replica_messages import frame, pack_request, read_by_replica
+from bridle.cluster.replica_messages import Submit, frame, pack_request, read_by_replica
 from bridle.cluster.samplings import decode_sampling, encode_sampling
 from bridle.errors import InvalidRequest
 from bridle.http.openai.derived import derived_fields
@@ -149,7 +149,8 @@ def test_a_field_goes_to_a_shard_if_a_draw_needs_it(name: str) -> None:
 def test_every_field_goes_to_a_replica(name: str) -> None:
     request = make_request(**{name: OTHER[name]})
     message = read_by_replica(frame(pack_request(request))[4:])
-    assert getattr(message, "sampling") == request.sampling  # noqa: B009 -- of one kind of message alone
+    assert isinstance(message, Submit)
+    assert message.request.sampling == request.sampling
 
 
 @pytest.mark.parametrize("name", sorted(set(fields_on("openai")) - {"max_tokens", "logprobs", "prompt_logprobs"}))

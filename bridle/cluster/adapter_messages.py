@@ -15,11 +15,11 @@ from bridle.lora.peft_config import PeftConfig
 from bridle.lora.tensors import shared_shapes
 
 
-class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Base of all messages."""
+class Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Base of all messages between them."""
 
 
-class AddAdapter(_Wire):
+class AddAdapter(Wire):
     """Router to replica: requests may use this adapter from now on."""
 
     key: str
@@ -31,17 +31,17 @@ class AddAdapter(_Wire):
     num_bytes: int
 
 
-class RemoveAdapter(_Wire):
+class RemoveAdapter(Wire):
     key: str
 
 
-class FetchAdapter(_Wire):
+class FetchAdapter(Wire):
     """Router to replica: bring this adapter into memory."""
 
     key: str
 
 
-class AdapterFetched(_Wire):
+class AdapterFetched(Wire):
     """Replica to router: the adapter is in memory, or `error` says why it is not."""
 
     key: str

@@ -8,66 +8,29 @@ from __future__ import annotations
 from functools import cache
 
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.errors import (
-    AdapterRefused,
-    BridleError,
-    ContextOverflow,
-    InternalError,
-    InvalidRequest,
-    MediaRefused,
-    ModelUnavailable,
-    OutOfBlocks,
-    ProtocolError,
-    ShardUnavailable,
-    UnsupportedFeature,
-    UnsupportedModel,
-)
+from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
 
-#: The kinds of errors that an executor may raise.
-_KINDS: dict[str, type[BridleError]] = {
-    kind.code: kind
-    for kind in (
-        AdapterRefused,
-        BridleError,
-        ContextOverflow,
-        InternalError,
-        InvalidRequest,
-        MediaRefused,
-        ModelUnavailable,
-        OutOfBlocks,
-        ProtocolError,
-        ShardUnavailable,
-        UnsupportedFeature,
-        UnsupportedModel,
-    )
-}
 _MAX_CHARS = 4096
 
 
 def encode_failure(step: int, error: Exception) -> pb.Failure:
-    """The failure of a step as a message. An error that is not a `BridleError` is reported as a bug of bridle."""
-    if not isinstance(error, BridleError):
+    """The failure of a step as a message. What no executor raises is reported as a bug of bridle."""
+    if not isinstance(error, BridleError) or isinstance(error, ControllerError):
         error = InternalError(f"the shard failed: {error!r}")
-    message = str(error)
-    return pb.Failure(
-        step=step,
-        code=error.code if error.code in _KINDS else InternalError.code,
-        message=message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "...",
-        param=error.param if isinstance(error, InvalidRequest) else None,
-    )
+    code, message, param = pack_error(error)
+    return pb.Failure(step=step, code=code, message=message, param=param)
 
 
 def decode_failure(message: pb.Failure) -> BridleError:
     """The error that the message describes, ready to be raised."""
-    kind = _KINDS.get(message.code, InternalError)
-    if issubclass(kind, InvalidRequest):
-        return kind(message.message, message.param if message.HasField("param") else None)
-    return kind(message.message)
+    return unpack_error(message.code, message.message, message.param if message.HasField("param") else None)
 
 
 def pack_error(error: BridleError) -> tuple[str, str, str | None]:
     """Any `BridleError` as plain values: kind, sentence, field at fault."""
-    return error.code, str(error)[:_MAX_CHARS], error.param if isinstance(error, InvalidRequest) else None
+    text = str(error)
+    text = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
+    return error.code, text, error.param if isinstance(error, InvalidRequest) else None
 
 
 def unpack_error(code: str, message: str, param: str | None) -> BridleError:

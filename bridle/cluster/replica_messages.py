@@ -12,75 +12,49 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, get_type_hints
 
 import msgspec
 
-from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage, AdapterNews
+from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage, AdapterNews, Wire
 from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
 from bridle.cluster.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.controllers.free_part import Grammar
-from bridle.engine.guard import Guard
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.media import Medium, Runs
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import LogitBias
 from bridle.traced import made
 from bridle.traces import decode_record, encode_record
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 64 << 20
 #: What the pictures of a request may take of a frame, as the numbers that a model reads.
 MAX_MEDIA_BYTES = 48 << 20
 HEADER = struct.Struct(">I")
 
 
-class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Base of all messages."""
-
-
 # -- router to replica ---------------------------------------------------------------------------------------
 
 
-class Submit(_Wire):
-    """A `Request`, field by field. `controller` is the plain form of what steers it."""
+class Submit(Wire):
+    """A `Request`, but for what steers it: `controller` is the plain form of that."""
 
-    id: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
+    request: Request
     controller: dict[str, Any] | None
-    adapter: str | None
-    deadline: float | None
-    tenant: str
-    priority: int
-    place: float
-    detokenize: bool
-    tell_resuming: bool
-    generated: tuple[int, ...]
-    metadata: dict[str, str] = {}
-    embeds: bool = False
-    media: tuple[Medium, ...] = ()
-    runs: Runs = ()
-    trace: bool = False
-    tools: tuple[str, ...] | None = None
-    client_tools: tuple[str, ...] = ()
-    parks: bool = False
-    continues: str = ""
-    guard: Guard | None = None
 
 
-class Cancel(_Wire):
+class Cancel(Wire):
     id: str
 
 
-class Unpark(_Wire):
+class Unpark(Wire):
     """The client of a finished request will not go on from it."""
 
     id: str
@@ -89,7 +63,7 @@ class Unpark(_Wire):
 # -- replica to router ---------------------------------------------------------------------------------------
 
 
-class Hello(_Wire):
+class Hello(Wire):
     """The first message of a replica."""
 
     protocol: int
@@ -114,7 +88,7 @@ _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-class WireEvent(_Wire):
+class WireEvent(Wire):
     """An event on the wire."""
 
     request_id: str
@@ -159,25 +133,25 @@ _KIND_OF = {form.message: form for form in _FORM_OF.values()}
 _AnyEvent = functools.reduce(operator.or_, _KIND_OF)
 
 
-class Events(_Wire):
+class Events(Wire):
     events: list[_AnyEvent]  # type: ignore[valid-type]
 
 
-class Broken(_Wire):
+class Broken(Wire):
     """A stream ended without its last event."""
 
     request_id: str
     error: tuple[str, str, str | None]
 
 
-class Beat(_Wire):
+class Beat(Wire):
     """A sign of life, several times a second, with the engine's counters."""
 
     is_healthy: bool
     numbers: dict[str, float]
     finished: dict[str, int]
-    adapters: dict[str, AdapterNews] = {}
-    policies: dict[str, int] = {}
+    adapters: dict[str, AdapterNews] = msgspec.field(default_factory=dict)
+    policies: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 #: All messages that a router sends to a replica.
@@ -240,14 +214,14 @@ def pack_request(request: Request) -> Submit:
         raise MediaRefused(
             f"the pictures make {num_bytes} bytes for the model; at most {MAX_MEDIA_BYTES} can be sent to a replica"
         )
-    values = {name: getattr(request, name) for name in Submit.__struct_fields__}
-    return Submit(**values | {"controller": pack_controller(request.controller)})
+    plain = request if request.controller is None else replace(request, controller=None)
+    return Submit(plain, pack_controller(request.controller))
 
 
 def unpack_request(message: Submit, grammar: Grammar | None = None) -> Request:
     """The request; `grammar` is that of `form_to_compile`, if it has one."""
-    values = {name: getattr(message, name) for name in Submit.__struct_fields__}
-    return Request(**values | {"controller": unpack_controller(message.controller, grammar)})
+    controller = unpack_controller(message.controller, grammar)
+    return message.request if controller is None else replace(message.request, controller=controller)
 
 
 def pack_event(event: Event) -> WireEvent:

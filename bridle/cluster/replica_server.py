@@ -183,27 +183,27 @@ class _Conversation:
         if form is None:
             self._start(message)
         else:
-            self._compiling[message.id] = asyncio.create_task(self._compile_first(message, form))
+            self._compiling[message.request.id] = asyncio.create_task(self._compile_first(message, form))
 
     async def _compile_first(self, message: Submit, form: Constraint) -> None:
         try:
             grammar = await self._make_grammar(form)
         except BridleError as error:
-            self._end(message.id, FinishReason.ERROR, error)
+            self._end(message.request.id, FinishReason.ERROR, error)
         except asyncio.CancelledError:
-            self._end(message.id, FinishReason.CANCELLED)
+            self._end(message.request.id, FinishReason.CANCELLED)
         else:
             self._start(message, grammar)
         finally:
-            del self._compiling[message.id]
+            del self._compiling[message.request.id]
 
     def _start(self, message: Submit, grammar: Grammar | None = None) -> None:
         try:
             stream = self._client.submit(unpack_request(message, grammar))
         except BridleError as error:
-            self._end(message.id, FinishReason.ERROR, error)
+            self._end(message.request.id, FinishReason.ERROR, error)
             return
-        self._streams[message.id] = asyncio.create_task(self._relay(stream))
+        self._streams[message.request.id] = asyncio.create_task(self._relay(stream))
 
     def _cancel(self, request_id: str) -> None:
         if request_id in self._compiling:

@@ -93,7 +93,7 @@ class EngineCore:
             try:
                 self.engine.add(unpack_request(message))
             except BridleError as error:
-                self._events.append(Finished(message.id, 0, FinishReason.ERROR, error=error))
+                self._events.append(Finished(message.request.id, 0, FinishReason.ERROR, error=error))
 
     def begin(self, now: float) -> float | None:
         """Run a step now; what came of it is told when its time is over."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from bridle.cluster.replica_messages import Cancel, Submit, WireEvent, pack_event
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
 from bridle.engine.sequence import root_key
 from bridle.outputs import Finished, FinishReason, PromptEvent, TokenEvent, Usage
 from lab.simulation.core import Work
@@ -28,7 +29,7 @@ from lab.simulation.workload import Turn, drawn_token
 class _Sequence:
     """A request on its way. `num_left` tokens of prompt (and earlier output) are still to be computed."""
 
-    message: Submit
+    request: Request
     turn: Turn
     length: int  # tokens when it came
     num_left: int = 0
@@ -38,7 +39,7 @@ class _Sequence:
     @property
     def num_before(self) -> int:
         """Tokens that its client had before it came here."""
-        return len(self.message.generated)
+        return len(self.request.generated)
 
     @property
     def num_to_come(self) -> int:
@@ -105,9 +106,10 @@ class QuickCore:
                 if (seq := self._live.get(message.id)) is not None:
                     self._cancelled.append(seq)
                 continue
-            turn = self._turn_of(message.id)
-            seq = _Sequence(message, turn, len(message.prompt) + len(message.generated))
-            self._live[message.id] = seq
+            request = message.request
+            turn = self._turn_of(request.id)
+            seq = _Sequence(request, turn, len(request.prompt) + len(request.generated))
+            self._live[request.id] = seq
             insort(self._waiting, seq, key=_turn)
 
     def _chain(self, seq: _Sequence, num_tokens: int) -> Chain:
@@ -207,14 +209,14 @@ class QuickCore:
         heapq.heappush(self._decoding, (seq.last_step, self._order, seq))
         if not seq.num_before:
             cached = seq.hold.num_found * self._info.block_size
-            self._events.append(pack_event(PromptEvent(seq.message.id, 0, num_cached=cached)))
+            self._events.append(pack_event(PromptEvent(seq.request.id, 0, num_cached=cached)))
         self._tell(seq, seq.num_before, seq.num_before + 1)
 
     # -- going -----------------------------------------------------------------------------------------------
 
     def _end(self, seq: _Sequence, reason: FinishReason) -> None:
         """A sequence that is no longer among those that decode (or prefill, or wait) is over."""
-        del self._live[seq.message.id]
+        del self._live[seq.request.id]
         if seq.hold is not None:
             if seq.num_left == 0:
                 total = seq.length + self._num_drawn(seq)
@@ -222,8 +224,8 @@ class QuickCore:
                 self._cache.fill(seq.hold, self._chain(seq, total - 1))
             self._cache.release(seq.hold)
         cached = seq.hold.num_found * self._info.block_size if seq.hold and not seq.num_before else 0
-        usage = Usage(len(seq.message.prompt), cached, seq.num_before + self._num_drawn(seq))
-        self._events.append(pack_event(Finished(seq.message.id, 0, reason, usage)))
+        usage = Usage(len(seq.request.prompt), cached, seq.num_before + self._num_drawn(seq))
+        self._events.append(pack_event(Finished(seq.request.id, 0, reason, usage)))
 
     def _num_drawn(self, seq: _Sequence) -> int:
         """Tokens that were drawn here."""
@@ -234,7 +236,7 @@ class QuickCore:
     def _drop_cancelled(self) -> None:
         cancelled, self._cancelled = self._cancelled, []
         for seq in cancelled:
-            if self._live.get(seq.message.id) is not seq:
+            if self._live.get(seq.request.id) is not seq:
                 continue
             self._waiting = [each for each in self._waiting if each is not seq]
             self._prefilling = [each for each in self._prefilling if each is not seq]
@@ -257,9 +259,9 @@ class QuickCore:
 
     def _tell(self, seq: _Sequence, first: int, end: int) -> None:
         key = root_key(seq.turn.seed)
-        self._events += [pack_event(TokenEvent(seq.message.id, 0, drawn_token(key, i))) for i in range(first, end)]
+        self._events += [pack_event(TokenEvent(seq.request.id, 0, drawn_token(key, i))) for i in range(first, end)]
 
 
 def _turn(seq: _Sequence) -> float:
     """Where a sequence stands in the order of service."""
-    return seq.message.place
+    return seq.request.place

@@ -121,11 +121,6 @@ def test_an_event_with_a_new_field_travels() -> None:
     assert (back.request_id, back.tokens, back.where, str(back.error)) == ("r", (1, 2), "there", "gone")
 
 
-def test_all_of_a_request_goes_along() -> None:
-    """But for its stopping criteria: they are code of one process."""
-    assert {*Submit.__struct_fields__, "stopping"} == {field.name for field in fields(Request)}
-
-
 def test_packed_biases_go_along() -> None:
     bias = {token: token / 8 for token in range(1_000)}
     request = Request("r", (1,), SamplingParams(logit_bias=bias))

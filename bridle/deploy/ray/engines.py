@@ -84,17 +84,18 @@ class EngineReplica:
         message = read_by_replica(data)
         if not isinstance(message, Submit):
             raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
-        self._queued[message.id] = len(message.prompt) + len(message.generated)
+        request_id = message.request.id
+        self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
         self._num_live += 1
         try:
             stream = self._client.submit(await self._unpack(message))
             async with stream, aclosing(self._calls.merged(stream)) as merged:
                 async for news in stream if message.controller is None else merged:
-                    yield encode(news if isinstance(news, ToolMessage) else self._packed(message.id, news))
+                    yield encode(news if isinstance(news, ToolMessage) else self._packed(request_id, news))
         except BridleError as error:
-            yield self._failure(message.id, error)
+            yield self._failure(request_id, error)
         finally:
-            self._queued.pop(message.id, None)
+            self._queued.pop(request_id, None)
             self._num_live -= 1
 
     def _packed(self, request_id: str, events: list[Event]) -> Events:

@@ -38,9 +38,10 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         if len(args) > 1:  # the answer of a call, and the address of the engine that waits for it
             home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]
             return [home or candidate_replicas]
-        request = read_by_replica(args[0]) if args else None
-        if not isinstance(request, Submit):
+        message = read_by_replica(args[0]) if args else None
+        if not isinstance(message, Submit):
             return [candidate_replicas]
+        request = message.request
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         for replica_id, replica in by_id.items():
             self._places.note_report(replica_id, replica.routing_stats)
