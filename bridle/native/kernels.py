@@ -58,9 +58,9 @@ class Matrix:
     def _check(self, lanes: int) -> None:
         panels = -(-self.outputs // lanes)
         weights, scales = packed_sizes(self.kind, panels * lanes, self.inputs)
-        _require(0 < self.outputs < 1 << 30, f"a matrix has {self.outputs} outputs")
+        require(0 < self.outputs < 1 << 30, f"a matrix has {self.outputs} outputs")
         fills = self.inputs == self.given if self.kind == "float32" else self.inputs % BLOCK == 0
-        _require(
+        require(
             0 < self.given <= self.inputs <= MAX_INPUTS and fills,
             f"a matrix has {self.given} of {self.inputs} inputs; kernels sum up to {MAX_INPUTS}, in blocks of {BLOCK}",
         )
@@ -101,7 +101,7 @@ class Kernels:
     def linear(self, matrix: Matrix, rows: Tensor) -> Tensor:
         """Float rows [n, in] -> [n, out]"""
         num_rows = rows.shape[0]
-        _require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
+        require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
         check_tensor(rows, torch.float32, num_rows * matrix.given, "rows")
         out = torch.empty(num_rows, matrix.outputs, dtype=torch.float32)
         if num_rows:
@@ -131,13 +131,14 @@ def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
 
 def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:
     """Raise `InternalError` if `tensor` is not contiguous memory of `size` numbers of that type."""
-    _require(
+    require(
         tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.is_contiguous() and tensor.numel() == size,
         f"{what}: {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "
         f"{size} contiguous {dtype} on the cpu are wanted",
     )
 
 
-def _require(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:
+    """Raise `InternalError` unless a kernel can be called so: it would read what is not there."""
     if not holds:
         raise InternalError(f"not for a kernel: {what}")

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.errors import InternalError
-from bridle.native.kernels import CMatrix, Kernels, Matrix, check_tensor, scratch_bytes
+from bridle.native.kernels import CMatrix, Kernels, Matrix, check_tensor, require, scratch_bytes
 from bridle.native.threads import is_parallel
 
 MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 3
@@ -90,12 +89,12 @@ class Pool(NamedTuple):
     def pointers(self, heads: Heads) -> tuple[int | None, ...]:
         """The addresses, once all sizes and types are right."""
         slots, dtype = self.num_slots * heads.kv_heads, self.keys.dtype
-        _require(dtype in KV_TYPES, f"keys of {dtype}")
+        require(dtype in KV_TYPES, f"keys of {dtype}")
         for tensor in (self.keys, self.values):
             check_tensor(tensor, dtype, slots * heads.dim, "the cache")
         found = []
         for scales in (self.key_scales, self.value_scales):
-            _require(
+            require(
                 (scales is None) == (dtype is not torch.int8), f"a cache of {dtype} with scales: {scales is not None}"
             )
             if scales is not None:
@@ -147,14 +146,14 @@ class Rows:
         spans: list[int] = []
         self.num_tokens = self.num_chunks = 0  # chunks of one key head
         for offset, length, context, places in sequences:
-            _require(0 < length <= context < 1 << 30 and offset == self.num_tokens, f"a row of {length} in {context}")
+            require(0 < length <= context < 1 << 30 and offset == self.num_tokens, f"a row of {length} in {context}")
             fields += (offset, length, context, len(spans) // 2, self.num_chunks)
             held = 0
             for slot, count in places:
-                _require(slot >= 0 and count > 0 and slot + count <= num_slots, f"a span of {count} from {slot} on")
+                require(slot >= 0 and count > 0 and slot + count <= num_slots, f"a span of {count} from {slot} on")
                 spans += (slot, count)
                 held += count
-            _require(held == context, f"spans hold {held} of {context} positions")
+            require(held == context, f"spans hold {held} of {context} positions")
             self.num_tokens += length
             self.num_chunks += -(-length // tokens_per_chunk)
         self.num_rows = len(sequences)
@@ -181,7 +180,7 @@ class Layers:
         self._hidden, self._gates = first.out.outputs, first.down.given
         self.num_slots = pools[0].num_slots
         self.num_tables = max(1, *(layer.rotation for layer in layers))
-        _require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
+        require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
         self._c = (CLayer * len(layers))(*map(self._describe, layers, pools))
         self._all = found.function("bridle_layers", POINTER(CStep), POINTER(CLayer), c_int)
         self._part = found.function("bridle_part", POINTER(CStep), POINTER(CLayer), c_int)
@@ -191,7 +190,7 @@ class Layers:
 
     def _describe(self, layer: Layer, pool: Pool) -> CLayer:
         self._check(layer)
-        _require(pool.num_slots == self.num_slots, f"pools of {pool.num_slots} and {self.num_slots} slots")
+        require(pool.num_slots == self.num_slots, f"pools of {pool.num_slots} and {self.num_slots} slots")
         norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm, layer.sinks)
         return CLayer(
             *(None if tensor is None else tensor.data_ptr() for tensor in norms),
@@ -215,12 +214,12 @@ class Layers:
             ("down", [layer.down], gates, hidden),
         ):
             is_right = all(part.given == inputs for part in parts) and sum(part.outputs for part in parts) == outputs
-            _require(is_right and len(parts) <= (2 if name == "gate_up" else MAX_PARTS), f"{name} of {outputs} outputs")
+            require(is_right and len(parts) <= (2 if name == "gate_up" else MAX_PARTS), f"{name} of {outputs} outputs")
         norms = [(norm, hidden) for norm in (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm)]
         for tensor, size in (*norms, (layer.head_norm, both * heads.dim), (layer.sinks, heads.heads)):
             if tensor is not None:
                 check_tensor(tensor, torch.float32, size, "a norm or sinks")
-        _require(0 <= layer.rotation < 1 << 10, f"table {layer.rotation} of rotations")
+        require(0 <= layer.rotation < 1 << 10, f"table {layer.rotation} of rotations")
 
     @property
     def tokens_per_chunk(self) -> int:
@@ -232,12 +231,12 @@ class Layers:
         """`hidden` [T, hidden] after all layers, in place; `cos` and `sin` [tables, T, ..., dim], `slots` [T]. With
         `between` layers are computed part by part."""
         heads, tokens = self._heads, hidden.shape[0]
-        _require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
+        require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")
         for table in (cos, sin):
             check_tensor(table, torch.float32, self.num_tables * tokens * heads.dim, "a rotation")
         check_tensor(slots, torch.int64, tokens, "slots")
-        _require(int(slots.min()) >= 0 and int(slots.max()) < self.num_slots, "a slot that the cache does not have")
+        require(int(slots.min()) >= 0 and int(slots.max()) < self.num_slots, "a slot that the cache does not have")
         normed = _floats(tokens, self._hidden)
         wide, attended = _floats(tokens * self._widest), _floats(tokens, heads.heads * heads.dim)
         scratch, table = torch.empty(tokens * self._scratch, dtype=torch.uint8), rows.table(heads.kv_heads)
@@ -288,7 +287,7 @@ def attend(
     """The result of attention for each token: [T, heads, dim]."""
     tokens, num_heads, dim = query.shape
     heads = Heads(num_heads, pool.keys.shape[1], dim)
-    _require(heads.fit(found.lanes) and tokens == rows.num_tokens, f"{heads} for {tokens} tokens")
+    require(heads.fit(found.lanes) and tokens == rows.num_tokens, f"{heads} for {tokens} tokens")
     query = query.contiguous()
     check_tensor(query, torch.float32, tokens * num_heads * dim, "queries")
     if sinks is not None:
@@ -311,8 +310,3 @@ def attend(
 def _floats(*size: int) -> Tensor:
     """... whatever torch's default type is: a model that is loaded beside this one may change it for a moment."""
     return torch.empty(*size, dtype=torch.float32)
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise InternalError(f"not for a kernel: {what}")

@@ -103,7 +103,7 @@ class Shipped:
                 try:
                     self.prepare([name])
                 except Exception as error:
-                    _tell(f"the controller {name} cannot be prepared: {error}")
+                    tell(f"the controller {name} cannot be prepared: {error}")
 
         threading.Thread(target=run, name="prepare", daemon=True).start()
 
@@ -117,7 +117,7 @@ class Shipped:
         return preparation
 
     def _compile(self, name: str, preparation: _Preparation) -> None:
-        told = threading.Timer(_WORTH_TELLING, _tell, [f"making the controller {name} ready for this machine, once"])
+        told = threading.Timer(_WORTH_TELLING, tell, [f"making the controller {name} ready for this machine, once"])
         told.daemon = True
         told.start()
         try:
@@ -131,7 +131,7 @@ class Shipped:
         else:
             preparation.future.set_result(compiled)
             if code.milliseconds > 1000 * _WORTH_TELLING:
-                _tell(f"the controller {name} is ready after {code.milliseconds / 1000:.1f} s")
+                tell(f"the controller {name} is ready after {code.milliseconds / 1000:.1f} s")
         finally:
             told.cancel()
             with self._lock:
@@ -141,7 +141,7 @@ class Shipped:
         try:
             return self._compilers.shipped(module, name)
         except ControllerUnavailable as error:
-            _tell(f"{error}; the controller {name} is compiled instead")
+            tell(f"{error}; the controller {name} is compiled instead")
             return None
 
 
@@ -150,6 +150,7 @@ def _name_of(module: str) -> str | None:
     return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Print a line on the terminal of the engine."""
     sys.stderr.write(f"bridle runtime: {text}\n")
     sys.stderr.flush()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
-from bridle.aici.runtime.shipped import Shipped
+from bridle.aici.runtime.shipped import Shipped, tell
 from bridle.aici.runtime.side import SideOps, SideOptions
 from bridle.aici.runtime.steps import Steps
 from bridle.aici.runtime.vocabulary import Vocabulary
@@ -253,7 +252,7 @@ class Supervisor:
             return p.encode(r.Failure(str(error), is_user_error, rid))
         except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
             trace = p.trace_of(request)
-            _complain(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
+            tell(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
             return p.encode(r.Failure(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
@@ -266,14 +265,14 @@ class Supervisor:
         """End the runtime: the engine is gone, or broke the channel for good, and can no longer clean up
         behind itself."""
         if self._engine_lives():
-            _complain(f"{error}; ending")
+            tell(f"{error}; ending")
         else:  # nobody is there to be told
             self._link.unlink()
         self.stop()
 
     def _worker_died(self, worker: WorkerPort) -> None:
         for name, trace in self._registry.worker_died(worker).items():
-            _complain(f"the worker of request {name[:80]} died, traceparent {trace}")
+            tell(f"the worker of request {name[:80]} died, traceparent {trace}")
 
     def _orphaned(self, why: str) -> None:
         """End the runtime: without a nursery there can be no workers, and the engine starts a new runtime."""
@@ -285,9 +284,3 @@ class Supervisor:
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGUSR1)
         os._exit(0)
-
-
-def _complain(text: str) -> None:
-    """Print a line on the terminal of the engine."""
-    sys.stderr.write(f"bridle runtime: {text}\n")
-    sys.stderr.flush()
