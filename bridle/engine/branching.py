@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from bridle.engine.decision import Branch, Splice
 from bridle.engine.drafted import NONE_RIGHT, DraftedDraws, Draw, Right, drafted_rows, num_guessed
 from bridle.engine.draw_rows import draw_row
+from bridle.engine.foresight import PLAIN
 from bridle.engine.held import find_way
 from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, ScoreRun, StepResult
 from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
-from bridle.engine.steering import PLAIN, Steering
+from bridle.engine.steering import Steering
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob

@@ -63,7 +63,7 @@ class DraftedDraws:
         """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
         plain: list[Branch] = []
         place = 1  # drafts after which the next way comes
-        for way in self._steering.foresee(item.seq, item.drafts):
+        for way in self._steering.foresight.foresee(item.seq, item.drafts):
             forced = way.splices[0].ff_tokens if _is_forced(way) else ()
             is_other = forced != item.drafts[place : place + len(forced)]
             if is_other or (not forced and (way.splices or way.top_logprobs)):
@@ -87,7 +87,7 @@ class DraftedDraws:
             if way is None:
                 break
             if draw.seq.control.pool is not None:
-                self._steering.tell_foreseen(draw.seq, right.num_tokens)
+                self._steering.foresight.tell(draw.seq, right.num_tokens)
             row += 1
             if draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)

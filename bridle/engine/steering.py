@@ -14,7 +14,8 @@ from dataclasses import replace
 from bridle.config import EngineConfig
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import DRAW, Branch, Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, foresees, is_foretold
+from bridle.engine.foresight import Foresight
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, is_foretold
 from bridle.engine.progress import Progress
 from bridle.engine.rules import Rules
 from bridle.engine.sequence import Sequence
@@ -24,8 +25,6 @@ from bridle.engine.words import Words
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason
 
-#: How a sequence without a controller goes on.
-PLAIN = (Branch(),)
 Candidates = tuple[tuple[int, float], ...] | None
 
 #: How many times in one step forced tokens may follow forced tokens; further ones wait for the next step.
@@ -60,6 +59,7 @@ class Steering:
         self._watch = DeadlockWatch(config.max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self.words = Words(progress, clock, emit)
+        self.foresight = Foresight(self.sequences, self._rules, self.words, progress, speculation, clock)
 
     def pool_for(self, controller: object) -> ControllerPool | None:
         """The pool that runs `controller`, if any does."""
@@ -139,16 +139,8 @@ class Steering:
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
             if is_foretold(pool) and pool.is_told_ahead:
-                batch = self._with_drafts(batch)
+                batch = self.foresight.with_drafts(batch)
             pool.ask(batch)
-
-    def _with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """The asks with what is likely to be drawn next."""
-        asked = [seq for ask in asks if not ask.final and (seq := self.sequences.get(ask.seq_id)) is not None]
-        drafts = self._speculation.foretell(asked)
-        if not drafts:
-            return asks
-        return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def end(self, seq: Sequence, event: Finished) -> bool:
         """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
@@ -333,31 +325,6 @@ class Steering:
         seq.control.num_idle_steps = 0
         if seq.trace is not None:
             self._progress.tracer.resumed(seq, self._clock())
-
-    def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """How `seq` would go on along `drafts`, as far as that is known and obeys the rules: how it draws after each of
-        them, or which of them are forced, then how it goes on after these."""
-        pool = seq.control.pool
-        if pool is None:
-            return list(PLAIN * len(drafts))
-        if not foresees(pool):
-            return []
-        known: list[Branch] = []
-        began = self._speculation.guessing.timer()
-        for decision in pool.foresee(seq.id, drafts):
-            if len(decision.branches) != 1 or self._rules.problem(seq, decision, len(known) + 1) is not None:
-                break
-            known.append(decision.branches[0])
-        self._speculation.guessing.note_foreseen(seq, len(known), self._speculation.guessing.timer() - began)
-        return known
-
-    def tell_foreseen(self, seq: Sequence, num_tokens: int) -> None:
-        """Pass on what was said with the answer that was foreseen after so many drafted tokens, and is now obeyed."""
-        words = seq.control.pool.take_words(seq.id, num_tokens) if foresees(seq.control.pool) else None
-        if words is not None and (words.log or words.stored):
-            if seq.trace is not None:
-                self._progress.tracer.heard(seq, words, self._clock())
-            self.words.tell(seq, words)
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
