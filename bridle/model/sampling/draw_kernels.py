@@ -3,10 +3,8 @@
 Pointers: `logits` [R, V]; `ints` [N, INTS] and `floats` [N, FLOATS], the parameters of rows (`columns` names them);
 `masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. A row is cut into parts of `part`
 columns, P of them; what is found of parts lies in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V]
-has the logits of rows that are cut, `heads` their best ones in order.
-
-Numbers are the same bits on any GPU: products are not fused but where `fma` says so, divisions are rounded, sums are of
-whole numbers. The exponential is that of the kernels in C, operation for operation, so weights are theirs as well.
+has the logits of rows that are cut, `heads` their best ones in order. Sums are of whole numbers (`draw_numbers`), so
+they are the same on any GPU.
 """
 
 from __future__ import annotations
@@ -14,122 +12,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of a row: logits row, slots of its mask, of its counts and of both biases, top-k, slot among cut rows.
-INTS = tl.constexpr(8)
-# Of a row: temperature (0: greedy), floor, penalties for repetition, presence and frequency.
-FLOATS = tl.constexpr(5)
-# Of a history: its first word, tokens of the prompt, tokens. Of a bias: its first word, tokens.
-SPAN = tl.constexpr(4)
-# Set in the count of a token that the prompt has.
-PROMPT = tl.constexpr(1 << 30)
-UNIT = tl.constexpr(17179869184.0)
-LEAST = tl.constexpr(-24.0)  # what is less has no weight
-LEAST_BITS = tl.constexpr(0x41C00000)  # of its size
-NEVER = tl.constexpr(float("-inf"))
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9)
-SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
-
-
-# -- numbers -----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _weigh(shifted: tl.tensor) -> tl.tensor:
-    """Weights, int64, of logits minus the largest one."""
-    x = tl.maximum(shifted, LEAST)
-    n = (x * 1.44269504 + 12582912.0) - 12582912.0  # to the nearest whole number
-    r = tl.fma(n, -0.693359375, x)
-    r = tl.fma(n, 2.12194440e-4, r)
-    p = tl.fma(1.9875691500e-4, r, 1.3981999507e-3)
-    p = tl.fma(p, r, 8.3334519073e-3)
-    p = tl.fma(p, r, 4.1665795894e-2)
-    p = tl.fma(p, r, 1.6666665459e-1)
-    p = tl.fma(p, r, 5.0000001201e-1)
-    p = tl.fma(p * r, r, r + 1.0)
-    power = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-    return (p * power * UNIT).to(tl.int64)
-
-
-@triton.jit
-def _mix(word: tl.tensor) -> tl.tensor:
-    word = (word ^ (word >> 30)) * FIRST_FACTOR
-    word = (word ^ (word >> 27)) * SECOND_FACTOR
-    return word ^ (word >> 31)
-
-
-@triton.jit
-def _uniform(key: tl.tensor, draw: tl.tensor) -> tl.tensor:
-    """The number of `uniform`, float64 in [0, 1)."""
-    golden = tl.full((), GOLDEN, tl.uint64)
-    state = _mix(key.to(tl.uint64, bitcast=True) + golden) + (draw.to(tl.uint64, bitcast=True) + 1) * golden
-    return (_mix(state) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
-
-
-# -- rows --------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _steered(
-    logits: tl.tensor,
-    ints: tl.tensor,  # of this row
-    masks: tl.tensor,
-    biases: tl.tensor,
-    column: tl.tensor,
-    is_column: tl.tensor,
-    vocab: tl.tensor,
-    mask_words: tl.tensor,
-) -> tl.tensor:
-    """Logits after bias and mask; -inf beyond the vocabulary."""
-    x = tl.load(logits + tl.load(ints).to(tl.int64) * vocab + column, is_column, NEVER).to(tl.float32)
-    given, own = tl.load(ints + 3), tl.load(ints + 4)
-    x += tl.load(biases + given.to(tl.int64) * vocab + column, is_column & (given >= 0), 0.0)
-    x += tl.load(biases + own.to(tl.int64) * vocab + column, is_column & (own >= 0), 0.0)
-    slot = tl.load(ints + 1)
-    word = tl.load(masks + slot.to(tl.int64) * mask_words + column // 32, is_column & (slot >= 0), -1)
-    return tl.where(((word >> (column % 32)) & 1) != 0, x, NEVER)
-
-
-@triton.jit
-def _penalized(
-    logits: tl.tensor,
-    ints: tl.tensor,  # of this row, as `floats`
-    floats: tl.tensor,
-    masks: tl.tensor,
-    counts: tl.tensor,
-    biases: tl.tensor,
-    column: tl.tensor,
-    is_column: tl.tensor,
-    vocab: tl.tensor,
-    mask_words: tl.tensor,
-) -> tl.tensor:
-    """Logits as they are drawn from, but for the temperature."""
-    x = _steered(logits, ints, masks, biases, column, is_column, vocab, mask_words)
-    slot = tl.load(ints + 2)
-    if slot >= 0:
-        count = tl.load(counts + slot.to(tl.int64) * vocab + column, is_column, 0)
-        repetition = tl.load(floats + 2)
-        x = tl.where(count != 0, tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition), x)
-        own = count & (PROMPT - 1)
-        x = x - (own.to(tl.float32) * tl.load(floats + 4) + tl.where(own > 0, tl.load(floats + 3), 0.0))
-    return x
-
-
-@triton.jit
-def _best(peaks: tl.tensor, row: tl.tensor, num_parts: tl.tensor, block_parts: tl.constexpr) -> tl.tensor:
-    """The largest logit of a row; NaN if there is one."""
-    number = tl.arange(0, block_parts)
-    peak = tl.load(peaks + row * num_parts + number, number < num_parts, NEVER)
-    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
-    return tl.where(is_none, float("nan"), tl.max(tl.where(peak == peak, peak, NEVER), 0))
-
-
-@triton.jit
-def _edge(ints: tl.tensor, edges: tl.tensor, rooms: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The smallest logit that stays in a row, and how many of its equals stay."""
-    slot = tl.load(ints + 6)
-    return tl.load(edges + slot, slot >= 0, NEVER), tl.load(rooms + slot, slot >= 0, 0)
-
+from bridle.model.sampling.draw_numbers import (
+    FLOATS,
+    INTS,
+    LEAST,
+    LEAST_BITS,
+    NEVER,
+    PROMPT,
+    SPAN,
+    best_of,
+    edge_of,
+    penalized,
+    steered,
+    uniform_of,
+    weigh,
+)
 
 # -- before the draw ---------------------------------------------------------------------------------------------
 
@@ -186,7 +83,7 @@ def find_peaks(
     ints += row * INTS
     column = number * part + tl.arange(0, part)
     is_column = column < vocab
-    x = _penalized(logits, ints, floats + row * FLOATS, masks, counts, biases, column, is_column, vocab, mask_words)
+    x = penalized(logits, ints, floats + row * FLOATS, masks, counts, biases, column, is_column, vocab, mask_words)
     is_none = tl.max((x != x).to(tl.int32), 0) > 0
     peak = tl.max(tl.where(x == x, x, NEVER), 0)
     tl.store(peaks + row * num_parts + number, tl.where(is_none, float("nan"), peak))
@@ -221,16 +118,16 @@ def weigh_parts(
     ints += row * INTS
     floats += row * FLOATS
     temperature = tl.load(floats)
-    best = _best(peaks, row, num_parts, block_parts)
+    best = best_of(peaks, row, num_parts, block_parts)
     if (temperature == 0) | (best != best) | (best == NEVER) | (best == float("inf")):
         return
     column = number * part + tl.arange(0, part)
     is_column = column < vocab
-    x = _penalized(logits, ints, floats, masks, counts, biases, column, is_column, vocab, mask_words)
+    x = penalized(logits, ints, floats, masks, counts, biases, column, is_column, vocab, mask_words)
     x = tl.div_rn(x - best, temperature + tl.zeros_like(x))
-    weight = _weigh(x)
+    weight = weigh(x)
     if is_last:
-        edge, _ = _edge(ints, edges, rooms)
+        edge, _ = edge_of(ints, edges, rooms)
         weight = tl.where((x > edge) & (x >= tl.load(floats + 1)), weight, 0)
         tl.store(equals + row * num_parts + number, tl.sum((x == edge).to(tl.int32), 0))
     tl.store(sums + row * num_parts + number, tl.sum(weight, 0))
@@ -246,8 +143,36 @@ def _weight_to(
         column = begin + tl.arange(0, part)
         x = tl.load(work + column, column < vocab, NEVER)
         x = tl.div_rn(x - best, temperature + tl.zeros_like(x))
-        found += tl.where(x >= edge, _weigh(x), 0)
+        found += tl.where(x >= edge, weigh(x), 0)
     return tl.sum(found, 0)
+
+
+@triton.jit
+def _searched(
+    work: tl.tensor,  # of this row
+    best: tl.tensor,
+    temperature: tl.tensor,
+    edge: tl.tensor,  # that is too large
+    above: tl.tensor,  # weight above it
+    wanted: tl.tensor,
+    vocab: tl.tensor,
+    part: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The largest edge down to which a row has the weight that is wanted, and how many of its equals stay."""
+    # Numbers are at most 0, so that the bits of their size are in the order of their size.
+    low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
+    high = low * 0 + LEAST_BITS
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        size = middle.to(tl.float32, bitcast=True)
+        found = _weight_to(work, best, temperature, 0.0 - size, vocab, part)
+        is_less = found.to(tl.float64) < wanted
+        low = tl.where(is_less, middle, low)
+        high = tl.where(is_less, high, middle)
+        above = tl.where(is_less, found, above)
+    edge = 0.0 - high.to(tl.float32, bitcast=True)
+    each = tl.maximum(weigh(edge), 1).to(tl.float64)
+    return edge, tl.maximum(tl.ceil((wanted - above.to(tl.float64)) / each).to(tl.int64), 1)
 
 
 @triton.jit(do_not_specialize=["num_parts", "num_heads"])
@@ -276,7 +201,7 @@ def find_edges(
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)
-    best = _best(peaks, row, num_parts, block_parts)
+    best = best_of(peaks, row, num_parts, block_parts)
     if (best != best) | (best == NEVER) | (best == float("inf")):
         return
     order = tl.arange(0, block_heads)
@@ -284,7 +209,7 @@ def find_edges(
     x = tl.div_rn(x - best, temperature + tl.zeros_like(x))
     top_k = tl.load(ints + row * INTS + 5)
     is_among = order < tl.where(top_k > 0, tl.minimum(top_k, num_heads), num_heads)
-    weight = tl.where(is_among, _weigh(x), 0)
+    weight = tl.where(is_among, weigh(x), 0)
     number = tl.arange(0, block_parts)
     whole = tl.sum(tl.load(sums + row * num_parts + number, number < num_parts, 0), 0)
     whole = tl.where(top_k > 0, tl.sum(weight, 0), whole)
@@ -295,26 +220,35 @@ def find_edges(
     edge = tl.min(tl.where(order < length, x, float("inf")), 0)
     room = (length - tl.sum((x > edge).to(tl.int32), 0)).to(tl.int64)
     if (top_k == 0) & (num_heads < vocab) & (tl.sum(weight, 0).to(tl.float64) < wanted):
-        # Numbers are at most 0, so that the bits of their size are in the order of their size.
-        low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
-        high = low * 0 + LEAST_BITS
         above = tl.sum(tl.where(x > edge, weight, 0), 0)
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            size = middle.to(tl.float32, bitcast=True)
-            found = _weight_to(work + slot.to(tl.int64) * vocab, best, temperature, 0.0 - size, vocab, part)
-            is_less = found.to(tl.float64) < wanted
-            low = tl.where(is_less, middle, low)
-            high = tl.where(is_less, high, middle)
-            above = tl.where(is_less, found, above)
-        edge = 0.0 - high.to(tl.float32, bitcast=True)
-        each = tl.maximum(_weigh(edge), 1).to(tl.float64)
-        room = tl.maximum(tl.ceil((wanted - above.to(tl.float64)) / each).to(tl.int64), 1)
+        work += slot.to(tl.int64) * vocab
+        edge, room = _searched(work, best, temperature, edge, above, wanted, vocab, part)
     tl.store(edges + slot, edge)
     tl.store(rooms + slot, room)
 
 
 # -- the draw ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _offset(weight: tl.tensor, target: tl.tensor) -> tl.tensor:
+    """The first place where weights so far exceed `target`; the last one if they nowhere do."""
+    running = tl.cumsum(weight, 0)
+    return tl.minimum(tl.sum((running <= target).to(tl.int32), 0), weight.shape[0] - 1)
+
+
+@triton.jit
+def _greedy(
+    peaks: tl.tensor,  # of this row, as `places`
+    places: tl.tensor,
+    best: tl.tensor,
+    num_parts: tl.tensor,
+    block_parts: tl.constexpr,
+) -> tl.tensor:
+    """The first place of the largest logit."""
+    number = tl.arange(0, block_parts)
+    peak = tl.load(peaks + number, number < num_parts, NEVER)
+    return tl.min(tl.load(places + number, (number < num_parts) & (peak == best), 2147483647), 0).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["mask_words", "num_parts"])
@@ -344,40 +278,38 @@ def pick(
     ints += row * INTS
     floats += row * FLOATS
     temperature = tl.load(floats)
-    best = _best(peaks, row, num_parts, block_parts)
+    best = best_of(peaks, row, num_parts, block_parts)
     if (best != best) | (best == NEVER) | (best == float("inf")):
         tl.store(tokens + row, tl.full((), -1, tl.int64))
         return
+    if temperature == 0:
+        token = _greedy(peaks + row * num_parts, places + row * num_parts, best, num_parts, block_parts)
+        tl.store(tokens + row, token)
+        return
     number = tl.arange(0, block_parts)
     is_part = number < num_parts
-    if temperature == 0:
-        peak = tl.load(peaks + row * num_parts + number, is_part, NEVER)
-        place = tl.load(places + row * num_parts + number, is_part & (peak == best), 2147483647)
-        tl.store(tokens + row, tl.min(place, 0).to(tl.int64))
-        return
-    edge, room = _edge(ints, edges, rooms)
+    edge, room = edge_of(ints, edges, rooms)
     floor = tl.load(floats + 1)
     is_cut = tl.load(ints + 6) >= 0
-    each = tl.where(is_cut & (edge >= floor), _weigh(tl.where(is_cut, edge, LEAST)), 0)
+    each = tl.where(is_cut & (edge >= floor), weigh(tl.where(is_cut, edge, LEAST)), 0)
     tied = tl.load(equals + row * num_parts + number, is_part & is_cut, 0).to(tl.int64)
     before = tl.cumsum(tied, 0) - tied  # equals in earlier parts
     weight = tl.load(sums + row * num_parts + number, is_part, 0)
     weight += tl.minimum(tl.maximum(room - before, 0), tied) * each
     running = tl.cumsum(weight, 0)
     total = tl.sum(weight, 0)
-    uniform = _uniform(tl.load(longs + 2 * row), tl.load(longs + 2 * row + 1))
+    uniform = uniform_of(tl.load(longs + 2 * row), tl.load(longs + 2 * row + 1))
     target = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
     chosen = tl.minimum(tl.sum((is_part & (running <= target)).to(tl.int32), 0), num_parts - 1)
     rest = target - tl.sum(tl.where(number < chosen, weight, 0), 0)
     left = room - tl.sum(tl.where(number < chosen, tied, 0), 0)
     column = chosen * part + tl.arange(0, part)
     is_column = column < vocab
-    x = _penalized(logits, ints, floats, masks, counts, biases, column, is_column, vocab, mask_words)
+    x = penalized(logits, ints, floats, masks, counts, biases, column, is_column, vocab, mask_words)
     x = tl.div_rn(x - best, temperature + tl.zeros_like(x))
     is_equal = (x == edge) & is_cut
     stays = (x > edge) | (is_equal & (tl.cumsum(is_equal.to(tl.int32), 0) <= left))
-    inside = tl.cumsum(tl.where(stays & (x >= floor), _weigh(x), 0), 0)
-    offset = tl.minimum(tl.sum((inside <= rest).to(tl.int32), 0), part - 1)
+    offset = _offset(tl.where(stays & (x >= floor), weigh(x), 0), rest)
     tl.store(tokens + row, (chosen * part + offset).to(tl.int64))
 
 
@@ -418,7 +350,7 @@ def copy_told(
     column = tl.program_id(1) * part + tl.arange(0, part)
     is_column = column < vocab
     if tl.load(told + 2 * slot + 1) != 0:
-        x = _steered(logits, ints, masks, biases, column, is_column, vocab, mask_words)
+        x = steered(logits, ints, masks, biases, column, is_column, vocab, mask_words)
     else:
         x = tl.load(logits + tl.load(ints).to(tl.int64) * vocab + column, is_column, NEVER).to(tl.float32)
     tl.store(keys + slot.to(tl.int64) * vocab + column, _key(x, column), is_column)
@@ -447,7 +379,7 @@ def tell(
     column = number * part + tl.arange(0, part)
     x = tl.where(column < vocab, _logit(tl.load(keys + column, column < vocab, 0)), NEVER)
     shifted = x - _logit(tl.load(best + slot * num_best))
-    weight = _weigh(tl.where(shifted == shifted, shifted, LEAST))
+    weight = weigh(tl.where(shifted == shifted, shifted, LEAST))
     tl.store(told_sums + slot * num_parts + number, tl.sum(weight, 0))
     tl.store(ranks + slot * num_parts + number, tl.sum((x > value).to(tl.int64), 0))
     if number == 0:
