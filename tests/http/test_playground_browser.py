@@ -160,23 +160,40 @@ def test_stop_stops(browser: Any) -> None:
         assert page.locator(".notice").count() == 0
 
 
-def test_pictures_travel_with_the_message(page: Any, tmp_path: Path) -> None:
-    """A model that reads pictures is only claimed here; what is sent is what matters."""
-    from PIL import Image
-
-    Image.new("RGB", (32, 24), "red").save(tmp_path / "red.png")
-    rows = {"object": "list", "data": [{"id": "sees", "state": "loaded", "task": "generate", "reads_pictures": True}]}
-    page.route("**/v1/models", lambda route: route.fulfill(json=rows))
+def reading(page: Any, *modalities: str) -> None:
+    """Claim that the model reads this; what is sent is what matters."""
+    row = {"id": "sees", "state": "loaded", "task": "generate", "input_modalities": ["text", *modalities]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [row]}))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "seen"}}))
     page.reload()
-    page.get_by_label("Attach pictures").set_input_files(tmp_path / "red.png")
-    page.locator(".attached img").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("modality", "kind", "tag"), [("image", "png", "img"), ("audio", "wav", "audio"), ("video", "mp4", "video")]
+)
+def test_files_travel_with_the_message(page: Any, modality: str, kind: str, tag: str) -> None:
+    reading(page, "image", "audio", "video")
+    file = {"name": f"it.{kind}", "mimeType": f"{modality}/{kind}", "buffer": b"\0" * 64}
+    page.get_by_label("Attach pictures, sounds and videos").set_input_files(file)
+    page.locator(".attached button").wait_for()
     page.get_by_label("Message").fill("What is it?")
     with page.expect_request("**/v1/chat/completions") as asked:
         page.keyboard.press("Enter")
-    parts = asked.value.post_data_json["messages"][-1]["content"]
-    assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,") and parts[1]["text"] == "What is it?"
+    part, said = asked.value.post_data_json["messages"][-1]["content"]
+    assert part["type"] == f"{modality}_url" and said["text"] == "What is it?"
+    assert part[f"{modality}_url"]["url"].startswith(f"data:{modality}/{kind};base64,")
+    page.locator(f".message.user {tag}").wait_for()
     page.locator(".notice").get_by_text("seen").wait_for()
+
+
+def test_what_a_model_does_not_read_is_told_in_words(page: Any) -> None:
+    reading(page, "audio")
+    page.get_by_label("Attach sounds").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": b"x"})
+    page.locator(".notice").get_by_text("The model reads sounds; a.png is a picture.").wait_for()
+    large = {"name": "long.wav", "mimeType": "audio/wav", "buffer": bytes((16 << 20) + 1)}
+    page.get_by_label("Attach sounds").set_input_files(large)
+    page.locator(".notice").get_by_text("long.wav has 16.0 MiB; at most 16 are taken.").wait_for()
+    assert page.locator(".attached").count() == 0
 
 
 # -- tokens --------------------------------------------------------------------------------------------------

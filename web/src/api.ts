@@ -11,7 +11,7 @@ export interface Model {
   state: string
   task: string | null
   has_chat_template: boolean | null
-  reads_pictures?: boolean | null
+  input_modalities?: string[] | null
 }
 
 const KEY = "key"

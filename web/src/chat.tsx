@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks"
 import { models } from "./api"
+import { Shown, asUrl, inWords, kindOf, kindsOf, nameOf } from "./files"
 import { Icon } from "./icons"
 import { Notice, TextBox } from "./parts"
 import { stop } from "./runs"
@@ -14,7 +15,6 @@ import { Timeline } from "./timeline"
 import { TokenText } from "./tokens"
 
 const STARTERS = ["Tell me a short story.", "What can you do?", "Write a haiku about the sea.", "What is 19 + 23?"]
-const MAX_PICTURE = 8 << 20
 
 function Branches({ message }: { message: Message }) {
   const siblings = talk.value.messages[message.parent ?? "root"].children
@@ -32,12 +32,12 @@ function Branches({ message }: { message: Message }) {
 function Asked({ message, isBusy }: { message: Message; isBusy: boolean }) {
   const [draft, setDraft] = useState<string | null>(null)
   const send = () => {
-    say(draft!, message.pictures, message.parent ?? "root")
+    say(draft!, message.files, message.parent ?? "root")
     setDraft(null)
   }
   return (
     <article class="message user" aria-label="You">
-      {message.pictures.map((url, number) => <img key={number} src={url} alt={`Picture ${number + 1}`} />)}
+      {message.files.map((url, number) => <Shown key={number} url={url} number={number} />)}
       {draft === null ? <div class="said-text">{message.content}</div> : (
         <div class="editing">
           <TextBox value={draft} label="Edit the message" onInput={setDraft} onSend={send} isFocused />
@@ -99,33 +99,23 @@ function Answered({ message, isBusy }: { message: Message; isBusy: boolean }) {
   )
 }
 
-function asUrl(file: File): Promise<string> {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader()
-    reader.onload = () => resolve(String(reader.result))
-    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`))
-    reader.readAsDataURL(file)
-  })
-}
-
 function Composer({ isBusy }: { isBusy: boolean }) {
   const [draft, setDraft] = useState("")
-  const [pictures, setPictures] = useState<string[]>([])
+  const [files, setFiles] = useState<string[]>([])
   const [trouble, setTrouble] = useState("")
-  const chosen = models.value.find(each => each.id === model.value)
+  const kinds = kindsOf(models.value.find(each => each.id === model.value))
   const running = path(talk.value).map(message => runOf.get(message.id)).find(run => run?.state.value === "running")
   const send = () => {
-    if (isBusy || !(draft.trim() || pictures.length)) return
-    say(draft, pictures)
+    if (isBusy || !(draft.trim() || files.length)) return
+    say(draft, files)
     setDraft("")
-    setPictures([])
+    setFiles([])
   }
-  const attach = async (files: FileList | null) => {
+  const attach = async (given: FileList | null) => {
     try {
-      for (const file of files ?? []) {
-        if (file.size > MAX_PICTURE) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB; at most 8 are taken.`)
-        const url = await asUrl(file)
-        setPictures(before => [...before, url])
+      for (const file of given ?? []) {
+        const url = await asUrl(file, kinds)
+        setFiles(before => [...before, url])
       }
       setTrouble("")
     } catch (error) {
@@ -135,23 +125,23 @@ function Composer({ isBusy }: { isBusy: boolean }) {
   return (
     <div class="composer">
       {trouble && <Notice text={trouble} />}
-      {pictures.length > 0 && (
+      {files.length > 0 && (
         <div class="attached">
-          {pictures.map((url, number) => (
-            <button key={number} aria-label={`Remove picture ${number + 1}`} onClick={() => setPictures(pictures.filter((_, each) => each !== number))}>
-              <img src={url} alt="" /></button>
+          {files.map((url, number) => (
+            <button key={number} aria-label={`Remove ${nameOf(url, number).toLowerCase()}`} onClick={() => setFiles(files.filter((_, each) => each !== number))}>
+              {kindOf(url) === "image" ? <img src={url} alt="" /> : <span>{nameOf(url, number)} ×</span>}</button>
           ))}
         </div>
       )}
       <div class="composer-box">
-        {chosen?.reads_pictures && (
-          <label class="attach" title="Attach pictures">
-            <input type="file" accept="image/*" multiple aria-label="Attach pictures"
+        {kinds.length > 0 && (
+          <label class="attach" title={`Attach ${inWords(kinds)}`}>
+            <input type="file" accept={kinds.map(kind => `${kind}/*`).join(",")} multiple aria-label={`Attach ${inWords(kinds)}`}
               onChange={event => { void attach(event.currentTarget.files); event.currentTarget.value = "" }} /><Icon name="clip" /></label>
         )}
         <TextBox value={draft} label="Message" placeholder="Say something" onInput={setDraft} onSend={send} sendsOnEnter id="message" isFocused={innerWidth > 800} />
         {running ? <button class="stop" onClick={() => stop(running)}>Stop</button>
-          : <button class="primary" disabled={!(draft.trim() || pictures.length)} onClick={send}>Send</button>}
+          : <button class="primary" disabled={!(draft.trim() || files.length)} onClick={send}>Send</button>}
       </div>
     </div>
   )

@@ -2,13 +2,14 @@
 // and each message knows which of its children is shown.
 
 import { signal } from "@preact/signals"
+import { nameOf, partOf } from "./files"
 import { forkAt } from "./fork"
 import { type Run, newRun, start } from "./runs"
 import { model, sampling, samplingFields, seedOrNew } from "./settings"
 import { all, put, remove } from "./store"
 
 export interface Message {
-  id: string; role: "user" | "assistant" | "root"; content: string; thoughts: string; pictures: string[]
+  id: string; role: "user" | "assistant" | "root"; content: string; thoughts: string; files: string[]
   parent: string | null; children: string[]; shown: number; error: string; model: string
 }
 export interface Talk { id: string; title: string; made: number; messages: Record<string, Message> }
@@ -27,7 +28,7 @@ function newId(): string {
 }
 
 function newTalk(): Talk {
-  const root: Message = { id: "root", role: "root", content: "", thoughts: "", pictures: [], parent: null, children: [],
+  const root: Message = { id: "root", role: "root", content: "", thoughts: "", files: [], parent: null, children: [],
     shown: 0, error: "", model: "" }
   return { id: newId(), title: "", made: Date.now(), messages: { root } }
 }
@@ -39,7 +40,13 @@ export function beginTalk(): void {
 export async function loadTalks(): Promise<void> {
   const found = await all<Talk>("talks")
   for (const old of found.splice(MAX_TALKS)) void remove("talks", old.id)
+  for (const message of found.flatMap(each => Object.values(each.messages))) message.files ??= earlier(message)
   talks.value = found
+}
+
+/** The pictures of a message that an earlier version of this page kept. */
+function earlier(message: Message): string[] {
+  return (message as unknown as { pictures?: string[] }).pictures ?? []
 }
 
 export function forget(old: Talk): void {
@@ -72,7 +79,7 @@ export function show(message: Message, shown: number): void {
 }
 
 function add(of: Talk, parent: string, more: Partial<Message>): Message {
-  const message: Message = { id: newId(), role: "user", content: "", thoughts: "", pictures: [], parent, children: [],
+  const message: Message = { id: newId(), role: "user", content: "", thoughts: "", files: [], parent, children: [],
     shown: 0, error: "", model: "", ...more }
   of.messages[message.id] = message
   const above = of.messages[parent]
@@ -84,8 +91,8 @@ function add(of: Talk, parent: string, more: Partial<Message>): Message {
 function asked(of: Talk, upTo: Message): Record<string, unknown>[] {
   const made: Record<string, unknown>[] = []
   for (let now: Message | null = upTo; now && now.role !== "root"; now = of.messages[now.parent ?? "root"]) {
-    const pictures = now.pictures.map(url => ({ type: "image_url", image_url: { url } }))
-    const content = pictures.length ? [...pictures, { type: "text", text: now.content }] : now.content
+    const files = now.files.map(partOf)
+    const content = files.length ? [...files, { type: "text", text: now.content }] : now.content
     made.unshift({ role: now.role, content })
   }
   if (sampling.value.system.trim()) made.unshift({ role: "system", content: sampling.value.system })
@@ -93,11 +100,11 @@ function asked(of: Talk, upTo: Message): Record<string, unknown>[] {
 }
 
 /** Says something after message `parent`, and lets the model answer. */
-export function say(content: string, pictures: string[] = [], parent?: string): Run {
+export function say(content: string, files: string[] = [], parent?: string): Run {
   const of = talk.value
-  of.title ||= content.trim().split("\n")[0].slice(0, MAX_TITLE) || "A picture"
+  of.title ||= content.trim().split("\n")[0].slice(0, MAX_TITLE) || nameOf(files[0] ?? "", 0)
   const last = path(of).at(-1)?.id ?? "root"
-  return answer(of, add(of, parent ?? last, { content, pictures }))
+  return answer(of, add(of, parent ?? last, { content, files }))
 }
 
 /** Lets the model answer message `to`, once more if it did already. */

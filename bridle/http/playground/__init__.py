@@ -33,7 +33,7 @@ PATHS = tuple(f"/playground/{name}" for name in TYPES if name != PAGE)
 HEADERS = {
     # Nothing is loaded from elsewhere, nothing inline runs, no text can become HTML, and no other site may frame it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+    "media-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
