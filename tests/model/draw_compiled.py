@@ -15,7 +15,7 @@ _POINTERS = {
     "fp32": "floats biases peaks work heads edges chosen",
     "fp64": "doubles",
     "i64": "longs sums rooms tokens keys best told_sums ranks",
-    "i32": "words histories addends ints masks counts places equals cut_rows told",
+    "i32": "words histories kept addends ints masks counts places equals cut_rows told",
 }
 
 

@@ -23,6 +23,7 @@ from bridle.model.device_sampler import DeviceSampler
 from bridle.model.sampler import StandardSampler
 from bridle.model.sampler_trial import find_problem, tried_sampler
 from bridle.model.sampling import device_draw
+from bridle.model.sampling.kept_histories import KeptHistories
 from bridle.model.sampling.logprobs import FLOOR
 from tests.model.addresses import check_owned, watched
 from tests.model.sampling_kit import random_logits, row, run
@@ -179,6 +180,24 @@ def test_tokens_that_lie_apart_have_to_be_waited_for() -> None:
     drawing = DeviceSampler(CPU).draw(LOGITS, SampleBatch(7, [usual, rare]), lambda row: ((), 0))
     assert drawing.tokens is None
     assert drawing.take().tokens == run(LOGITS, [usual, rare]).tokens
+
+
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=2, max_size=5), st.integers(0, 600))
+def test_histories_that_go_on_from_step_to_step_count_as_whole_ones(changes: list[Any], max_words: int) -> None:
+    """... after tokens were taken back, and where there is no room to keep them."""
+    sampler = DeviceSampler(CPU)
+    sampler._drawer._kept = KeptHistories(CPU, max_words)
+    penalties = {"repetition_penalty": 1.7, "presence_penalty": 3.0, "frequency_penalty": 2.0}
+    batch = [row(number % len(LOGITS), seq_id=number, key=number, **penalties) for number in range(3)]
+    tokens: dict[int, list[int]] = {number: [number] * 5 for number in range(3)}
+    for added, dropped in changes:
+        for number, history in tokens.items():
+            del history[len(history) - min(dropped * (number == 1), len(history)) :]
+            history += [(3 * each + number) % LOGITS.shape[1] for each in range(added)]
+        known = {number: (history, 4) for number, history in tokens.items()}
+        want = run(LOGITS, batch, histories=known)
+        assert told(run(LOGITS, batch, histories=known, sampler=sampler)) == told(want)
 
 
 @settings(max_examples=10)

@@ -22,6 +22,7 @@ from bridle.model.device_sampler import DeviceSampler
 from bridle.model.sampler import StandardSampler
 from bridle.model.sampler_trial import find_problem, tried_sampler
 from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTable, Section, columns_of
+from bridle.model.sampling.kept_histories import KeptHistories
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
 from bridle.sampling import LogitBias, SamplingParams
@@ -112,7 +113,7 @@ def test_which_rows_the_kernels_draw(fields: dict[str, Any], is_rare: bool) -> N
 def described(rows: list[SampleRow], slots: list[int], histories: dict[int, tuple[list[int], int]]) -> Columns:
     table = FixedTable()
     fixed = [table.of(each.sampling) for each in rows]
-    return columns_of(rows, fixed, slots, VOCAB, Histories(), lambda each: histories[each.seq_id])
+    return columns_of(rows, fixed, slots, VOCAB, Histories(), KeptHistories(CPU), lambda each: histories[each.seq_id])
 
 
 def numbers(columns: Columns, section: Section, dtype: Any, width: int = 1) -> list[list[Any]]:
@@ -141,11 +142,12 @@ def test_columns_say_what_rows_ask_for() -> None:
     assert floats[:, 0] == pytest.approx([0.0, 1e-30, 1.0, 1.0])
     assert floats[:, 1] == pytest.approx([-math.inf, math.log(0.25), -math.inf, -math.inf])
     assert floats[:, 2:] == pytest.approx(np.array([[1, 0, 0], [1, 0, 0], [1.5, 0, 0], [1, 0.5, -0.5]]))
-    for start, num_prompt, length, _ in numbers(columns, columns.histories, np.int32, SPAN):
+    for start, num_prompt, length, num_kept, _ in numbers(columns, columns.histories, np.int32, SPAN):
+        assert num_kept == 0
         assert (columns.words[start : start + length].tolist(), num_prompt) == ([1, 2, 3], 2)
     assert columns.longest_history == 3
     biases = numbers(columns, columns.biases, np.int32, SPAN)
-    told = [columns.words[start : start + 2 * length] for start, length, _, _ in biases]
+    told = [columns.words[start : start + 2 * length] for start, length, *_ in biases]
     assert [words[: len(words) // 2].tolist() for words in told] == [[5, -1], [3]]
     assert [words[len(words) // 2 :].view(np.float32).tolist() for words in told] == [[2.5, 1.0], [-math.inf]]
     assert numbers(columns, columns.cut_rows, np.int32) == [[1], [3]]
@@ -166,6 +168,76 @@ def test_sections_begin_where_kernels_load_most_at_once(kinds: list[tuple[int, b
     assert all(section.start % 4 == 0 for section in sections)
     used = sorted(section for section in sections if section.stop > section.start)
     assert all(one.stop <= other.start for one, other in pairwise(used))
+
+
+# -- kept histories ----------------------------------------------------------------------------------------------
+
+#: A sequence, what it does to its tokens, and by how many.
+CHANGES = st.tuples(st.integers(0, 5), st.sampled_from(["grow", "rewind", "other"]), st.integers(1, 9))
+
+
+class Device:
+    """Keeps histories as the kernel does, and counts what it is told."""
+
+    def __init__(self, max_words: int) -> None:
+        self.kept, self.histories = KeptHistories(CPU, max_words), Histories()
+        self.num_told = 0
+
+    def read(self, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
+        """The histories of these sequences, as the device has them after the step."""
+        rows = [row(seq_id=each, presence_penalty=1.0) for each in tokens]
+        fixed = [FixedTable().of(each.sampling) for each in rows]
+        columns = columns_of(
+            rows, fixed, [-1] * len(rows), VOCAB, self.histories, self.kept, lambda each: (tokens[each.seq_id], 0)
+        )
+        found = {}
+        for each, span in zip(rows, numbers(columns, columns.histories, np.int32, SPAN), strict=True):
+            start, _, length, num_kept, base = span
+            old = self.kept.words[base : base + num_kept].tolist() if num_kept else []
+            found[each.seq_id] = old + columns.words[start : start + length - num_kept].tolist()
+            if base >= 0:
+                assert base + length <= self.kept.words.numel()
+                self.kept.words[base : base + length] = torch.tensor(found[each.seq_id], dtype=torch.int32)
+            self.num_told += length - num_kept
+        self.kept.keep()
+        return found
+
+
+@given(st.lists(st.lists(CHANGES, min_size=1, max_size=6), max_size=12), st.sampled_from([300, 1100, 1 << 14]))
+def test_kept_histories_are_the_sequences_own_whatever_happens_to_them(steps: list[Any], max_words: int) -> None:
+    """... even if there is room for few of them, or for none."""
+    device = Device(max_words)
+    tokens: dict[int, list[int]] = {number: [number] * (200 + 20 * number) for number in range(6)}
+    for step in steps:
+        for seq_id, change, count in step:
+            if change == "rewind":
+                del tokens[seq_id][-count:]
+            elif change == "other":
+                tokens[seq_id] = [50 + count] * 7
+            tokens[seq_id] += [100 + count] * count
+        asked = {seq_id: tokens[seq_id] for seq_id, _, _ in step}
+        assert device.read(asked) == asked
+
+
+def test_only_new_tokens_are_told() -> None:
+    device = Device(1 << 14)
+    tokens = {3: list(range(40)), 4: [7] * 250}
+    device.read(tokens)
+    device.num_told = 0
+    for number in range(5):
+        for each in tokens.values():
+            each.append(number)
+        assert device.read(tokens) == tokens
+    assert device.num_told == 10
+
+
+def test_a_draw_that_failed_has_kept_nothing() -> None:
+    kept, histories = KeptHistories(CPU), Histories()
+    histories.array(1, [5, 6, 7])
+    for _ in range(2):
+        assert kept.place([histories.known(1)], [3])[0].num_kept == 0
+    kept.keep()
+    assert kept.place([histories.known(1)], [3])[0].num_kept == 3
 
 
 # -- masks -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 
 from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.plan import SampleRow
+from bridle.model.sampling.kept_histories import KeptHistories
 from bridle.model.sampling.kinds import kind_of
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import Pairs, pairs_of
@@ -21,7 +22,7 @@ from bridle.native.sampling import MAX_BEST
 from bridle.sampling import LogitBias, SamplingParams
 
 #: Integers and floats of a row, and words of a span. `draw_kernels` reads them in this order.
-INTS, FLOATS, SPAN = 8, 5, 4
+INTS, FLOATS, SPAN = 8, 5, 5
 _ALIGNED = 4  # words: sections begin at multiples of 16 bytes, whatever comes before
 _CACHED = 4096
 _SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
@@ -128,6 +129,7 @@ def columns_of(
     mask_slots: Sequence[int],
     vocab: int,
     histories: Histories,
+    kept: KeptHistories,
     history: HistoryLookup,
 ) -> Columns:
     """Describe `rows` to the kernels; row i has its mask in `mask_slots[i]`, -1 for none."""
@@ -141,7 +143,7 @@ def columns_of(
     doubles = writer.add(np.array([p.top_p for p in params]))
     longs = writer.add(np.array(draws, np.uint64))
     floats = writer.add(np.array([each.floats for each in fixed], np.float32))
-    spans, longest_history = _write_histories(writer, rows, ints, histories, history)
+    spans, longest_history = _write_histories(writer, rows, ints, histories, kept, history)
     addends, longest_bias = _write_biases(writer, rows, fixed, ints)
     return Columns(
         doubles=doubles,
@@ -176,29 +178,39 @@ def _is_processed(sampling: SamplingParams) -> bool:
 
 
 def _write_histories(
-    writer: _Writer, rows: Sequence[SampleRow], ints: Words, histories: Histories, history: HistoryLookup
+    writer: _Writer,
+    rows: Sequence[SampleRow],
+    ints: Words,
+    histories: Histories,
+    kept: KeptHistories,
+    history: HistoryLookup,
 ) -> tuple[Words, int]:
-    """The tokens that penalties count: spans [histories, SPAN], and the longest one."""
-    spans: list[tuple[int, int, int, int]] = []
-    for i, row in enumerate(rows):
-        if row.sampling.has_penalties:
-            tokens, num_prompt = history(row)
-            section = writer.add(histories.array(row.seq_id, tokens).astype(np.int32))
-            ints[i, 2] = len(spans)
-            spans.append((section.start, num_prompt, section.stop - section.start, 0))
-    return np.array(spans, np.int32).reshape(-1, SPAN), max([0] + [span[2] for span in spans])
+    """The tokens that penalties count, as far as the device lacks them: spans [histories, SPAN], and the longest
+    history. A span says where its new tokens begin, how many are the prompt's, how many there are, how many the device
+    has, and where it has them."""
+    asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
+    found = [history(rows[i]) for i in asked]
+    arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]
+    lengths = [len(array) for array in arrays]
+    places = kept.place([histories.known(rows[i].seq_id) for i in asked], lengths)
+    spans: list[tuple[int, int, int, int, int]] = []
+    for i, array, (_, num_prompt), place in zip(asked, arrays, found, places, strict=True):
+        section = writer.add(array[place.num_kept :].astype(np.int32))
+        ints[i, 2] = len(spans)
+        spans.append((section.start, num_prompt, len(array), place.num_kept, place.base))
+    return np.array(spans, np.int32).reshape(-1, SPAN), max([0, *lengths])
 
 
 def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fixed], ints: Words) -> tuple[Words, int]:
     """The biases of requests and those of the rows' own: spans [biases, SPAN], and the longest one."""
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int, int, int, int]] = []
     for i, row in enumerate(rows):
         for place, pairs in ((3, fixed[i].bias), (4, pairs_of(row.bias) if row.bias else None)):
             if pairs is not None:
                 tokens, values = pairs
                 section = writer.add(np.concatenate([_small(tokens), values.view(np.int32)]))
                 ints[i, place] = len(spans)
-                spans.append((section.start, len(tokens), 0, 0))
+                spans.append((section.start, len(tokens), 0, 0, 0))
     return np.array(spans, np.int32).reshape(-1, SPAN), max([0] + [span[1] for span in spans])
 
 

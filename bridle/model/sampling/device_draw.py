@@ -29,6 +29,7 @@ from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.plan import SampleRow
 from bridle.lora.fused import Machine
 from bridle.model.sampling.columns import SPAN, Columns, Fixed, Section, columns_of
+from bridle.model.sampling.kept_histories import KeptHistories
 from bridle.model.sampling.logprobs import place_of
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
@@ -116,6 +117,7 @@ class Drawer:
     def __init__(self, device: torch.device) -> None:
         self._machine = Machine(device)
         self._histories = Histories()
+        self._kept = KeptHistories(device)
         self._ring = MaskRing(device)
 
     @cached_property
@@ -132,9 +134,10 @@ class Drawer:
         vocab = logits.shape[1]
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)
-            columns = columns_of(rows, fixed, slots, vocab, self._histories, history)
-            step = _Step(self.kernels, logits, len(rows), columns, self._ring.masks)
+            columns = columns_of(rows, fixed, slots, vocab, self._histories, self._kept, history)
+            step = _Step(self.kernels, logits, len(rows), columns, self._ring.masks, self._kept.words)
             step.run()
+            self._kept.keep()
             self._ring.release()
             return DeviceDraws(rows, columns.told, step.answer, step.data)
 
@@ -142,7 +145,9 @@ class Drawer:
 class _Step:
     """The launches for some rows: kernels take by name what they ask for of what there is."""
 
-    def __init__(self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor) -> None:
+    def __init__(
+        self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor, kept: Tensor
+    ) -> None:
         self._kernels, self._columns, self._device = kernels, columns, logits.device
         self._num_rows, self._vocab = num_rows, logits.shape[1]
         self._num_parts = -(-self._vocab // PART)
@@ -151,6 +156,7 @@ class _Step:
         self._given: dict[str, Any] = {
             "logits": logits.contiguous(),
             "masks": masks,
+            "kept": kept,
             "mask_words": masks.shape[-1],
             "tokens": self.answer.tokens.of(self.data),
             "vocab": self._vocab,

@@ -33,14 +33,24 @@ from bridle.model.sampling.draw_numbers import (
 
 @triton.jit
 def count_tokens(
-    words: tl.tensor, histories: tl.tensor, counts: tl.tensor, vocab: tl.tensor, block: tl.constexpr
+    words: tl.tensor,
+    histories: tl.tensor,
+    kept: tl.tensor,
+    counts: tl.tensor,
+    vocab: tl.tensor,
+    block: tl.constexpr,
 ) -> None:
-    """How often each token was generated, and whether the prompt has it. Programs: histories, blocks of tokens."""
+    """How often each token was generated, and whether the prompt has it; new tokens are put behind those that are kept.
+    Programs: histories, blocks of tokens."""
     slot = tl.program_id(0)
     span = histories + slot * SPAN
     place = tl.program_id(1) * block + tl.arange(0, block)
     is_token = place < tl.load(span + 2)
-    token = tl.load(words + tl.load(span) + place, is_token, -1)
+    num_kept, base = tl.load(span + 3), tl.load(span + 4)
+    is_new = is_token & (place >= num_kept)
+    token = tl.load(kept + base + place, is_token & (place < num_kept), -1)
+    token = tl.where(is_new, tl.load(words + tl.load(span) + place - num_kept, is_new, -1), token)
+    tl.store(kept + base + place, token, is_new & (base >= 0))
     is_token = is_token & (token >= 0) & (token < vocab)
     to = counts + slot.to(tl.int64) * vocab + token
     is_prompt = place < tl.load(span + 1)

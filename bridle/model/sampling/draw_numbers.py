@@ -14,8 +14,8 @@ import triton.language as tl
 INTS = tl.constexpr(8)
 # Of a row: temperature (0: greedy), floor, penalties for repetition, presence and frequency.
 FLOATS = tl.constexpr(5)
-# Of a history: its first word, tokens of the prompt, tokens. Of a bias: its first word, tokens.
-SPAN = tl.constexpr(4)
+# Of a history: its first new word, tokens of the prompt, tokens, kept tokens and where. Of a bias: first word, tokens.
+SPAN = tl.constexpr(5)
 # Set in the count of a token that the prompt has.
 PROMPT = tl.constexpr(1 << 30)
 UNIT = tl.constexpr(17179869184.0)

@@ -23,12 +23,14 @@ _SPARE = 64
 IntArray = npt.NDArray[np.int64]
 
 
-class _Known:
-    """One sequence's tokens as of its last draw: the list, for comparison, and the array, for computation."""
+class Known:
+    """One sequence's tokens as of its last draw: the list, for comparison, and the array, for computation. `row`,
+    `num_kept` and `last_step` are theirs who keep these tokens elsewhere as well."""
 
-    __slots__ = ("_array", "_tokens")
+    __slots__ = ("_array", "_tokens", "last_step", "num_kept", "row")
 
     def __init__(self) -> None:
+        self.row = self.num_kept = self.last_step = 0
         self._tokens: list[int] = []
         self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
 
@@ -49,7 +51,7 @@ class Histories:
     """Token arrays by sequence, for the sequences drawn most recently."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._known: OrderedDict[int, Known] = OrderedDict()
 
     def array(self, seq_id: int, tokens: Sequence[int]) -> IntArray:
         """`tokens` as an array; valid until the next call for this sequence. Numpy arrays are used as they
@@ -60,13 +62,17 @@ class Histories:
         known = self._known.pop(seq_id, None)
         array = known.follow(tokens) if known is not None else None
         if known is None or array is None:
-            known = _Known()
+            known = Known()
             array = known.follow(tokens)
             assert array is not None  # nothing known: everything continues it
         self._known[seq_id] = known
         if len(self._known) > _CACHED_SEQUENCES:
             self._known.popitem(last=False)
         return array
+
+    def known(self, seq_id: int) -> Known | None:
+        """What stays the same as long as a sequence's tokens only continue; None for one whose are used as they are."""
+        return self._known.get(seq_id)
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
         """Penalize, in place, the tokens that each row's sequence already holds. `work` is [len(rows), W]."""
