@@ -74,7 +74,7 @@ class ModelConfig:
     device). With `generation_config` `auto`, the checkpoint's file of that name has the sampling parameters of requests
     that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary, which guesses tokens ahead and
     has its part of the KV cache's memory. Pictures that requests name by an address are fetched from `image_hosts`, and
-    from nowhere else.
+    from nowhere else. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
     """
 
     model: str = "demo"
@@ -86,6 +86,7 @@ class ModelConfig:
     device: str = "auto"
     kernel: str = "auto"
     adapter_kernel: str = "auto"
+    enforce_eager: bool = False
     quantization: Quantization = "none"
     kv_cache_dtype: KVCacheDType = "auto"
     max_model_len: int | None = None

@@ -68,6 +68,8 @@ class ModelOptions:
     )
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
     "What multiplies adapters: `fused` kernels on a GPU, or plain `torch`."
+    enforce_eager: bool = False
+    "On a GPU: compute short steps without CUDA graphs, which take a few seconds to capture, and memory."
     max_model_len: Count = None
     "Longest sequence, prompt and output together (`32k` works). Default: what the checkpoint says."
     kv_memory: Bytes = None

@@ -97,6 +97,8 @@ def check_settings(config: ModelConfig) -> None:
     for name in ("kernel", "adapter_kernel", "kv_cache_dtype"):
         if getattr(config, name) != "auto":
             raise InvalidRequest(f"backend 'llamacpp' does not take {name} {getattr(config, name)!r}", name)
+    if config.enforce_eager:
+        raise InvalidRequest("backend 'llamacpp' does not take enforce_eager", "enforce_eager")
     if config.device not in ("auto", "cpu", "cuda"):
         raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' takes auto, cpu and cuda", "device")
     if config.step_seqs is not None and config.step_seqs > MAX_SLOTS // 2:

@@ -85,9 +85,10 @@ class LocalExecutor:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
-                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words)
+                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words, runner.graphs)
                 if self._late.note_names(plan.rows, mirrors):
-                    step.input_ids = self._late.fill(step.input_ids)
+                    ids = self._late.fill(step.input_ids)
+                    step.input_ids = ids if step.replay is None else step.input_ids.copy_(ids)
                 self._logits = self._run(runner, step, plan)
                 self._late.mark_forward()
         except Exception as error:
@@ -175,6 +176,8 @@ class LocalExecutor:
             self.draft.close()
         if self.media is not None:
             self.media.clear()
+        if self._runner is not None:
+            self._runner.graphs = None  # they know it, and would keep it alive
         self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
             with suppress(RuntimeError):  # a device that is lost refuses this, too

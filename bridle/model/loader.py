@@ -26,6 +26,7 @@ from bridle.model.choices import check_quantization, choose_device, choose_dtype
 from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
+from bridle.model.graph_loading import graph_loader
 from bridle.model.kernels.both_ways import BothWaysKernel
 from bridle.model.kernels.trial import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
@@ -39,7 +40,7 @@ from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.staging import move_model
 from bridle.model.text_part import PARTS, TextPart, class_of
-from bridle.progress import Report, part_of
+from bridle.progress import Report, part_of, silent
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
@@ -228,7 +229,9 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
         pack_linears(model, lambda share: told(0.5 + 0.5 * share))
 
 
-def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0) -> LocalExecutor:
+def build_executor(
+    loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0, report: Report = silent
+) -> LocalExecutor:
     """Put the parts together, with a KV pool of the right size: one that leaves `token_bytes_beside` bytes for each of
     its tokens to the pool of another model."""
     config, model, geometry = loaded.config, loaded.model, loaded.geometry
@@ -243,6 +246,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
     runner.keep_angles(max_model_len)
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
+    graphs = graph_loader(config, runner, geometry)
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
@@ -255,7 +259,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media)
 
     def allocate(num_blocks: int) -> LocalExecutor:
-        for size in (1, num_blocks):  # the old pool is freed before the new one is made
+        for size in (1, num_blocks + (graphs is not None)):  # the old pool is freed before the new one is made
             runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
         return over(num_blocks, standard)
 
@@ -271,7 +275,10 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         media_bytes=0 if media is None else media.reserved_bytes,
         weight_bytes=runner.num_bytes,
     )
-    return over(sizing.fit_pool(needs, allocate), sampler or standard)
+    measure = None if graphs is None else graphs.measure
+    executor = over(sizing.fit_pool(needs, allocate, measure), sampler or standard)
+    runner.graphs = None if graphs is None else graphs.load(executor.info, report)
+    return executor
 
 
 def _info_of(

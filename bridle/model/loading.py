@@ -22,7 +22,7 @@ from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.loading import load_pooled
 from bridle.model.pooled.settings import read_pooling
 from bridle.model.resolve import resolve_model
-from bridle.progress import Report
+from bridle.progress import Report, part_of
 from bridle.threads import run_apart
 
 
@@ -55,7 +55,7 @@ def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> Local
 def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
     loaded = load_weights(config, report)
     report("running the largest step", 0.95)
-    executor = build_executor(loaded, sampler)
+    executor = build_executor(loaded, sampler, report=_late(report))
     report("ready", 1.0)
     return executor
 
@@ -69,11 +69,16 @@ def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> 
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
     target = load_weights(config, lambda what, share: report(what, 0.2 + 0.8 * share))
     report("running the largest step", 0.95)
-    executor = build_executor(target, sampler, token_bytes_beside=_token_bytes(draft))
+    executor = build_executor(target, sampler, token_bytes_beside=_token_bytes(draft), report=_late(report))
     num_tokens = executor.info.num_blocks * executor.info.block_size
     executor.draft = build_executor(_with_room(draft, num_tokens), None)
     report("ready", 1.0)
     return executor
+
+
+def _late(report: Report) -> Report:
+    """For what comes behind the largest step."""
+    return lambda what, share: report(what, part_of(0.95, 1.0, share))
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:

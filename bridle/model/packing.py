@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,7 @@ class PackedStep:
     block_size: int
     words: Tensor | None = None  # int32: what the attention kernel wanted to have with the step
     sights: list[Sight] = field(default_factory=list)
+    replay: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # a graph's: gives logits and hidden rows
 
     @property
     def num_tokens(self) -> int:
@@ -84,15 +86,35 @@ class PackedStep:
 Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
 
 
+class Packer(Protocol):
+    """Packs steps that are computed in a way of their own."""
+
+    def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
+        """Whether steps of such rows may be among them."""
+        ...
+
+    def pack(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        logits: Sequence[int],
+        rows: list[PackedRow],
+    ) -> PackedStep | None:
+        """The step of these tokens; None if it is to be computed as ever."""
+        ...
+
+
 def pack_step(
     plan_rows: Sequence[PlanRow],
     mirrors: Sequence[Mirror],
     block_size: int,
     device: torch.device,
     words: Words | None = None,
+    packer: Packer | None = None,
 ) -> PackedStep:
     """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order; what `words` says of the rows travels
-    with them."""
+    with them. `packer` packs what it can."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -113,6 +135,10 @@ def pack_step(
             for slot, count in mirror.spans(start, end, block_size):
                 slots.extend(range(slot, slot + count))
         logits.extend(range(offset + length - plan.num_logits, offset + length))
+    if packer is not None and packer.takes(plan_rows):
+        apart = packer.pack(ids, positions, slots, logits, rows)
+        if apart is not None:
+            return apart
     extra = None if words is None else words(rows, block_size)
     packed = upload(_merge(ids + positions + slots + logits, extra), device)  # one transfer for everything
     total = len(ids)

@@ -17,7 +17,7 @@ from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.hidden import HeadInput
 from bridle.model.media_encoder import Features
-from bridle.model.packing import PackedStep
+from bridle.model.packing import PackedStep, Packer
 from bridle.model.text_part import TextPart
 from bridle.native.threads import torch_alone
 
@@ -36,6 +36,7 @@ class ModelRunner:
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
         self.features: Callable[[bytes], Features] | None = None  # of pictures, by key, where the model takes any
+        self.graphs: Packer | None = None  # of short steps, once they are captured
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
 
     def keep_angles(self, num_positions: int) -> None:
@@ -56,6 +57,9 @@ class ModelRunner:
 
     def run(self, step: PackedStep) -> Tensor:
         """Write the step's keys and values into the cache; returns the logits [R, V] of its logits rows."""
+        if step.replay is not None:
+            logits, self.hidden = step.replay()
+            return logits
         attention = self.attention
         attention.step = step
         attention.kernel.begin(step)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from bridle.config import ModelConfig
+from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.warm_up import LargestStep, run_largest_step
 from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
 from bridle.model.executor import LocalExecutor
@@ -74,9 +75,13 @@ def default_block_size(config: ModelConfig) -> int:
 Allocate = Callable[[int], LocalExecutor]
 
 
-def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
-    """Allocate the pool; returns its number of blocks. Raises `OutOfBlocks` or `InvalidRequest`, with the numbers, if
-    what was asked for or the least useful size does not fit."""
+#: Says how many bytes the graphs of a model take beside its pool, which it has to have.
+Measure = Callable[[ExecutorInfo], int]
+
+
+def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
+    """Allocate the pool; returns its number of blocks. Room is left for graphs. Raises `OutOfBlocks` or
+    `InvalidRequest`, with the numbers, if what was asked for or the least useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
         num_blocks = agree_on_least(num_blocks, needs.device)
@@ -86,7 +91,7 @@ def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
             told = _told_step(needs, found, step_bytes, free_memory(needs.device))
             _tell(needs, told, num_blocks, "as was asked for")
     elif needs.config.warm_up:
-        num_blocks = _measure(needs, allocate)
+        num_blocks = _measure(needs, allocate, graph_bytes)
     else:
         room = _room(needs, free_memory(needs.device))
         num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
@@ -159,20 +164,22 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 # -- as measured -------------------------------------------------------------------------------------------
 
 
-def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
+def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
     """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
     which is made smaller until it does."""
     trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
-    found, step_bytes = _try_step(needs, allocate(trial))
+    executor = allocate(trial)
+    found, step_bytes = _try_step(needs, executor)
+    beside = 0 if graph_bytes is None else graph_bytes(executor.info)
     allocate(1)  # lets go of the trial pool
     free = free_memory(needs.device)
-    room = _room(needs, free - step_bytes)
+    room = _room(needs, free - step_bytes - beside)
     num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
     executor = allocate(num_blocks)
     while needs.device.type == "cuda" and not _bears_step(needs, executor):
         num_blocks = _in_blocks(needs, int(num_blocks * _SHRINK) * needs.block_bytes)
         executor = allocate(num_blocks)
-    _tell(needs, _told_step(needs, found, step_bytes, free), num_blocks, _why(room))
+    _tell(needs, _told_step(needs, found, step_bytes, free) + _told_graphs(beside), num_blocks, _why(room))
     return num_blocks
 
 
@@ -183,6 +190,10 @@ def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int)
         f"{1e3 * found.seconds:.0f} ms and {show_bytes(step_bytes)}; "
         f"{show_bytes(free)} are free{_set_aside(needs)}, and "
     )
+
+
+def _told_graphs(num_bytes: int) -> str:
+    return f"CUDA graphs take {show_bytes(num_bytes)}, and " if num_bytes else ""
 
 
 def _tell(needs: PoolNeeds, before: str, num_blocks: int, why: str) -> None:

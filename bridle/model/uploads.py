@@ -51,3 +51,30 @@ class Download:
         if self._event is not None:
             self._event.synchronize()
         return self._host
+
+
+class Staging:
+    """Pinned memory through which numbers come to `target`, a tensor at a fixed place of a device. There are two of
+    it: the host writes one while the device may still read the other."""
+
+    def __init__(self, target: Tensor) -> None:
+        self._target = target
+        self._hosts = [pinned(target.shape, target.dtype, target.device) for _ in range(2)]
+        self._events: list[Any] = [None, None]
+        self._turn = 0
+
+    def take(self) -> npt.NDArray[Any]:
+        """The memory to write next, with what was in it. It is waited for where two steps are under way already."""
+        self._turn = 1 - self._turn
+        event = self._events[self._turn]
+        if event is not None and not event.query():
+            event.synchronize()
+        numbers: npt.NDArray[Any] = self._hosts[self._turn].numpy()
+        return numbers
+
+    def send(self, count: int) -> None:
+        """Copy the first `count` numbers of what was taken last."""
+        self._target[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
+        if self._target.device.type != "cpu":
+            event = self._events[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._target.device))

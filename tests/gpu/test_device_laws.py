@@ -25,10 +25,14 @@ from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.model.check import check_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import create_kernel
+from bridle.model.kernels.paged import MAX_SHORT
 from bridle.model.kernels.trial import find_problem
 from bridle.model.kernels.varlen import missing_for_varlen
 from bridle.model.loading import load_executor
+from bridle.model.mirror import Mirror
+from bridle.model.packing import pack_step
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny
@@ -103,6 +107,44 @@ def test_every_drawn_token_is_the_oracles(family: str, seed: int, device: str) -
         return load_executor(replace(config, device=device))
 
     check_run(Oracle(path, GAPS[device]), *run(path, random.Random(seed), 300, load))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
+    """Where both have the same tokens."""
+    config = ModelConfig(str(tiny.cached_checkpoint(family)), device="cuda", dtype="bfloat16", num_blocks=128)
+    executor = load_executor(config)
+    assert isinstance(executor, LocalExecutor)
+    runner, size = executor.runner, executor.info.block_size
+    assert isinstance(runner.graphs, StepGraphs)
+    for num_tokens in runner.graphs.sizes:
+        plans, mirrors = filled_with(num_tokens, size, executor.info.vocab_size)
+        found = []
+        for packer in (None, runner.graphs):
+            runner.attention.cache.clear(128)
+            device, words = runner.attention.cache.device, runner.attention.kernel.words  # type: ignore[attr-defined]
+            step = pack_step(plans, mirrors, size, device, words, packer)
+            assert (step.replay is None) is (packer is None)
+            found.append(runner.run(step).clone())
+        assert torch.equal(*found), f"with {num_tokens} tokens"
+
+
+def filled_with(num_tokens: int, block_size: int, vocab_size: int) -> tuple[list[PlanRow], list[Mirror]]:
+    """Short prompts of so many tokens, all of which give logits."""
+    plans: list[PlanRow] = []
+    mirrors: list[Mirror] = []
+    block = 0
+    while num_tokens:
+        length = min(num_tokens, MAX_SHORT)
+        mirror = Mirror()
+        mirror.tokens = [(7 * num_tokens + place) % vocab_size for place in range(length)]
+        mirror.add_blocks(range(block, block - (-length // block_size)))
+        block += len(mirror.blocks)
+        plans.append(PlanRow(len(plans), 0, length, length))
+        mirrors.append(mirror)
+        num_tokens -= length
+    return plans, mirrors
 
 
 # -- rows and their neighbours ---------------------------------------------------------------------------------------

@@ -191,6 +191,7 @@ def test_adapters_name_no_layers_that_llama_cpp_leaves_as_they_are() -> None:
         ({"draft_model": "demo"}, InvalidRequest, "takes no draft_model; backend 'torch' does"),
         ({"kv_cache_dtype": "int8"}, InvalidRequest, "does not take kv_cache_dtype 'int8'"),
         ({"adapter_kernel": "torch"}, InvalidRequest, "adapter_kernel 'torch'"),
+        ({"enforce_eager": True}, InvalidRequest, "does not take enforce_eager"),
         ({"device": "cuda:1"}, InvalidRequest, "takes auto, cpu and cuda"),
         ({"max_model_len": 4096}, InvalidRequest, "max_model_len .or max_total_tokens. is 4096; the model has 512"),
         ({"kv_tokens": 1 << 50}, OutOfBlocks, "a KV cache of 1125899906842624 tokens takes"),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
@@ -50,7 +50,10 @@ def _site() -> str:
 
 
 class DeviceTrace:
-    """Counts, by what and where."""
+    """Counts, by what and where. Memory that one of them saw pinned is so for all that come after."""
+
+    _pinned: ClassVar[set[int]] = set()
+    _held: ClassVar[list[Tensor]] = []  # so that no pinned memory is used again
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[str, str]] = Counter()
@@ -58,8 +61,6 @@ class DeviceTrace:
         self.waits: Counter[tuple[str, str]] = Counter()
         self.downloads: Counter[tuple[str, str]] = Counter()  # quick ones
         self.is_on = True
-        self._pinned: set[int] = set()
-        self._held: list[Tensor] = []  # so that no pinned memory is used again
 
     # -- noting ----------------------------------------------------------------------------------------------------
 
@@ -157,6 +158,9 @@ class _Streams:
     def wait_event(self, _event: object) -> None: ...
 
     def wait_stream(self, _stream: object) -> None: ...
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         self._trace.wait("event")

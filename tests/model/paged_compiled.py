@@ -9,7 +9,7 @@ import torch
 
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
-from bridle.model.kernels.paged import CHUNK, NEWS, _Call
+from bridle.model.kernels.paged import CHUNK, NEWS, Call
 from bridle.model.kv_cache import LayerCache
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -40,9 +40,9 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     query = torch.empty(1, shape.num_heads, shape.dim, dtype=kind, device=META)
     out = query.new_empty(1, shape.num_heads, shape.value_dim)
     sinks = torch.empty(shape.num_heads, dtype=kind, device=META) if shape.is_special else None
-    call = _Call(query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False)
+    call = Call(query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False)
     pointers = dict.fromkeys(("query", "keys", "values", "sinks", "out"), f"*{dtype}")
-    pointers |= dict.fromkeys(("sequences", "works", "tables", "news"), "*i32")
+    pointers |= dict.fromkeys(("sequences", "counts", "works", "tables", "news"), "*i32")
     pointers |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
     pointers |= dict.fromkeys(("scaling", "softcap"), "fp32")
     short, long = call.sizes(is_short=True), call.sizes(is_short=False)
@@ -52,6 +52,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
         take = {"block": NEWS, "num_warps": 4, "num_stages": 1}
         yield _compile(paged_kernels.take_pages, {**pointers, "news": "*i32"}, take, capability)
     yield _compile(paged_kernels.attend_part, pointers, {**short, "chunk": CHUNK}, capability)
+    yield _compile(paged_kernels.attend_works, pointers, {**short, "chunk": CHUNK}, capability)
     yield _compile(paged_kernels.join_parts, pointers, {**join, **special, "chunk": CHUNK}, capability)
     yield _compile(paged_kernels.attend_whole, pointers, {**long, **special}, capability)
 

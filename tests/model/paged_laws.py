@@ -89,7 +89,7 @@ def test_large_steps_give_what_the_reference_gives(
 def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.DataObject) -> None:
     """One kernel over many steps, in which sequences come and go, grow, shrink, fork, rest, and are more than seats."""
     kernel = PagedKernel(CPU)
-    kernel._seats.num_seats, kernel._seats.width = 2, 1
+    kernel.seats.num_seats, kernel.seats.width = 2, 1
     options = AttentionOptions(0.25)
     for _ in range(data.draw(st.integers(2, 6))):
         if len(pool.mirrors) < 4 and data.draw(st.booleans()):
@@ -164,8 +164,8 @@ def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int
         attend(kernel, pool, step, query, options)
     assert touched
     assert kernel._words is not None
-    assert kernel._tables is not None
-    held = [query, pool.layer.keys, pool.layer.values, kernel._words, kernel._tables, *made]
+    assert kernel.tables is not None
+    held = [query, pool.layer.keys, pool.layer.values, kernel._words, kernel.tables, *made]
     held += [] if options.sinks is None else [options.sinks]
     check_owned(touched, held)
 

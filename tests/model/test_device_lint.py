@@ -16,7 +16,7 @@ import torch
 
 from bridle.engine.decision import mask_of
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
+from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, name_of
 from bridle.model import dense_layer, dense_model, guards, rope
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
@@ -24,11 +24,14 @@ from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import discover_geometry
+from bridle.model.graphs import StepGraphs
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.loader import lower_model, read_model
+from bridle.model.recorder import Work
 from bridle.model.runner import ModelRunner
 from bridle.model.sampler import StandardSampler
+from bridle.progress import silent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny
 from tests.model.device_trace import META, Counted, DeviceTrace, traced
@@ -53,7 +56,7 @@ class Trial:
         settings = guards.read_config(checkpoint)
         model = read_model(checkpoint, settings, dtype, CPU)
         geometry = discover_geometry(model, settings.num_hidden_layers, CPU)
-        self.num_layers = len(geometry.layers)
+        self.num_layers, self.geometry = len(geometry.layers), geometry
         self.kernel = PagedKernel(META)
         model = model.to(META)
         with patch.object(dense_layer, "is_close", _agree), patch.object(dense_model, "is_close", _agree):
@@ -94,7 +97,7 @@ class Trial:
     @contextmanager
     def traced(self) -> Iterator[DeviceTrace]:
         with traced() as trace:
-            counted = Counted(trace)
+            self.trace, counted = trace, Counted(trace)
             for each in (self.kernel, self.fused, self.sampler._drawer):
                 each.__dict__["kernels"] = counted
             yield trace
@@ -161,6 +164,64 @@ def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
     per_layer, fixed = FORWARD["llama"]
     trace = trial.forward([decode, prompt(1, 50, 4), prompt(2, 9, 20)])
     trace.check(launches=(per_layer + 1) * trial.num_layers + fixed + 1, quick=1)
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------
+
+
+def graphed(family: str) -> Trial:
+    """One whose short steps have graphs, each of which is one launch."""
+    trial = Trial(family)
+
+    class Recorder:
+        def record(self, work: Work) -> Work:
+            work()
+            return lambda: trial.trace.launch("replay")
+
+    runner, info = trial.executor.runner, trial.executor.info
+    runner.attention.cache = KVCache(trial.geometry, info.num_blocks + 1, BLOCK, torch.bfloat16, META)
+    with trial.traced():
+        runner.graphs = StepGraphs(runner, trial.kernel, trial.geometry, info, Recorder())
+        runner.graphs.capture((4, 8), silent)
+    return trial
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_a_step_with_a_graph_is_its_upload_and_its_replay(family: str) -> None:
+    """Single tokens, forced ones, short chunks and new pages alike."""
+    trial = graphed(family)
+    decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
+    forced = PlanRow(1, 2, 3, 1, 2, (5, 6, 7), 1, (20,), 2)
+    for rows in ([prompt(0, 3, 0), prompt(1, 2, 1)], [decode, forced], [prompt(2, 8, 30)], [prompt(3, 1, 40)]):
+        trace = trial.forward(rows)
+        trace.check(launches=1, quick=1)
+        assert trace.launches.total() == trace.uploads.total() == 1
+
+
+def test_blocks_are_copied_before_the_replay() -> None:
+    trial = graphed("llama")
+    trace = trial.forward([prompt(0, 3)], [BlockCopy(7, 8)])
+    assert sum(count for (what, _), count in trace.launches.items() if what == "replay") == 1
+    assert list(trace.launches)[-1][0] == "replay"
+    trace.check(launches=1 + 4 * trial.num_layers, quick=1, slow=1)
+
+
+def test_tokens_that_are_being_drawn_are_put_into_a_graphs_memory() -> None:
+    trial = graphed("llama")
+    trial.forward([prompt(0, 3)])
+    with trial.traced():
+        trial.executor.draw(SampleBatch(trial._step, [SampleRow(0, 0, SamplingParams(temperature=0.0))]))
+    row = PlanRow(0, 3, 1, num_kept=3, new_tokens=(name_of(0),), num_kept_blocks=1, num_prompt=3, num_logits=1)
+    trace = trial.forward([row])
+    trace.check(launches=9, quick=1)
+    assert list(trace.launches)[-1][0] == "replay"
+
+
+def test_what_has_no_graph_is_launched_as_ever() -> None:
+    trial = graphed("llama")
+    per_layer, fixed = FORWARD["llama"]
+    for rows in ([prompt(0, 9)], [prompt(1, 40, 20)]):
+        trial.forward(rows).check(launches=per_layer * trial.num_layers + fixed + 1)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------

@@ -79,6 +79,19 @@ def test_the_pool_gets_its_share_of_what_the_largest_step_leaves(machine: dict[s
     assert fit_pool(NEEDS, Pools()) == 20
 
 
+def test_graphs_are_left_their_room(machine: dict[str, int], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pools = Pools()
+
+    def measured(info: Any) -> int:
+        assert info.num_blocks == pools.sizes[-1], "in the trial pool"
+        assert len(pools.sizes) == 1
+        return 10 * BLOCK_BYTES
+
+    assert fit_pool(NEEDS, pools, measured) == 35  # half of 100 - 20 - 10 blocks
+    assert "CUDA graphs take 10000 bytes, and the KV cache holds" in caplog.text
+
+
 def test_the_step_that_is_run_is_the_largest(machine: dict[str, int]) -> None:
     pools = Pools()
     fit_pool(replace(NEEDS, step_seqs=4), pools)

@@ -2,7 +2,7 @@
 
 ALWAYS = "needs no flag: it is always on"
 KERNELS = "how a step is computed is chosen by itself; it changes no text"
-GRAPHS = "there are no CUDA graphs to set up"
+GRAPHS = "CUDA graphs are captured by themselves while loading; --enforce-eager does without them"
 HUB = "set HF_HOME"
 TEMPLATE = "the checkpoint's own is used: put a chat_template.jinja into its folder"
 TOLD = "not needed: the chat template tells how the model writes calls and thoughts"

@@ -134,9 +134,10 @@ SGLANG: tuple[Flag, ...] = (
         "--sm-group-num",
         reasons.TRANSFER,
     ),
+    *taken("SGLang", "--disable-cuda-graph", "--enforce-eager"),
     *refused(
         "SGLang",
-        "--cuda-graph-* --disable-cuda-graph --context-bucket --disable-prefill-cuda-graph "
+        "--cuda-graph-* --context-bucket --disable-prefill-cuda-graph "
         "--disable-decode-cuda-graph --disable-cuda-graph-padding --enable-profile-cuda-graph "
         "--enable-cudagraph-gc --debug-cuda-graph",
         reasons.GRAPHS,

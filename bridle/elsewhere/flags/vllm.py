@@ -112,7 +112,8 @@ VLLM: tuple[Flag, ...] = (
     ),
     *refused("vLLM", "--kv-transfer-config --ec-* --engram-config --enable-nccl-comm-suspend", reasons.TRANSFER),
     *refused("vLLM", "--weight-transfer-config", reasons.TRAINING),
-    *refused("vLLM", "--enforce-eager --cudagraph-* --max-cudagraph-capture-size", reasons.GRAPHS),
+    *same("vLLM", "--enforce-eager"),
+    *refused("vLLM", "--cudagraph-* --max-cudagraph-capture-size", reasons.GRAPHS),
     *refused(
         "vLLM",
         "--compilation-config -cc --optimization-level --performance-mode --attention-config -ac --kernel-config "

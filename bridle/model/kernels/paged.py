@@ -147,13 +147,13 @@ class PagedKernel:
     name = "paged"
 
     def __init__(self, device: torch.device) -> None:
-        self._machine = Machine(device)
+        self.machine = Machine(device)
         self._fallback = CpuKernel()
         self._step: PackedStep | None = None
         self._layout: Layout | None = None
         self._words: Tensor | None = None  # the layout's, on the device
-        self._seats = Seats()
-        self._tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
+        self.seats = Seats()
+        self.tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
 
     @cached_property
     def kernels(self) -> Any:
@@ -164,7 +164,7 @@ class PagedKernel:
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
         """What is to be uploaded with a step; its layout is kept for `begin`."""
-        self._layout = lay_out(rows, block_size, self._seats)
+        self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 
     def begin(self, step: PackedStep) -> None:
@@ -175,35 +175,38 @@ class PagedKernel:
         else:
             self._words = step.words
         self._step = step
-        self._take_news(step.slots.device)
-
-    def _take_news(self, device: torch.device) -> None:
-        """Bring the block tables up to date."""
-        shape = (self._seats.num_seats, self._seats.width)
-        if self._tables is None or self._tables.shape != shape:
-            self._tables = None  # before there is another one
-            self._tables = torch.empty(shape, dtype=torch.int32, device=device)
+        self.make_tables(step.slots.device)
         layout, _, _, news = self._parts()
         if layout.num_news:
-            with self._machine.chosen():
-                self.kernels.take_pages[(-(-layout.num_news // NEWS),)](
-                    news, self._tables, layout.num_news, block=NEWS, num_warps=4
-                )
+            self.take(news, layout.num_news)
+
+    def make_tables(self, device: torch.device) -> Tensor:
+        """The block tables, as large as `seats` says."""
+        shape = (self.seats.num_seats, self.seats.width)
+        if self.tables is None or self.tables.shape != shape:
+            self.tables = None  # before there is another one
+            self.tables = torch.empty(shape, dtype=torch.int32, device=device)
+        return self.tables
+
+    def take(self, news: Tensor, count: int) -> None:
+        """Write new pages, [count, 2] int32, into the block tables."""
+        with self.machine.chosen():
+            self.kernels.take_pages[(-(-count // NEWS),)](news, self.tables, count, block=NEWS, num_warps=4)
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         if max(query.shape[-1], cache.values.shape[-1]) > MAX_DIM:
             return self._fallback.attend(query, cache, options)
         query = query if query.stride(-1) == 1 else query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
-        call = _Call(query, cache, options, out, self._machine.is_wide)
-        with self._machine.chosen():
+        call = Call(query, cache, options, out, self.machine.is_wide)
+        with self.machine.chosen():
             self._attend_short(call)
             self._attend_long(call)
         return out  # [T, Hq, Dv]
 
-    def _attend_short(self, call: _Call) -> None:
+    def _attend_short(self, call: Call) -> None:
         layout, sequences, works, _ = self._parts()
-        tables, width = self._tables, self._seats.width
+        tables, width = self.tables, self.seats.width
         shape = (call.num_heads, call.value_dim)
         sizes = call.sizes(is_short=True)
         for turn in turns(layout.short, MAX_PART_BYTES // (4 * call.num_heads * call.value_dim)):
@@ -239,11 +242,11 @@ class PagedKernel:
                 num_warps=1,
             )
 
-    def _attend_long(self, call: _Call) -> None:
+    def _attend_long(self, call: Call) -> None:
         layout, sequences, _, _ = self._parts()
         if not layout.num_long:
             return
-        tables, width = self._tables, self._seats.width
+        tables, width = self.tables, self.seats.width
         sizes = call.sizes(is_short=False)
         grid = (-(-layout.longest * call.group // sizes["block_rows"]), call.kv_heads, layout.num_long)
         self.kernels.attend_whole[grid](
@@ -266,7 +269,7 @@ class PagedKernel:
         return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
 
 
-class _Call:
+class Call:
     """What one layer asks for, as the kernels take it."""
 
     def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:

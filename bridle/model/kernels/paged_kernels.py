@@ -102,18 +102,18 @@ def _read(
     return sums, peak, total
 
 
-@triton.jit(do_not_specialize=["first_work", "first_part"])
-def attend_part(
+@triton.jit
+def _attend_work(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    sequences: tl.tensor,
-    works: tl.tensor,
+    sequence: tl.tensor,  # its numbers
+    length: tl.tensor,
+    split: tl.tensor,  # which chunk
     tables: tl.tensor,
     sums: tl.tensor,  # [parts, Hq, Dv] float32
     peaks: tl.tensor,  # [parts, Hq]
     totals: tl.tensor,  # [parts, Hq]
-    first_work: tl.tensor,
     first_part: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -135,14 +135,8 @@ def attend_part(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """A sequence's rows over one chunk of its positions. Programs: works, key heads, blocks of rows."""
-    work = works + (first_work + tl.program_id(0)) * WORK
-    number, split = tl.load(work), tl.load(work + 1)
-    sequence = sequences + number * SEQUENCE
-    length = tl.load(sequence + 1)
+    """The rows of this program's block and key head over one chunk of their positions."""
     row = tl.program_id(2) * block_rows + tl.arange(0, block_rows)
-    if tl.program_id(2) * block_rows >= length * group:
-        return  # another sequence of the step has more tokens
     context = tl.load(sequence + 2)
     head = tl.program_id(1)
     is_row = row < length * group
@@ -187,6 +181,149 @@ def attend_part(
     tl.store(
         sums + to[:, None] * value_dim + number[None, :], part_sums, is_row[:, None] & (number < value_dim)[None, :]
     )
+
+
+@triton.jit(do_not_specialize=["first_work", "first_part"])
+def attend_part(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    sequences: tl.tensor,
+    works: tl.tensor,
+    tables: tl.tensor,
+    sums: tl.tensor,  # [parts, Hq, Dv] float32
+    peaks: tl.tensor,  # [parts, Hq]
+    totals: tl.tensor,  # [parts, Hq]
+    first_work: tl.tensor,
+    first_part: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    table_stride: tl.tensor,
+    scaling: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    page: tl.constexpr,
+    chunk: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_dim: tl.constexpr,
+    block_value: tl.constexpr,
+    block_keys: tl.constexpr,
+    has_softcap: tl.constexpr,
+    is_wide: tl.constexpr,
+) -> None:
+    """A sequence's rows over one chunk of its positions. Programs: works, key heads, blocks of rows."""
+    work = works + (first_work + tl.program_id(0)) * WORK
+    sequence = sequences + tl.load(work) * SEQUENCE
+    length = tl.load(sequence + 1)
+    if tl.program_id(2) * block_rows >= length * group:
+        return  # another sequence of the step has more tokens
+    _attend_work(
+        query,
+        keys,
+        values,
+        sequence,
+        length,
+        tl.load(work + 1),
+        tables,
+        sums,
+        peaks,
+        totals,
+        first_part,
+        token_stride,
+        head_stride,
+        key_stride,
+        value_stride,
+        table_stride,
+        scaling,
+        window,
+        softcap,
+        group,
+        dim,
+        value_dim,
+        page,
+        chunk,
+        block_rows,
+        block_dim,
+        block_value,
+        block_keys,
+        has_softcap,
+        is_wide,
+    )
+
+
+@triton.jit
+def attend_works(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    sequences: tl.tensor,
+    counts: tl.tensor,  # the number of works
+    works: tl.tensor,
+    tables: tl.tensor,
+    sums: tl.tensor,  # [parts, Hq, Dv] float32
+    peaks: tl.tensor,  # [parts, Hq]
+    totals: tl.tensor,  # [parts, Hq]
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    table_stride: tl.tensor,
+    scaling: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    page: tl.constexpr,
+    chunk: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_dim: tl.constexpr,
+    block_value: tl.constexpr,
+    block_keys: tl.constexpr,
+    has_softcap: tl.constexpr,
+    is_wide: tl.constexpr,
+) -> None:
+    """Works of sequences of one token, however many the device finds. Programs: each takes every so manieth work; key
+    heads, blocks of query heads."""
+    for number in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
+        work = works + number * WORK
+        _attend_work(
+            query,
+            keys,
+            values,
+            sequences + tl.load(work) * SEQUENCE,
+            1,
+            tl.load(work + 1),
+            tables,
+            sums,
+            peaks,
+            totals,
+            0,
+            token_stride,
+            head_stride,
+            key_stride,
+            value_stride,
+            table_stride,
+            scaling,
+            window,
+            softcap,
+            group,
+            dim,
+            value_dim,
+            page,
+            chunk,
+            block_rows,
+            block_dim,
+            block_value,
+            block_keys,
+            has_softcap,
+            is_wide,
+        )
 
 
 @triton.jit(do_not_specialize=["first_sequence", "first_part"])

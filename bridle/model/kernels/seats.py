@@ -29,7 +29,7 @@ class Seats:
     def place(self, rows: Sequence[PackedRow], block_size: int) -> tuple[list[int], npt.NDArray[np.int32]]:
         """A seat for each row, and pages to be told: [U, 2], a place in the table and what is there."""
         needed = [-(-row.context // block_size) for row in rows]
-        self._reserve(len(rows), max(needed))
+        self.reserve(len(rows), max(needed))
         self._step += 1
         for row in rows:  # first, so that none of them is given to another
             if self._is_seated(row):
@@ -38,7 +38,7 @@ class Seats:
         news = [self._tell(seat, row, count) for seat, row, count in zip(seats, rows, needed, strict=True)]
         return [seat.number for seat in seats], np.concatenate(news)
 
-    def _reserve(self, num_rows: int, num_pages: int) -> None:
+    def reserve(self, num_rows: int, num_pages: int) -> None:
         """Grow by doubling. Then nobody has a seat any more: the new table knows nothing."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:

@@ -1,0 +1,157 @@
+"""Captures a model's graphs while it is loaded, and tries each of them beside the same step without a graph.
+
+What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import PlanRow
+from bridle.model import tensor_parallel
+from bridle.model.dense_layer import is_close
+from bridle.model.geometry import Geometry
+from bridle.model.graphs import StepGraphs, sizes_up_to
+from bridle.model.kernels import paged
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.memory import free_memory, show_bytes
+from bridle.model.mirror import Mirror
+from bridle.model.packing import pack_step
+from bridle.model.recorder import CudaRecorder, Recorder
+from bridle.model.runner import ModelRunner
+from bridle.progress import Report, silent
+
+_log = logging.getLogger(__name__)
+
+
+class GraphLoader:
+    """Makes the graphs of one model. `recorder` makes a way to record that has no memory yet."""
+
+    def __init__(
+        self, runner: ModelRunner, kernel: PagedKernel, geometry: Geometry, recorder: Callable[[], Recorder]
+    ) -> None:
+        self._runner, self._kernel, self._geometry, self._recorder = runner, kernel, geometry, recorder
+
+    def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
+        """The graphs over the pool that the model has now; None where there are none."""
+        began, before = time.monotonic(), self._free()
+        graphs, problem = self._try(info, report)
+        if graphs is None:
+            self._free()
+            _log.warning("steps run without CUDA graphs: %s", problem)
+            return None
+        taken = show_bytes(max(before - self._free(), 0))
+        _log.info(
+            "captured %d CUDA graphs of up to %d tokens in %.1f s and %s",
+            *(len(graphs.sizes), graphs.sizes[-1], time.monotonic() - began, taken),
+        )
+        return graphs
+
+    def _try(self, info: ExecutorInfo, report: Report) -> tuple[StepGraphs | None, str | None]:
+        """The graphs, or what is wrong with them. Whatever fails is let go of."""
+        try:
+            graphs = self._begin(info)
+            graphs.capture(sizes_up_to(info.max_num_batched_tokens), report)
+            problem = find_problem(graphs, self._runner, info)
+        except Exception as failure:  # a library that waits for the device, a driver, no memory
+            return None, f"{type(failure).__name__}: {failure}"
+        return (graphs, None) if problem is None else (None, problem)
+
+    def measure(self, info: ExecutorInfo) -> int:
+        """The bytes that all graphs take: the largest, and as much for each other one as the second takes beside it.
+        0 where they cannot be captured; then `load` says why."""
+        largest = sizes_up_to(info.max_num_batched_tokens)[:-3:-1]
+        free = [self._free()]
+        try:
+            graphs = self._begin(info)
+            for size in largest:
+                graphs.capture([size], silent)
+                free.append(self._free())
+        except Exception:
+            return 0
+        taken = [before - after for before, after in pairwise(free)]
+        return max(taken[0] + taken[-1] * (len(sizes_up_to(info.max_num_batched_tokens)) - 1), 0)
+
+    def _begin(self, info: ExecutorInfo) -> StepGraphs:
+        return StepGraphs(self._runner, self._kernel, self._geometry, info, self._recorder())
+
+    def _free(self) -> int:
+        """Free memory, with what was let go of."""
+        device = self._runner.attention.cache.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        return free_memory(device)
+
+
+def graph_loader(config: ModelConfig, runner: ModelRunner, geometry: Geometry) -> GraphLoader | None:
+    """What makes the graphs of a model on this device; None where steps run without. Unless that was asked for, or is
+    always so, the log says why."""
+    device, kernel = runner.attention.cache.device, runner.attention.kernel
+    if device.type != "cuda" or config.enforce_eager:
+        return None
+    if isinstance(kernel, PagedKernel) and (missing := _missing(geometry)) is None:
+        return GraphLoader(runner, kernel, geometry, lambda: CudaRecorder(device))
+    lacking = missing if isinstance(kernel, PagedKernel) else f"they need kernel 'paged', and not {kernel.name!r}"
+    _log.info("steps run without CUDA graphs: %s", lacking)
+    return None
+
+
+def _missing(geometry: Geometry) -> str | None:
+    if tensor_parallel.num_ranks() > 1:
+        return "they need the whole model in one process"
+    if any(max(shape.key_dim, shape.value_dim) > paged.MAX_DIM for shape in geometry.layers.values()):
+        return f"they take heads up to {paged.MAX_DIM} wide"
+    return None
+
+
+# -- trying ------------------------------------------------------------------------------------------------
+
+
+def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo) -> str | None:
+    """What is wrong with the graphs, if anything is. Each computes one step."""
+    for size in graphs.sizes:
+        plans, mirrors = _trial(size, info)
+        want, have = (_logits(plans, mirrors, runner, info, packer) for packer in (None, graphs))
+        if not is_close(want, have):
+            return f"the one of {size} tokens gives other logits than the step without"
+    return None
+
+
+def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[Mirror]]:
+    """Chunks of prompts that fill a graph, but for a token of larger ones, as far as there are blocks for them."""
+    generator = torch.Generator().manual_seed(size)
+    left, block = size - (size > 2), 0
+    plans: list[PlanRow] = []
+    mirrors: list[Mirror] = []
+    while left and len(plans) < info.max_num_seqs:
+        length = min(left, paged.MAX_SHORT, info.max_model_len, (info.num_blocks - block) * info.block_size)
+        if length < 1:
+            break
+        mirror, num_blocks = Mirror(), -(-length // info.block_size)
+        mirror.tokens = torch.randint(info.vocab_size, (length,), generator=generator).tolist()
+        mirror.add_blocks(range(block, block + num_blocks))
+        plans.append(PlanRow(len(plans), 0, length, length))
+        mirrors.append(mirror)
+        left, block = left - length, block + num_blocks
+    return plans, mirrors
+
+
+def _logits(
+    plans: list[PlanRow], mirrors: list[Mirror], runner: ModelRunner, info: ExecutorInfo, packer: StepGraphs | None
+) -> Tensor:
+    """What a step gives whose keys and values are not in the cache yet."""
+    cache = runner.attention.cache
+    cache.clear(sum(len(mirror.blocks) for mirror in mirrors))
+    words = getattr(runner.attention.kernel, "words", None)
+    step = pack_step(plans, mirrors, info.block_size, cache.device, words, packer)
+    assert (step.replay is None) is (packer is None), "a trial fits into its graph"
+    return runner.run(step).clone()

@@ -1,0 +1,141 @@
+"""Short steps as graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and then
+asked for at once.
+
+A step is computed as the next larger one that was captured. What has no graph, such as long chunks and pictures, is
+computed as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import PlanRow
+from bridle.model.attention import PagedAttention
+from bridle.model.geometry import Geometry
+from bridle.model.kernels import paged
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.rows import RowsKernel, Scratch, room_for_parts
+from bridle.model.packing import PackedRow, PackedStep
+from bridle.model.recorder import Recorder, Work
+from bridle.model.runner import ModelRunner
+from bridle.model.static_step import Room, StaticStep
+from bridle.progress import Report
+
+_log = logging.getLogger(__name__)
+
+#: The most tokens of a step that has a graph. Longer ones keep a GPU busy while its host asks for the next launch.
+MOST_TOKENS = 512
+_SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
+
+
+def sizes_up_to(num_tokens: int) -> list[int]:
+    """The steps that are captured, where none has more than `num_tokens` tokens."""
+    return [size for size in _SIZES if size <= num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A step of `size` tokens, to be computed at once."""
+
+    size: int
+    replay: Work
+
+
+class StepGraphs:
+    """The graphs of one model over its KV pool, which must be final and have a block more than the engine knows of."""
+
+    def __init__(
+        self, runner: ModelRunner, kernel: PagedKernel, geometry: Geometry, info: ExecutorInfo, recorder: Recorder
+    ) -> None:
+        self._runner, self._kernel, self._recorder = runner, kernel, recorder
+        self._cache = runner.attention.cache
+        device, block_size = self._cache.device, self._cache.block_size
+        sizes = sizes_up_to(info.max_num_batched_tokens)
+        longest = min(info.max_model_len, info.num_blocks * block_size)
+        kernel.seats.reserve(info.max_num_seqs + 1, -(-longest // block_size))
+        self._tables = kernel.make_tables(device)
+        room = Room(sizes[-1], min(room_for_parts(geometry), sizes[-1] * -(-longest // paged.CHUNK)))
+        self._scratch = Scratch(room.num_works, geometry, device)
+        self._step = StaticStep(kernel, room, block_size, self._cache.num_blocks - 1, device)
+        self._logits: Tensor | None = None  # [T, V] for all graphs
+        self._hidden: Tensor | None = None  # [T, hidden]
+        self._graphs: list[Graph] = []  # the smallest first
+
+    @property
+    def sizes(self) -> list[int]:
+        return [graph.size for graph in self._graphs]
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
+        """Adapters are not in graphs."""
+        return all(row.adapter is None for row in plan_rows)
+
+    def pack(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        logits: Sequence[int],
+        rows: list[PackedRow],
+    ) -> PackedStep | None:
+        """A step that a graph computes, its numbers on the way to the device; None where there is none for it."""
+        at = bisect_left(self._graphs, len(ids), key=lambda graph: graph.size)
+        if at == len(self._graphs) or not self._step.takes(rows):
+            return None
+        if self._kernel.tables is not self._tables:
+            _log.warning("steps run without CUDA graphs from now on: one had more sequences than were expected")
+            self._graphs.clear()
+            return None
+        graph = self._graphs[at]
+        if not self._step.write(graph.size, ids, positions, slots, logits, rows):
+            return None
+        return replace(self._step.view(graph.size), rows=rows, replay=partial(self._replay, graph, len(logits)))
+
+    def _replay(self, graph: Graph, num_logits: int) -> tuple[Tensor, Tensor | None]:
+        graph.replay()
+        assert self._logits is not None
+        return self._logits[:num_logits], None if self._hidden is None else self._hidden[:num_logits]
+
+    # -- capturing -----------------------------------------------------------------------------------------------
+
+    def capture(self, sizes: Sequence[int], report: Report) -> None:
+        """Capture steps of `sizes`, the largest first. Raises whatever says that one cannot be."""
+        for number, size in enumerate(sorted(sizes, reverse=True)):
+            report("capturing CUDA graphs", number / len(sizes))
+            self._graphs.insert(0, self._captured(size))
+
+    @torch.inference_mode()
+    def _captured(self, size: int) -> Graph:
+        assert self._step.write(size, (), (), (), (), ()), "a step of nobody's tokens has one work for each"
+        step = self._step.view(size)
+        kernel = RowsKernel(self._kernel, self._step.numbers(size), self._scratch)
+        usual, self._runner.attention = self._runner.attention, PagedAttention(self._cache, kernel)
+        try:
+            self._make_outputs(step)
+            return Graph(size, self._recorder.record(partial(self._compute, step)))
+        finally:
+            self._runner.attention = usual
+
+    def _make_outputs(self, step: PackedStep) -> None:
+        """Memory for what the largest step gives; smaller ones give less."""
+        if self._logits is None:
+            logits, hidden = self._runner.run(step), self._runner.hidden
+            with torch.inference_mode(False):
+                self._logits = torch.empty_like(logits)
+                self._hidden = None if hidden is None else torch.empty_like(hidden)
+
+    def _compute(self, step: PackedStep) -> None:
+        assert self._logits is not None
+        logits = self._runner.run(step)
+        self._logits[: step.num_tokens].copy_(logits)
+        if self._hidden is not None and self._runner.hidden is not None:
+            self._hidden[: step.num_tokens].copy_(self._runner.hidden)

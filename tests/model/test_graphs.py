@@ -1,0 +1,274 @@
+"""Short steps as graphs: which have one, what is at its fixed places, and what happens where none can be captured. Its
+laws run in Triton's interpreter; what a step with a graph asks of a device is counted in `test_device_lint.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.model import graph_loading, tensor_parallel
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graph_loading import GraphLoader, graph_loader
+from bridle.model.graphs import MOST_TOKENS, sizes_up_to
+from bridle.model.kernels import paged
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.rows import NEWS_ROOM, num_words, parts_of
+from bridle.model.mirror import Mirror
+from bridle.model.packing import PackedRow
+from bridle.model.static_step import Room, StaticStep
+from tests.sources import ROOT
+
+CPU = torch.device("cpu")
+BLOCK, SPARE, SEATS = 4, 999, 16
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+
+
+def test_few_sizes_hold_every_short_step() -> None:
+    sizes = sizes_up_to(MOST_TOKENS)
+    assert sizes[:4] == [1, 2, 4, 8]
+    assert sizes[-1] == MOST_TOKENS
+    assert len(sizes) < 48
+    assert all(after - before <= max(8, before / 4) for before, after in pairwise(sizes))
+    assert sizes_up_to(20) == [1, 2, 4, 8, 16]
+
+
+# -- numbers at fixed places -----------------------------------------------------------------------------------------
+
+
+def static(num_works: int = 4_000) -> StaticStep:
+    kernel = PagedKernel(CPU)
+    kernel.seats.num_seats, kernel.seats.width = SEATS, 600
+    return StaticStep(kernel, Room(64, num_works), BLOCK, SPARE, CPU)
+
+
+def row_of(mirror: Mirror, offset: int, before: int, length: int) -> PackedRow:
+    return PackedRow(offset, length, before + length, [], mirror)
+
+
+CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 8)), min_size=1, max_size=6)
+
+
+def packed(chunks: list[tuple[int, int]]) -> tuple[list[PackedRow], list[int]]:
+    """Rows of sequences in blocks of their own, and the positions of their tokens."""
+    rows: list[PackedRow] = []
+    positions: list[int] = []
+    for number, (before, length) in enumerate(chunks):
+        mirror = Mirror()
+        mirror.add_blocks(range(200 * number, 200 * number + -(-(before + length) // BLOCK)))
+        rows.append(row_of(mirror, len(positions), before, length))
+        positions += range(before, before + length)
+    return rows, positions
+
+
+@given(CHUNKS, CHUNKS)
+def test_each_token_is_a_row_of_its_own_whatever_was_there_before(
+    earlier: list[tuple[int, int]], chunks: list[tuple[int, int]]
+) -> None:
+    step, told = static(), {}
+    for each in (earlier, chunks):
+        rows, positions = packed(each)
+        count, size = len(positions), 64
+        slots = [5_000 + number for number in range(count)]
+        assert step.takes(rows)
+        assert step.write(size, range(count), positions, slots, [count - 1], rows)
+        numbers = step.numbers(size)
+        told |= dict(numbers.news.tolist())
+    view = step.view(size)
+    missing = size - count
+    assert view.input_ids.tolist() == [[*range(count), *[0] * missing]]
+    assert view.position_ids.tolist() == [[*positions, *[0] * missing]]
+    assert view.slots.tolist() == [*slots, *[SPARE * BLOCK] * missing]
+    assert view.logits_rows.tolist() == [count - 1, *[0] * (size - 1)]
+    own = [*positions, *[0] * missing]
+    mirrors = [row.mirror for row in rows for _ in range(row.length)]
+    part = 0
+    for number, (sequence, position) in enumerate(zip(numbers.sequences.tolist(), own, strict=True)):
+        assert sequence[:4] == [number, 1, position + 1, part]
+        pages = [told[sequence[4] * 600 + page] for page in range(position // BLOCK + 1)]
+        assert pages == (mirrors[number].blocks[: len(pages)].tolist() if number < count else [SPARE])
+        chunks_of = position // paged.CHUNK + 1
+        assert numbers.works[part : part + chunks_of].tolist() == [[number, chunk] for chunk in range(chunks_of)]
+        part += chunks_of
+    assert numbers.counts[0] == part
+
+
+def test_what_has_no_graph_is_told_apart() -> None:
+    step = static()
+    mirror = Mirror()
+    seen = Mirror()
+    seen.media = (SimpleNamespace(),)  # type: ignore[assignment]
+    assert step.takes([row_of(mirror, 0, 600, paged.MAX_SHORT)])
+    assert not step.takes([row_of(mirror, 0, 0, paged.MAX_SHORT + 1)]), "a long chunk has a kernel of its own"
+    assert not step.takes([row_of(seen, 0, 0, 1)])
+    assert not step.takes([row_of(mirror, 0, 600 * BLOCK, 1)]), "more pages than a table has"
+    assert step.takes([row_of(mirror, 0, 0, 1)] * (SEATS - 1))
+    assert not step.takes([row_of(mirror, 0, 0, 1)] * SEATS), "one seat is nobody's"
+
+
+def test_a_step_of_too_many_works_tells_nobody_anything() -> None:
+    step = static(num_works=10)
+    rows, positions = packed([(0, 4), (2_000, 1)])
+    assert not step.write(8, range(5), positions, range(5), [4], rows)
+    assert step._kernel.seats._seats == []
+    assert step.write(8, range(4), positions[:4], range(4), [3], rows[:1])
+
+
+def test_pages_beyond_their_room_are_told_before_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, told = static(), {}
+    monkeypatch.setattr(step._kernel, "take", lambda news, count: told.update(news[:count].tolist()))
+    rows, positions = packed([(4 * NEWS_ROOM + 40, 1)])
+    assert step.write(1, [1], positions, [1], [0], rows)
+    assert len(told) == NEWS_ROOM + 11 + 1 - NEWS_ROOM
+    told.update(step.numbers(1).news.tolist())
+    seat = int(step.numbers(1).sequences[0, 4])
+    assert [told[seat * 600 + page] for page in range(NEWS_ROOM + 11)] == list(rows[0].mirror.blocks)
+
+
+@given(st.integers(1, 70), st.integers(0, 50))
+def test_parts_fill_their_words(num_tokens: int, num_works: int) -> None:
+    words = np.arange(num_words(num_tokens, num_works), dtype=np.int32)
+    parts = parts_of(words, num_tokens)
+    assert (parts.sequences.shape, parts.works.shape) == ((num_tokens, 5), (num_works, 2))
+    assert sum(part.size for part in parts) + num_tokens % 2 == words.size
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+INFO = ExecutorInfo("m", 300, 64, 32, BLOCK, max_num_batched_tokens=8)
+GEOMETRY = Geometry({0: LayerGeometry(4, 2, 64, 64)}, 300)
+
+
+class Graphs:
+    """Stands for graphs of which the one of `failing` tokens cannot be captured."""
+
+    failing, failure = 0, RuntimeError("operation not permitted when stream is capturing")
+
+    def __init__(self, *_: Any) -> None:
+        self.sizes: list[int] = []
+
+    def capture(self, sizes: list[int], report: Any) -> None:
+        for size in sorted(sizes, reverse=True):
+            report("capturing CUDA graphs", 0.5)
+            if size == self.failing:
+                raise self.failure
+            self.sizes.insert(0, size)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    state = SimpleNamespace(free=[1_000], problem=None)
+    monkeypatch.setattr(graph_loading, "StepGraphs", Graphs)
+    monkeypatch.setattr(graph_loading, "find_problem", lambda *_: state.problem)
+    monkeypatch.setattr(graph_loading, "free_memory", lambda _: state.free.pop(0) if len(state.free) > 1 else 1_000)
+    return state
+
+
+def loading() -> GraphLoader:
+    runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=SimpleNamespace(device=CPU)))
+    return GraphLoader(runner, PagedKernel(CPU), GEOMETRY, lambda: None)  # type: ignore[arg-type,return-value]
+
+
+def test_graphs_are_captured_and_told(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    told: list[str] = []
+    graphs = loading().load(INFO, lambda what, share: told.append(what))
+    assert graphs is not None
+    assert graphs.sizes == [1, 2, 4, 8]
+    assert told == ["capturing CUDA graphs"] * 4
+    assert "captured 4 CUDA graphs of up to 8 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("the stream is capturing"), torch.OutOfMemoryError("no memory")])
+def test_a_capture_that_fails_leaves_steps_as_they_are(
+    machine: SimpleNamespace,
+    failure: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(Graphs, "failing", 2)
+    monkeypatch.setattr(Graphs, "failure", failure)
+    assert loading().load(INFO) is None
+    assert f"without CUDA graphs: {type(failure).__name__}: {failure}" in caplog.text
+    machine.free = [100, 60, 50]
+    assert loading().measure(replace_tokens(2)) == 0, "what will not be there takes nothing"
+
+
+def test_a_graph_that_is_wrong_is_not_used(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    machine.problem = "the one of 8 tokens gives other logits"
+    assert loading().load(INFO) is None
+    assert machine.problem in caplog.text
+
+
+def replace_tokens(num_tokens: int) -> ExecutorInfo:
+    return ExecutorInfo("m", 300, 64, 32, BLOCK, max_num_batched_tokens=num_tokens)
+
+
+def test_two_graphs_tell_what_all_take(machine: SimpleNamespace) -> None:
+    machine.free = [1_000, 700, 690, 1_000]
+    assert loading().measure(INFO) == 300 + 3 * 10
+    machine.free = [1_000, 700, 1_000]
+    assert loading().measure(replace_tokens(1)) == 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel", "width", "reason"),
+    [
+        ({"enforce_eager": True}, PagedKernel, 64, None),
+        ({}, CpuKernel, 64, "they need kernel 'paged', and not 'cpu'"),
+        ({}, PagedKernel, 320, "heads up to 256 wide"),
+    ],
+)
+def test_where_there_are_none(
+    settings: dict[str, Any], kernel: Any, width: int, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cache = SimpleNamespace(device=torch.device("cuda"))
+    runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=cache, kernel=_made(kernel)))
+    geometry = Geometry({0: LayerGeometry(4, 2, width, width)}, 300)
+    assert graph_loader(ModelConfig(**settings), runner, geometry) is None
+    assert reason in caplog.text if reason else not caplog.text
+    cache.device = CPU
+    assert graph_loader(ModelConfig(), runner, GEOMETRY) is None
+
+
+def _made(kernel: Any) -> Any:
+    return kernel(CPU) if kernel is PagedKernel else kernel()
+
+
+def test_a_part_of_a_model_has_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    cache = SimpleNamespace(device=torch.device("cuda"))
+    runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=cache, kernel=PagedKernel(CPU)))
+    assert graph_loader(ModelConfig(), runner, GEOMETRY) is not None
+    monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
+    assert graph_loader(ModelConfig(), runner, GEOMETRY) is None
+    assert "the whole model in one process" in caplog.text
+
+
+# -- the laws --------------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_laws_hold_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/model/graph_laws.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
