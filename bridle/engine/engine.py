@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import cast
 
 from bridle.config import EngineConfig
 from bridle.engine.adapter_rotation import AdapterRotation
@@ -44,16 +45,8 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
 from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
-from bridle.errors import (
-    EngineClosed,
-    InternalError,
-    InvalidRequest,
-    Overloaded,
-)
+from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished, FinishReason
-
-#: A row of more tokens than this is taken for a part of a prompt.
-_MOST_FORCED = 32
 
 
 class Engine:
@@ -320,19 +313,12 @@ class Engine:
             self._progress.tracer.compute(flight.rows, num_computed, times)
         self._branching.commit(flight.rows, flight.branched, result, vectors)
         if speculation.is_used:
-            waited, ahead = flight.steered - flight.computed, speculation.guessing.take_seconds_ahead()
-            speculation.guessing.note_waited((item.seq for item in scheduled), waited)
-            self._note_cost(flight.plan, sampled - flight.planned - waited - ahead)
-
-    def _note_cost(self, plan: StepPlan, seconds: float) -> None:
-        """Learn what rows cost from a step with tokens and without long prompts."""
-        others = [row.num_scheduled - row.num_logits for row in plan.rows]
-        if others and max(others) < _MOST_FORCED:
-            self._scheduler.speculation.cost.note(plan.num_logits, seconds, sum(others))
+            sequences, waited = (item.seq for item in scheduled), flight.steered - flight.computed
+            speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
-        assert isinstance(self._executor, Embedder)  # else such requests are refused
-        return self._executor.embed(step, [row for _, row in branched.embeds])
+        embedder = cast(Embedder, self._executor)  # else such requests are refused
+        return embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
         due = [

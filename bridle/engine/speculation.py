@@ -21,6 +21,7 @@ from bridle.engine.draft_worth import MOST_DRAFTS, Guess, Step, Wanted, worth_wh
 from bridle.engine.drafters import Drafter, Drafts, proposed
 from bridle.engine.guessing import Guessing, Rest, singles
 from bridle.engine.interfaces import foresees, is_foretold
+from bridle.engine.plan import StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.step_cost import StepCost
 from bridle.errors import InvalidRequest
@@ -31,6 +32,8 @@ _MOST_TOLD = 64
 #: Seconds that it takes to clone the guest of a controller that is far away, as was measured: for what is told to more
 #: than one of them there has to be so much time in a step.
 _CLONE_SECONDS = 1.25e-3
+#: A row of more tokens than this is taken for a part of a prompt.
+_MOST_FORCED = 32
 #: After so many steps it is known what rows cost.
 _ENOUGH_STEPS = 16
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
@@ -138,6 +141,15 @@ class Speculation:
             elif guess.parts and seq.drafts.source is seq.drafts.copied:
                 self.guessing.watch(seq, guess.parts[0])
         return drafts
+
+    def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
+        """Learn from a step over `sequences` that took so many seconds, `waited` of them for controllers: what rows
+        cost, if it had tokens and no long prompts."""
+        self.guessing.note_waited(sequences, waited)
+        seconds -= waited + self.guessing.take_seconds_ahead()
+        others = [row.num_scheduled - row.num_logits for row in plan.rows]
+        if others and max(others) < _MOST_FORCED:
+            self.cost.note(plan.num_logits, seconds, sum(others))
 
     def may_draft(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step may have drafts for any of them."""
