@@ -83,7 +83,7 @@ def loaded(family: str, **settings: Any) -> LocalExecutor:
         "step_seqs": 8,
         "warm_up": False,
     }
-    config = ModelConfig(str(tiny.cached_checkpoint(family)), kernel="paged", warm_up=False, **{**given, **settings})
+    config = ModelConfig(str(tiny.cached_checkpoint(family)), kernel="paged", **{**given, **settings})
     executor = load_executor(config)
     assert isinstance(executor, LocalExecutor)
     return executor
