@@ -109,7 +109,7 @@ def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
     beyond = (exponents < -24) | (exponents > 15)
     if bool((beyond & integers.any(1, keepdim=True)).any()):
         return None
-    scales = torch.where(beyond, 0.0, torch.ldexp(torch.ones(()), exponents)).half()
+    scales = torch.where(beyond, 0.0, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)).half()
     return torch.cat((scales.view(torch.uint8), integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
 
 

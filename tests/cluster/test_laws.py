@@ -48,7 +48,10 @@ def again(law: Callable[..., None]) -> Any:
         return law
     few = settings(max_examples=100 if IS_FULL else 2)
     fresh = few(given(**test._given_kwargs)(test.inner_test))
-    fresh.pytestmark = getattr(law, "pytestmark", [])
+    # Behind a shard devices are waited for, whether they answer late or not.
+    marks = [mark for mark in getattr(law, "pytestmark", []) if mark != test_laws.LABS.mark]
+    at_once = pytest.mark.parametrize("kind", [Lab]).mark
+    fresh.pytestmark = marks if marks == law.pytestmark else [*marks, at_once]
     return fresh
 
 
