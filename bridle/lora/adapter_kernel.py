@@ -93,6 +93,11 @@ class TriedKernel:
         self._kernel = self._fallback
         _log.warning("adapters are multiplied in plain torch, as the fused kernels fail here: %s", problem)
 
+    @property
+    def fused(self) -> FusedKernel | None:
+        """The fused kernel, as long as it multiplies."""
+        return self._kernel if isinstance(self._kernel, FusedKernel) else None
+
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         return self._kernel.products(segments)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple
@@ -30,9 +29,9 @@ import torch
 from torch import Tensor
 
 from bridle.errors import InternalError
-from bridle.lora.layout import Block, Layout
+from bridle.lora.layout import Layout
 from bridle.lora.product import Product, Segment
-from bridle.lora.side_stream import used_by_steps
+from bridle.lora.tables import Extent, Table
 from bridle.lora.weights import PlacedAdapter
 
 #: Rows of a tile where every segment is short, as when decoding, and else. 16 is the least that tensor cores multiply.
@@ -51,8 +50,6 @@ MIN_SHARE, MAX_SHARES = 256, 16
 _ENOUGH = 2
 #: Tables that are kept, about 10 KB each.
 _MAX_TABLES = 256
-#: Alignment of columns that is worth knowing.
-_MAX_STEP = 16
 
 
 def is_interpreted() -> bool:
@@ -68,65 +65,6 @@ class Tile(NamedTuple):
     stop: int
     weights: int
     table: int
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How large a site is with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
-    of the largest part. `step` divides where columns begin and end."""
-
-    rank: int
-    part_rank: int
-    num_parts: int
-    num_columns: int
-    step: int
-
-    def over(self, other: Extent) -> Extent:
-        """One that holds both."""
-        return Extent(
-            max(self.rank, other.rank),
-            max(self.part_rank, other.part_rank),
-            max(self.num_parts, other.num_parts),
-            max(self.num_columns, other.num_columns),
-            min(self.step, other.step),
-        )
-
-
-class Table:
-    """A layout as the kernels read it: the number of sites, then a row for each of them, then one for each part."""
-
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout = layout
-        self.extents = {site: _extent(block) for site, block in layout.blocks.items()}
-        self.values = used_by_steps(torch.tensor(table_values(layout), dtype=torch.int64, device=device))
-
-
-def table_values(layout: Layout) -> list[int]:
-    """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
-    columns, first rank, ranks."""
-    num_sites = max(layout.blocks) + 1
-    sites: list[int] = []
-    parts: list[int] = []
-    for site in range(num_sites):
-        block = layout.blocks.get(site)
-        if block is None:
-            sites += [0, 0, 0, 0]
-            continue
-        sites += [block.begin, block.rank, 1 + 4 * num_sites + len(parts), len(block.parts)]
-        for part in block.parts:
-            parts += [part.begin, part.columns.begin, part.columns.size, part.ranks.begin, part.ranks.size]
-    return [num_sites, *sites, *parts]
-
-
-def _extent(block: Block) -> Extent:
-    edges = [edge for part in block.parts for edge in part.columns]
-    return Extent(
-        block.rank,
-        max(part.ranks.size for part in block.parts),
-        len(block.parts),
-        max(part.columns.size for part in block.parts),
-        min(_MAX_STEP, *(edge & -edge for edge in edges if edge)),
-    )
 
 
 def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> Iterator[Tile]:
@@ -172,7 +110,11 @@ class FusedKernel:
         self._table(adapter.layout)
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
-        return [FusedProduct(segments, [self._table(segment.adapter.layout) for segment in segments], self.machine)]
+        return [FusedProduct(segments, self.tables(segments), self.machine)]
+
+    def tables(self, segments: Sequence[Segment]) -> list[Table]:
+        """Of each segment's adapter."""
+        return [self._table(segment.adapter.layout) for segment in segments]
 
     def clear(self) -> None:
         with self._lock:
@@ -188,20 +130,14 @@ class FusedKernel:
             return known
 
 
-class FusedProduct:
-    """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
+class TiledProduct:
+    """What `tiles` [N, 4] of at most `tile_size` rows say; no adapter is larger at a site than its extent."""
 
-    def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
-        self._held = segments, tables
-        self._machine = machine
-        self._dtype = segments[0].adapter.flat.dtype
-        self._extents = _join(tables)
-        longest = max(segment.length for segment in segments)
-        self._tile_size = SHORT_TILE if longest <= SHORT_TILE else LONG_TILE
-        tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], self._tile_size))
-        self._num_tiles = len(tiles)
-        on_host = torch.tensor(tiles, dtype=torch.int64, pin_memory=machine.device.type == "cuda")
-        self._tiles = on_host.to(machine.device, non_blocking=True)  # [tiles, 4]
+    def __init__(
+        self, tiles: Tensor, tile_size: int, extents: Mapping[int, Extent], dtype: torch.dtype, machine: Machine
+    ) -> None:
+        self._tiles, self._tile_size, self._num_tiles = tiles, tile_size, tiles.shape[0]
+        self._extents, self._dtype, self._machine = extents, dtype, machine
 
     @property
     def sites(self) -> Iterable[int]:
@@ -266,6 +202,19 @@ class FusedProduct:
             column_step=extent.step,
             is_wide=self._machine.is_wide,
         )
+
+
+class FusedProduct(TiledProduct):
+    """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
+
+    def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
+        self._held = segments, tables
+        longest = max(segment.length for segment in segments)
+        size = SHORT_TILE if longest <= SHORT_TILE else LONG_TILE
+        tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], size))
+        on_host = torch.tensor(tiles, dtype=torch.int64, pin_memory=machine.device.type == "cuda")
+        on_device = on_host.to(machine.device, non_blocking=True)  # [tiles, 4]
+        super().__init__(on_device, size, _join(tables), segments[0].adapter.flat.dtype, machine)
 
 
 def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:

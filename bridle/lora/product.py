@@ -40,16 +40,20 @@ class Product(Protocol):
         ...
 
 
-class AdapterKernel(Protocol):
+class Multiplier(Protocol):
+    """What has the products of a step."""
+
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
+        """The products that compute these segments."""
+        ...
+
+
+class AdapterKernel(Multiplier, Protocol):
     """A way of multiplying."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Do work that is slow only the first time, such as compiling kernels. Called before steps use the adapter, by
         the thread that placed it."""
-        ...
-
-    def products(self, segments: Sequence[Segment]) -> list[Product]:
-        """The products that compute these segments."""
         ...
 
     def clear(self) -> None:
@@ -60,7 +64,7 @@ class AdapterKernel(Protocol):
 class AdapterStep:
     """All that the adapters of one step add. `num_tokens` is the number of its rows."""
 
-    def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: AdapterKernel) -> None:
+    def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: Multiplier) -> None:
         self.num_tokens = num_tokens
         self.num_added = 0
         self.by_site: dict[int, list[Product]] = {}

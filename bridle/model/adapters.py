@@ -6,20 +6,24 @@ a step has begun to use stays alive until the step is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from bridle.engine.plan import PlanRow
 from bridle.errors import InternalError
 from bridle.lora import AdapterFiles, LayerShape
-from bridle.lora.layout import Layout, LayoutCache
+from bridle.lora.adapter_kernel import TriedKernel
+from bridle.lora.layout import RANK_STEP, Layout, LayoutCache, make_layout
+from bridle.lora.peft_config import LoraShape
 from bridle.lora.product import AdapterKernel, AdapterStep, Segment
 from bridle.lora.side_stream import SideStream, used_by_steps
 from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
 from bridle.model.adapter_sites import Sites
+from bridle.model.adapter_tiles import AdapterTiles
 from bridle.threads import run_apart
 
 
@@ -89,6 +93,11 @@ class ModelAdapters:
 
     def begin_step(self, rows: Sequence[PlanRow]) -> AdapterStep | None:
         """What the adapters of `rows` add; the rows' tokens are packed in order. None if no row has an adapter."""
+        segments = self.segments(rows)
+        return AdapterStep(segments, sum(row.num_scheduled for row in rows), self._kernel) if segments else None
+
+    def segments(self, rows: Sequence[PlanRow]) -> list[Segment]:
+        """The rows' tokens that have an adapter."""
         segments: list[Segment] = []
         start = stop = 0
         current: str | None = None
@@ -98,7 +107,7 @@ class ModelAdapters:
                 current, start = row.adapter, stop
             stop += row.num_scheduled
         self._close(segments, current, start, stop)
-        return AdapterStep(segments, stop, self._kernel) if segments else None
+        return segments
 
     def _close(self, segments: list[Segment], key: str | None, start: int, stop: int) -> None:
         if key is not None:
@@ -107,6 +116,37 @@ class ModelAdapters:
     def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
         """Let the model add `step`'s adapters to its layers' outputs inside the block."""
         return self._sites.applied(step)
+
+    # -- steps that are captured ---------------------------------------------------------------------------------
+
+    def tiles(self, num_tokens: int) -> AdapterTiles | None:
+        """Where captured steps of up to so many tokens find their adapters; None unless kernels multiply them."""
+        kernel = self._kernel
+        if not isinstance(kernel, TriedKernel) or kernel.fused is None or not self._sites.places:
+            return None
+        return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tokens)
+
+    def _layout_of_all(self, rank: int) -> Layout:
+        """An adapter of this rank in every layer."""
+        shapes = {
+            name: LoraShape(rank, shape.in_features, shape.out_features, 1.0) for name, shape in self.layers.items()
+        }
+        return make_layout(shapes, self._sites.places)
+
+    @contextmanager
+    def on_trial(self) -> Iterator[str]:
+        """An adapter of random numbers in every layer is there inside the block; gives its key."""
+        key, layout = "", self._layout_of_all(RANK_STEP)
+        flat = torch.randn(layout.num_values, generator=torch.Generator().manual_seed(0))
+        for block in layout.blocks.values():
+            flat[block.begin : block.end] *= 0.5 / math.sqrt(math.sqrt(block.num_inputs * RANK_STEP))
+        placed = PlacedAdapter(layout, flat.to(self._device, self._dtype))
+        self._kernel.prepare(placed)
+        self._on_device[key] = placed
+        try:
+            yield key
+        finally:
+            del self._on_device[key]
 
 
 def check_complete(step: AdapterStep) -> None:

@@ -186,8 +186,10 @@ class LocalExecutor:
     # -- helpers -------------------------------------------------------------------------------------------
 
     def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor:
-        adapted = None if self.adapters is None else self.adapters.begin_step(plan.rows)
-        if self.adapters is None or adapted is None:
+        if self.adapters is None or step.replay is not None:  # a graph knows its adapters
+            return runner.run(step)
+        adapted = self.adapters.begin_step(plan.rows)
+        if adapted is None:
             return runner.run(step)
         with self.adapters.applied(adapted):
             logits = runner.run(step)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -17,9 +19,10 @@ from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import PlanRow
 from bridle.model import tensor_parallel
+from bridle.model.adapters import ModelAdapters
 from bridle.model.dense_layer import is_close
 from bridle.model.geometry import Geometry
-from bridle.model.graphs import StepGraphs, sizes_up_to
+from bridle.model.graphs import StepGraphs, adapted_sizes_up_to, sizes_up_to
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.memory import free_memory, show_bytes
@@ -33,12 +36,19 @@ _log = logging.getLogger(__name__)
 
 
 class GraphLoader:
-    """Makes the graphs of one model. `recorder` makes a way to record that has no memory yet."""
+    """Makes the graphs of one model. `recorder` makes a way to record that has no memory yet. With `adapters`, steps
+    that have some get graphs, too."""
 
     def __init__(
-        self, runner: ModelRunner, kernel: PagedKernel, geometry: Geometry, recorder: Callable[[], Recorder]
+        self,
+        runner: ModelRunner,
+        kernel: PagedKernel,
+        geometry: Geometry,
+        recorder: Callable[[], Recorder],
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self._runner, self._kernel, self._geometry, self._recorder = runner, kernel, geometry, recorder
+        self._adapters = adapters
 
     def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
         """The graphs over the pool that the model has now; None where there are none."""
@@ -48,12 +58,33 @@ class GraphLoader:
             self._free()
             _log.warning("steps run without CUDA graphs: %s", problem)
             return None
+        self._tell(graphs.sizes, "", began, before)
+        if self._adapters is not None:
+            self._load_adapted(graphs, self._adapters, info, report)
+        return graphs
+
+    def _load_adapted(self, graphs: StepGraphs, adapters: ModelAdapters, info: ExecutorInfo, report: Report) -> None:
+        """Add the graphs of steps with adapters, if they can be."""
+        began, before = time.monotonic(), self._free()
+        try:
+            with adapters.on_trial() as key:
+                graphs.capture_adapted(adapted_sizes_up_to(info.max_num_batched_tokens), report)
+                problem = find_problem(graphs, self._runner, info, adapters, key)
+        except Exception as failure:
+            problem = f"{type(failure).__name__}: {failure}"
+        if problem is None:
+            self._tell(graphs.adapted_sizes, " with adapters", began, before)
+            return
+        graphs.drop_adapted()
+        self._free()
+        _log.warning("steps with adapters run without CUDA graphs: %s", problem)
+
+    def _tell(self, sizes: list[int], what: str, began: float, before: int) -> None:
         taken = show_bytes(max(before - self._free(), 0))
         _log.info(
-            "captured %d CUDA graphs of up to %d tokens in %.1f s and %s",
-            *(len(graphs.sizes), graphs.sizes[-1], time.monotonic() - began, taken),
+            "captured %d CUDA graphs of up to %d tokens%s in %.1f s and %s",
+            *(len(sizes), sizes[-1], what, time.monotonic() - began, taken),
         )
-        return graphs
 
     def _try(self, info: ExecutorInfo, report: Report) -> tuple[StepGraphs | None, str | None]:
         """The graphs, or what is wrong with them. Whatever fails is let go of."""
@@ -66,22 +97,33 @@ class GraphLoader:
         return (graphs, None) if problem is None else (None, problem)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """The bytes that all graphs take: the largest, and as much for each other one as the second takes beside it.
-        0 where they cannot be captured; then `load` says why."""
-        largest = sizes_up_to(info.max_num_batched_tokens)[:-3:-1]
-        free = [self._free()]
+        """The bytes that all graphs take: the largest, and as much for each other one as the second takes beside it;
+        those with adapters likewise. 0 where they cannot be captured; then `load` says why."""
+        before = self._free()
         try:
             graphs = self._begin(info)
-            for size in largest:
-                graphs.capture([size], silent)
-                free.append(self._free())
+            num_bytes = self._taken(sizes_up_to(info.max_num_batched_tokens), graphs.capture, before)
         except Exception:
             return 0
+        try:
+            if self._adapters is not None:
+                sizes = adapted_sizes_up_to(info.max_num_batched_tokens)
+                num_bytes += self._taken(sizes, graphs.capture_adapted, self._free())
+        except Exception as failure:
+            _log.debug("no CUDA graphs with adapters: %s", failure)
+        return num_bytes
+
+    def _taken(self, sizes: list[int], capture: Callable[[Sequence[int], Report], None], before: int) -> int:
+        """The bytes that graphs of all sizes take, of which the two largest are captured. `before` bytes were free."""
+        free = [before]
+        for size in sizes[:-3:-1]:
+            capture([size], silent)
+            free.append(self._free())
         taken = [before - after for before, after in pairwise(free)]
-        return max(taken[0] + taken[-1] * (len(sizes_up_to(info.max_num_batched_tokens)) - 1), 0)
+        return max(taken[0] + taken[-1] * (len(sizes) - 1), 0)
 
     def _begin(self, info: ExecutorInfo) -> StepGraphs:
-        return StepGraphs(self._runner, self._kernel, self._geometry, info, self._recorder())
+        return StepGraphs(self._runner, self._kernel, self._geometry, info, self._recorder(), self._adapters)
 
     def _free(self) -> int:
         """Free memory, with what was let go of."""
@@ -92,14 +134,18 @@ class GraphLoader:
         return free_memory(device)
 
 
-def graph_loader(config: ModelConfig, runner: ModelRunner, geometry: Geometry) -> GraphLoader | None:
+def graph_loader(
+    config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
+) -> GraphLoader | None:
     """What makes the graphs of a model on this device; None where steps run without. Unless that was asked for, or is
-    always so, the log says why."""
+    always so, the log says why. Only where memory is set aside for adapters, steps with them have graphs."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None
     if isinstance(kernel, PagedKernel) and (missing := _missing(geometry)) is None:
-        return GraphLoader(runner, kernel, geometry, lambda: CudaRecorder(device))
+        return GraphLoader(
+            runner, kernel, geometry, lambda: CudaRecorder(device), adapters if config.reserved_memory else None
+        )
     lacking = missing if isinstance(kernel, PagedKernel) else f"they need kernel 'paged', and not {kernel.name!r}"
     _log.info("steps run without CUDA graphs: %s", lacking)
     return None
@@ -116,11 +162,16 @@ def _missing(geometry: Geometry) -> str | None:
 # -- trying ------------------------------------------------------------------------------------------------
 
 
-def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo) -> str | None:
-    """What is wrong with the graphs, if anything is. Each computes one step."""
-    for size in graphs.sizes:
+def find_problem(
+    graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, adapters: ModelAdapters | None = None, key: str = ""
+) -> str | None:
+    """What is wrong with the graphs, if anything is. Each computes one step. With `adapters`, it is those of steps
+    that have some, and every other sequence has the one called `key`."""
+    for size in graphs.sizes if adapters is None else graphs.adapted_sizes:
         plans, mirrors = _trial(size, info)
-        want, have = (_logits(plans, mirrors, runner, info, packer) for packer in (None, graphs))
+        if adapters is not None:
+            plans = [replace(plan, adapter=key if number % 2 == 0 else None) for number, plan in enumerate(plans)]
+        want, have = (_logits(plans, mirrors, runner, info, packer, adapters) for packer in (None, graphs))
         if not is_close(want, have):
             return f"the one of {size} tokens gives other logits than the step without"
     return None
@@ -146,7 +197,12 @@ def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[Mirror]]:
 
 
 def _logits(
-    plans: list[PlanRow], mirrors: list[Mirror], runner: ModelRunner, info: ExecutorInfo, packer: StepGraphs | None
+    plans: list[PlanRow],
+    mirrors: list[Mirror],
+    runner: ModelRunner,
+    info: ExecutorInfo,
+    packer: StepGraphs | None,
+    adapters: ModelAdapters | None,
 ) -> Tensor:
     """What a step gives whose keys and values are not in the cache yet."""
     cache = runner.attention.cache
@@ -154,4 +210,6 @@ def _logits(
     words = getattr(runner.attention.kernel, "words", None)
     step = pack_step(plans, mirrors, info.block_size, cache.device, words, packer)
     assert (step.replay is None) is (packer is None), "a trial fits into its graph"
-    return runner.run(step).clone()
+    adapted = None if adapters is None or step.replay is not None else adapters.begin_step(plans)
+    with nullcontext() if adapters is None or adapted is None else adapters.applied(adapted):
+        return runner.run(step).clone()

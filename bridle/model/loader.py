@@ -246,10 +246,10 @@ def build_executor(
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
     runner.keep_angles(max_model_len)
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
-    graphs = graph_loader(config, runner, geometry)
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
+    graphs = graph_loader(config, runner, geometry, adapters)
     media = _media_device(model, dtype, device)
     runner.features = None if media is None else media.features
 

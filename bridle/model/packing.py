@@ -95,6 +95,7 @@ class Packer(Protocol):
 
     def pack(
         self,
+        plan_rows: Sequence[PlanRow],
         ids: Sequence[int],
         positions: Sequence[int],
         slots: Sequence[int],
@@ -136,7 +137,7 @@ def pack_step(
                 slots.extend(range(slot, slot + count))
         logits.extend(range(offset + length - plan.num_logits, offset + length))
     if packer is not None and packer.takes(plan_rows):
-        apart = packer.pack(ids, positions, slots, logits, rows)
+        apart = packer.pack(plan_rows, ids, positions, slots, logits, rows)
         if apart is not None:
             return apart
     extra = None if words is None else words(rows, block_size)

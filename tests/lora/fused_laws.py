@@ -19,10 +19,13 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder as Builder
 
 from bridle.errors import InternalError
-from bridle.lora.adapter_kernel import TriedKernel, create_adapter_kernel
-from bridle.lora.fused import FusedKernel, FusedProduct, is_interpreted
-from bridle.lora.layout import LayoutCache
+from bridle.lora.adapter_kernel import TOLERANCES, TriedKernel, create_adapter_kernel
+from bridle.lora.fused import FusedKernel, FusedProduct, TiledProduct, is_interpreted
+from bridle.lora.layout import LayoutCache, Place, make_layout
+from bridle.lora.peft_config import LoraShape
 from bridle.lora.product import AdapterStep, Segment
+from bridle.lora.torch_product import TorchKernel
+from bridle.model.adapter_tiles import MOST_RANKS, AdapterTiles
 from tests.lora.fused_kit import (
     Sides,
     check_any_step,
@@ -34,6 +37,7 @@ from tests.lora.fused_kit import (
     random_sides,
 )
 from tests.lora.fused_model import check_model
+from tests.model.addresses import check_owned
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 
@@ -66,15 +70,15 @@ def watched() -> Iterator[tuple[list[tuple[np.ndarray, int]], list[Tensor]]]:
 
         return noted
 
-    def shrink(self: FusedProduct, *rest: Any) -> Tensor:
+    def shrink(self: TiledProduct, *rest: Any) -> Tensor:
         hidden.append(whole_shrink(self, *rest))
         return hidden[-1]
 
-    whole_shrink = FusedProduct._shrink
+    whole_shrink = TiledProduct._shrink
     with (
         patch.object(Builder, "create_masked_load", noting(Builder.create_masked_load, 0)),
         patch.object(Builder, "create_masked_store", noting(Builder.create_masked_store, 1)),
-        patch.object(FusedProduct, "_shrink", shrink),
+        patch.object(TiledProduct, "_shrink", shrink),
     ):
         yield touched, hidden
 
@@ -102,6 +106,49 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
             flat = addresses.ravel().astype(np.uint64)
             owners = np.searchsorted(begins, flat, "right") - 1
             assert (owners >= 0).all() and (flat + np.uint64(size) <= ends[owners]).all()
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1 << 30), st.sampled_from(DTYPES))
+def test_tiles_at_a_fixed_place_give_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
+    """One captured step after another, whose launches know nothing of its adapters; no program leaves its tensors."""
+    random, like = Random(seed), torch.empty(0, dtype=dtype)
+    sites = random_sides(random)
+    places = places_of(sites)
+    kernel = TriedKernel(FusedKernel(CPU), CPU, dtype, None)
+    tiles = AdapterTiles(kernel, lambda rank: make_layout(_of_all(rank, places), places), dtype, 24)
+    adapters = random_adapters(random, sites, like, 6)
+    step = tiles.step(24)
+    for _ in range(3):
+        segments, _ = random_segments(random, adapters, 24)
+        assert tiles.takes(segments) is all(_ranks(segment) <= MOST_RANKS for segment in segments)
+        segments = [segment for segment in segments if _ranks(segment) <= MOST_RANKS]
+        assert kernel.fused is not None
+        held = [tiles._values, tiles._no_sites, *(table.values for table in kernel.fused.tables(segments))]
+        held += [segment.adapter.flat for segment in segments]
+        tiles.write(24, segments)
+        plain = AdapterStep(segments, 24, TorchKernel()) if segments else None
+        for site, sides in enumerate(sites):
+            rows = torch.randn(24, sides.num_inputs).to(dtype)
+            base = torch.randn(24, sides.num_outputs).to(dtype)
+            have, want = base.clone(), base.clone()
+            with watched() as (touched, hidden):
+                step.add(site, have, rows)
+            check_owned(touched, [rows, have, *hidden, *held])
+            if plain is not None and site in plain.by_site:
+                plain.add(site, want, rows)
+            limit = TOLERANCES[dtype] * max(1.0, float(want.abs().max()))
+            assert float((have.float() - want.float()).abs().max()) <= limit
+            free = [n for n in range(24) if not any(each.start <= n < each.stop for each in segments)]
+            assert torch.equal(have[free], base[free])
+
+
+def _of_all(rank: int, places: dict[str, Place]) -> dict[str, LoraShape]:
+    return {name: LoraShape(rank, place.inputs.size, place.outputs.size, 1.0) for name, place in places.items()}
+
+
+def _ranks(segment: Segment) -> int:
+    return max(part.ranks.size for block in segment.adapter.layout.blocks.values() for part in block.parts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

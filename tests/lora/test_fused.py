@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from bridle.errors import InvalidRequest, ModelUnavailable
 from bridle.lora import adapter_kernel
 from bridle.lora.adapter_kernel import TriedKernel, create_adapter_kernel
-from bridle.lora.fused import FusedKernel, table_values, tiles_of
+from bridle.lora.fused import FusedKernel, tiles_of
 from bridle.lora.layout import LayoutCache
 from bridle.lora.product import Product, Segment
+from bridle.lora.tables import table_values
 from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 from tests.kernels import check_laws, needs_triton

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +18,8 @@ from triton.runtime.interpreter import InterpreterBuilder as Builder
 
 from bridle.config import ModelConfig
 from bridle.engine.plan import PlanRow
-from bridle.lora.fused import is_interpreted
-from bridle.model import loader
+from bridle.lora.fused import TiledProduct, is_interpreted
+from bridle.model import adapter_tiles, loader
 from bridle.model.executor import LocalExecutor
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import Geometry
@@ -35,6 +36,7 @@ from lab.doubles import tiny
 from tests.model.addresses import check_owned, watched
 from tests.model.paged_laws import dot_by_rows, grown, large_pools
 from tests.model.tape import TapedKernels, TapeRecorder
+from tests.model.test_adapters import Loaded, all_logits
 from tests.model.test_engine_equality import _oracle, check_run, run
 from tests.model.test_kernels import CPU, Pool, attend, layer_options
 from tests.model.test_late_draws import load_late
@@ -60,14 +62,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
     """Models that are loaded have graphs."""
     tape = TapeRecorder()
 
-    def graph_loader(config: ModelConfig, runner: Any, geometry: Any) -> GraphLoader | None:
+    def graph_loader(config: ModelConfig, runner: Any, geometry: Any, adapters: Any) -> GraphLoader | None:
         if config.enforce_eager:
             return None
         kernel, fused = runner.attention.kernel, None if runner._short is None else runner._short.fused
         for each in (kernel, fused):
             if each is not None:
                 each.__dict__["kernels"] = TapedKernels(each.kernels)
-        return GraphLoader(runner, kernel, geometry, lambda: tape)
+        if not config.reserved_memory:
+            return GraphLoader(runner, kernel, geometry, lambda: tape)
+        machine = adapters._kernel.fused.machine
+        machine.__dict__["kernels"] = TapedKernels(machine.kernels)
+        return GraphLoader(runner, kernel, geometry, lambda: tape, adapters)
 
     monkeypatch.setattr(loader, "graph_loader", graph_loader)
     monkeypatch.setattr(loader, "use_kernels", lambda *_: None)  # a tape does not hear them
@@ -247,3 +253,124 @@ def test_a_wait_is_found(
 def test_nobody_has_to_have_them(recorder: TapeRecorder) -> None:
     assert loaded("llama", enforce_eager=True).runner.graphs is None
     assert recorder.num_replays == 0
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def with_adapters(family: str, folder: Path) -> Loaded:
+    settings = {"num_blocks": NUM_BLOCKS, "step_tokens": 16, "step_seqs": 8, "warm_up": False}
+    made = Loaded(family, folder, kernel="paged", adapter_kernel="fused", reserved_memory=1 << 20, **settings)
+    made.place_all()
+    return made
+
+
+#: Prompts of a step, each with the number of its adapter: each of several graphs, and tiles that others had before.
+MIXED: list[list[tuple[int, str | None]]] = [
+    [(1, "1")],
+    [(1, None), (1, "0")],
+    [(4, "0"), (3, None), (2, "1"), (1, "1"), (4, "2"), (1, "0")],
+    [(1, "2"), (1, None), (1, "2"), (1, "0"), (1, "1"), (2, None)],
+    [(3, None), (4, "1")],
+    [(1, "0")],
+]
+
+
+@patch.object(Builder, "create_dot", dot_by_rows)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rows_with_adapters_are_in_graphs_as_they_are_without(
+    family: str, recorder: TapeRecorder, tmp_path: Path
+) -> None:
+    """... and as PEFT has them; rows without one have the same bits. So it is after adapters left the device, and came
+    to other places of it."""
+    made = with_adapters(family, tmp_path)
+    executor, adapters = made.executor, made.executor.adapters
+    assert adapters is not None
+    graphs = executor.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.adapted_sizes == graphs.sizes == [1, 2, 4, 8, 16]
+    first: list[list[torch.Tensor]] = []
+    kept = []  # what keeps memory from being used again
+    for turn in range(2):
+        for number, rows in enumerate(MIXED):
+            prompts = [[(7 * i + 3 * place) % 250 + 10 for i in range(size)] for place, (size, _) in enumerate(rows)]
+            keys = [key for _, key in rows]
+            before = recorder.num_replays
+            have = [each.clone() for each in all_logits(executor, prompts, keys)]
+            assert recorder.num_replays == before + 1
+            executor.runner.graphs = None
+            eager = all_logits(executor, prompts, keys)
+            executor.runner.graphs = graphs
+            for prompt, key, graph, plain in zip(prompts, keys, have, eager, strict=True):
+                assert torch.equal(graph, plain) if key is None else (graph - plain).abs().max() < 1e-4
+                assert (graph - made.oracle.logits(prompt, key)).abs().max() < 1e-3
+            if turn:
+                assert all(torch.equal(old, new) for old, new in zip(first[number], have, strict=True))
+            first.append(have)
+        for key in ("0", "1", "2"):
+            kept.append(adapters._on_device[key])
+            adapters.displace(key)
+        for key in ("2", "0", "1"):
+            adapters.place(key)
+    made.close()
+
+
+def test_larger_ranks_than_a_graph_has_go_without(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_tiles, "MOST_RANKS", 8)
+    made = with_adapters("llama", tmp_path)
+    for key, num_replays in (("0", 1), ("1", 0), ("2", 1), (None, 1)):
+        before = recorder.num_replays
+        (have,) = all_logits(made.executor, [[20, 30, 40]], [key])
+        assert recorder.num_replays == before + num_replays, key
+        assert (have - made.oracle.logits([20, 30, 40], key)).abs().max() < 1e-3
+    made.close()
+
+
+def test_nothing_is_captured_for_adapters_that_cannot_come(recorder: TapeRecorder) -> None:
+    graphs = loaded("llama").runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.sizes and not graphs.adapted_sizes
+
+
+def test_where_adapters_cannot_be_captured_other_steps_can(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = TiledProduct.add
+
+    def waiting(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
+        assert rows.isfinite().all()
+        honest(self, site, out, rows)
+
+    monkeypatch.setattr(TiledProduct, "add", waiting)
+    made = with_adapters("llama", tmp_path)
+    graphs = made.executor.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.sizes and not graphs.adapted_sizes
+    assert "steps with adapters run without CUDA graphs: RuntimeError:" in caplog.text
+    before = recorder.num_replays
+    for key in ("1", None):
+        (have,) = all_logits(made.executor, [[20, 30, 40]], [key])
+        assert (have - made.oracle.logits([20, 30, 40], key)).abs().max() < 1e-3
+    assert recorder.num_replays == before + 1
+    made.close()
+
+
+def test_tiles_that_are_baked_in_are_found(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that were there while capturing."""
+    honest = TiledProduct.add
+
+    def baking(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
+        at_first, self._tiles = self._tiles, torch.from_numpy(self._tiles.numpy().copy())
+        honest(self, site, out, rows)
+        self._tiles = at_first
+
+    monkeypatch.setattr(TiledProduct, "add", baking)
+    made = with_adapters("llama", tmp_path)
+    graphs = made.executor.runner.graphs
+    assert isinstance(graphs, StepGraphs) and not graphs.adapted_sizes
+    assert "steps with adapters run without CUDA graphs: the one of 1 tokens gives other logits" in caplog.text
+    made.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,12 @@ import torch
 from bridle.engine.decision import mask_of
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, name_of
+from bridle.lora.adapter_kernel import TriedKernel
+from bridle.lora.fused import FusedKernel
+from bridle.lora.weights import PlacedAdapter
 from bridle.model import dense_layer, dense_model, guards, rope
+from bridle.model.adapter_sites import Sites
+from bridle.model.adapters import ModelAdapters
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.device_sampler import DeviceSampler
@@ -196,6 +202,36 @@ def test_a_step_with_a_graph_is_its_upload_and_its_replay(family: str) -> None:
         trace = trial.forward(rows)
         trace.check(launches=1, quick=1)
         assert trace.launches.total() == trace.uploads.total() == 1
+
+
+def test_a_step_with_adapters_is_one_upload_more() -> None:
+    """Its tiles; layers stay as they are."""
+    trial = graphed("llama")
+    graphs = trial.executor.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    fused = FusedKernel(META)
+    adapters = ModelAdapters(
+        Sites(trial.executor.runner.model), torch.bfloat16, META, TriedKernel(fused, META, torch.bfloat16, None)
+    )
+    trial.executor.adapters = graphs._adapters = adapters
+    for key, rank in (("a", 8), ("b", 64), ("large", 72)):
+        layout = adapters._layout_of_all(rank)
+        adapters._on_device[key] = PlacedAdapter(
+            layout, torch.empty(layout.num_values, dtype=torch.bfloat16, device=META)
+        )
+        fused.prepare(adapters._on_device[key])
+    with trial.traced() as trace:
+        fused.machine.__dict__["kernels"] = Counted(trace)
+        graphs.capture_adapted((4, 8), silent)
+    rows = [prompt(0, 3, 0), replace(prompt(1, 2, 1), adapter="a"), replace(prompt(2, 2, 2), adapter="b")]
+    with patch.object(adapters, "applied", side_effect=AssertionError("layers were replaced")):
+        trace = trial.forward(rows)
+        trace.check(launches=1, quick=2)
+        assert trace.launches.total() == 1
+        trial.forward([prompt(3, 3, 10)]).check(launches=1, quick=1)
+    rows = [replace(prompt(4, 2, 20), adapter="large")]
+    fused.machine.__dict__["kernels"] = Counted(trial.trace)
+    assert all(what != "replay" for what, _ in trial.forward(rows).launches)
 
 
 def test_blocks_are_copied_before_the_replay() -> None:

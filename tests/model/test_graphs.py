@@ -167,6 +167,9 @@ class Graphs:
                 raise self.failure
             self.sizes.insert(0, size)
 
+    def capture_adapted(self, sizes: list[int], report: Any) -> None:
+        self.capture(sizes, report)
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
@@ -177,9 +180,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
-def loading() -> GraphLoader:
+def loading(adapters: Any = None) -> GraphLoader:
     runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=SimpleNamespace(device=CPU)))
-    return GraphLoader(runner, PagedKernel(CPU), GEOMETRY, lambda: None)  # type: ignore[arg-type,return-value]
+    return GraphLoader(runner, PagedKernel(CPU), GEOMETRY, lambda: None, adapters)  # type: ignore[arg-type,return-value]
 
 
 def test_graphs_are_captured_and_told(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,6 +225,32 @@ def test_two_graphs_tell_what_all_take(machine: SimpleNamespace) -> None:
     assert loading().measure(INFO) == 300 + 3 * 10
     machine.free = [1_000, 700, 1_000]
     assert loading().measure(replace_tokens(1)) == 300
+
+
+def test_graphs_with_adapters_are_counted_with_the_others(machine: SimpleNamespace) -> None:
+    machine.free = [1_000, 700, 690, 690, 600, 595, 1_000]
+    assert loading(SimpleNamespace()).measure(INFO) == 300 + 3 * 10 + 90 + 3 * 5
+
+
+def test_graphs_with_adapters_that_cannot_be_take_nothing(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the stream is capturing")
+
+    monkeypatch.setattr(Graphs, "capture_adapted", fail)
+    machine.free = [1_000, 700, 690, 690, 1_000]
+    assert loading(SimpleNamespace()).measure(INFO) == 300 + 3 * 10
+
+
+def test_adapters_have_graphs_where_memory_is_set_aside_for_them() -> None:
+    cache = SimpleNamespace(device=torch.device("cuda"))
+    runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=cache, kernel=PagedKernel(CPU)))
+    adapters: Any = SimpleNamespace()
+    for reserved, wanted in ((None, None), (1 << 20, adapters)):
+        made = graph_loader(ModelConfig(reserved_memory=reserved), runner, GEOMETRY, adapters)
+        assert made is not None
+        assert made._adapters is wanted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Layouts of adapters as the fused kernels read them, and how large adapters are at each site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bridle.lora.layout import Block, Layout
+from bridle.lora.side_stream import used_by_steps
+
+#: Alignment of columns that is worth knowing.
+_MAX_STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a site is with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
+    of the largest part. `step` divides where columns begin and end."""
+
+    rank: int
+    part_rank: int
+    num_parts: int
+    num_columns: int
+    step: int
+
+    def over(self, other: Extent) -> Extent:
+        """One that holds both."""
+        return Extent(
+            max(self.rank, other.rank),
+            max(self.part_rank, other.part_rank),
+            max(self.num_parts, other.num_parts),
+            max(self.num_columns, other.num_columns),
+            min(self.step, other.step),
+        )
+
+
+class Table:
+    """A layout as the kernels read it: the number of sites, then a row for each of them, then one for each part."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.extents = extents_of(layout)
+        self.part_rank = max(extent.part_rank for extent in self.extents.values())
+        self.values = used_by_steps(torch.tensor(table_values(layout), dtype=torch.int64, device=device))
+
+
+def table_values(layout: Layout) -> list[int]:
+    """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
+    columns, first rank, ranks."""
+    num_sites = max(layout.blocks) + 1
+    sites: list[int] = []
+    parts: list[int] = []
+    for site in range(num_sites):
+        block = layout.blocks.get(site)
+        if block is None:
+            sites += [0, 0, 0, 0]
+            continue
+        sites += [block.begin, block.rank, 1 + 4 * num_sites + len(parts), len(block.parts)]
+        for part in block.parts:
+            parts += [part.begin, part.columns.begin, part.columns.size, part.ranks.begin, part.ranks.size]
+    return [num_sites, *sites, *parts]
+
+
+def extents_of(layout: Layout) -> dict[int, Extent]:
+    return {site: _extent(block) for site, block in layout.blocks.items()}
+
+
+def _extent(block: Block) -> Extent:
+    edges = [edge for part in block.parts for edge in part.columns]
+    return Extent(
+        block.rank,
+        max(part.ranks.size for part in block.parts),
+        len(block.parts),
+        max(part.columns.size for part in block.parts),
+        min(_MAX_STEP, *(edge & -edge for edge in edges if edge)),
+    )
