@@ -159,7 +159,7 @@ def _described(folder: Path) -> tuple[Checkpoint, Any]:
     return checkpoint, guards.read_config(checkpoint)
 
 
-def _device_maker(scheme: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _device_maker(scheme: Any, dtype: torch.dtype, device: torch.device, put: Any) -> Any:
     forms = DeviceForms(device, dtype)
 
     def made(name: str, stored: dict[str, torch.Tensor], linear: torch.nn.Linear) -> torch.nn.Module:
