@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from contextlib import suppress
 from threading import Lock
 from weakref import ReferenceType, ref
 
@@ -47,7 +48,8 @@ def lasting(num_bytes: int) -> Tensor:
 def _region(num_bytes: int) -> _Region:
     """Room for so many bytes, from a border of large pages on."""
     region = _Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    region.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without large pages refuses to be asked for them
+        region.madvise(mmap.MADV_HUGEPAGE)
     region.used = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % _PAGE
     return region
 

@@ -48,3 +48,14 @@ def test_a_region_goes_with_its_last_tensor(monkeypatch: pytest.MonkeyPatch) -> 
     second.fill_(7)
     del second
     assert region() is None
+
+
+def test_a_kernel_without_large_pages_gives_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_region: mmap.mmap, _advice: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(module, "_last", None)
+    monkeypatch.setattr(module._Region, "madvise", refuse)
+    tensor = lasting(1000)
+    tensor.fill_(3)
+    assert int(tensor.sum()) == 3000
