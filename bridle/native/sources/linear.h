@@ -14,6 +14,11 @@ static const traits TRAITS[NUM_KINDS] = {
 };
 enum { BLOCK = 32, SUPER = 8, CHUNK_BYTES = 1 << 16 };
 
+// How far ahead of one row's product memory is asked for weights, in bytes: processors look ahead by themselves, but stop at
+// every page of 4 KiB. With several rows the next panel is asked for, while this one is used again and again.
+enum { AHEAD = 4096 };
+INL void ask_for(const uint8_t *p, size_t size) { for (size_t e = 0; e < size; e += 64) __builtin_prefetch(p + e, 0, 3); }
+
 INL size_t block_bytes(traits t) { return (size_t)t.bits * 4 * LANES; }
 // Scales of a panel, with `blocks` blocks of 32 inputs.
 INL size_t scale_bytes(traits t, size_t blocks) {
@@ -189,6 +194,7 @@ INL void tile_int8(const product *p, int panel, int row, const int ROWS, const i
         vb v[2];
         EACH(j, PANELS) v[j] = load_bytes(w + j * size + k * LANES);
         if (ROWS > 1) EACH(j, PANELS) __builtin_prefetch(w + (PANELS + j) * size + k * LANES, 0, 2);
+        else if (k * LANES % 64 == 0) ask_for(w + k * LANES + AHEAD, 64);
 #if SQUARES                                      // and one panel
         add_products(sums, v[0], load_bytes(w + (k + 4) * LANES), x + k * ROWS, ROWS);
 #else
@@ -288,6 +294,7 @@ INL void tile_groups(const product *p, int panel, int row, const int ROWS, const
     EACH(i, ROWS) f[i] = (vf){0};
     for (size_t b = 0; b < blocks; b++, w += size, x += BLOCK * ROWS) {
         if (ROWS > 1) for (size_t e = 0; e < size; e += 64) __builtin_prefetch(w + blocks * size + e, 0, 2);
+        else { ask_for(w + AHEAD, size); ask_for(s + AHEAD / size * 2 * LANES, 1); }
         if (!t.has_factor) { d = halves(s); s += 2 * LANES; }
         else if (b % SUPER == 0) {
             d = halves(s); s += 2 * LANES;

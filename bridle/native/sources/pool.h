@@ -1,6 +1,9 @@
 // Threads that share work by tickets: who comes takes the next chunk, so a late worker delays nobody by more than the
 // chunk that it has begun. Workers look for work for a while and then sleep. One job at a time: whoever finds the pool
 // taken computes its own job alone.
+//
+// Tickets go round the stretches of a job, one for each thread: threads that take turns read each its own stretch on end,
+// which memory gives faster than chunks from here and there.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +18,8 @@ typedef void (*chunk_fn)(const void *job, int chunk);
 #endif
 
 enum { MAX_WORKERS = 255, SPINS = 4000, PATIENCE = 1000 };
-static struct { chunk_fn fn; const void *job; int chunks; } shared;
+typedef struct { chunk_fn fn; const void *job; int chunks, stretches; } work_list;
+static work_list shared;
 static _Atomic uint64_t ticket;          // generation << 32 | next chunk
 static _Atomic int finished;             // chunks of this generation that are done
 static _Atomic uint32_t generation;      // of the newest job
@@ -34,14 +38,20 @@ INL void relax(void) {
 #endif
 }
 
-static void take_chunks(uint32_t mine, chunk_fn fn, const void *job, int chunks) {
+// The chunk that a ticket is for: tickets 0, 1, 2, ... are for the first of each stretch, and then for the second.
+INL int chunk_of(int t, int chunks, int stretches) {
+    const int stretch = t % stretches, length = chunks / stretches, longer = chunks % stretches;
+    return stretch * length + (stretch < longer ? stretch : longer) + t / stretches;
+}
+
+static void take_chunks(uint32_t mine, work_list list) {
     for (;;) {
         uint64_t t = atomic_load(&ticket);
         DAWDLE();
         do {
-            if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= chunks) return;
+            if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= list.chunks) return;
         } while (!atomic_compare_exchange_weak(&ticket, &t, t + 1));
-        fn(job, (int)(uint32_t)t);
+        list.fn(list.job, chunk_of((int)(uint32_t)t, list.chunks, list.stretches));
         atomic_fetch_add(&finished, 1);
     }
 }
@@ -61,7 +71,7 @@ static void *work(void *unused) {
         seen = now;
         DAWDLE();
         // Fields that are just being rewritten do no harm: their tickets are of another generation.
-        take_chunks(now, shared.fn, shared.job, shared.chunks);
+        take_chunks(now, shared);
     }
     return NULL;
 }
@@ -95,14 +105,14 @@ static void run(chunk_fn fn, const void *job, int chunks, int parallel) {
     }
     const uint32_t mine = ++last_generation ? last_generation : ++last_generation;
     atomic_store(&ticket, ((uint64_t)mine << 32) | 0xffffffffu);   // nothing to take while the job is written
-    shared.fn = fn; shared.job = job; shared.chunks = chunks;
+    shared = (work_list){fn, job, chunks, workers + 1};
     atomic_store(&finished, 0);
     atomic_store(&ticket, (uint64_t)mine << 32);
     atomic_store(&generation, mine);
     if (atomic_load(&sleepers)) {
         pthread_mutex_lock(&sleep_lock); pthread_cond_broadcast(&woken); pthread_mutex_unlock(&sleep_lock);
     }
-    take_chunks(mine, fn, job, chunks);
+    take_chunks(mine, shared);
     for (int i = 0; atomic_load(&finished) < chunks; i++) { if (i < PATIENCE) relax(); else sched_yield(); }
     pthread_mutex_unlock(&taken);
 }
