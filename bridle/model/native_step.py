@@ -33,20 +33,21 @@ class NativeStep:
         self._found, self._described, self._heads = found, described, heads
         self._numbers = [layer.layer_idx for layer in layers]
         self._parts = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
-        self._modules = [module for parts in self._parts for module in parts]
+        # What stands in each module itself: asked in every step, and modules are many.
+        self._states = [vars(module) for parts in self._parts for module in parts]
         self._ready: tuple[KVCache, Layers] | None = None
 
     def fits(self, cache: KVCache) -> bool:
         """Whether the kernels can read the cache, and nothing but adapters computes in a layer's place."""
-        replaced = (module for module in self._modules if "forward" in vars(module))
-        return cache.layers[self._numbers[0]].keys.dtype in KV_TYPES and all("adapt" in vars(m) for m in replaced)
+        is_free = all("adapt" in state for state in self._states if "forward" in state)
+        return is_free and cache.layers[self._numbers[0]].keys.dtype in KV_TYPES
 
     def advance(self, hidden: Tensor, turns: Sequence[Rotation], cache: KVCache, step: PackedStep) -> Tensor:
         """[T, hidden] -> [T, hidden]; keys and values go to the cache."""
         layers = self._over(cache)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = (torch.stack([turn[i] for turn in turns[: layers.num_tables]]) for i in (0, 1))
-        between = self._adapt if any("adapt" in vars(module) for module in self._modules) else None
+        between = self._adapt if any("adapt" in state for state in self._states) else None
         return layers.advance(hidden, cos, sin, step.slots, rows, between)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:

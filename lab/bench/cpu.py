@@ -119,7 +119,7 @@ def _race_group(
                 continue
             with phases.part(part.name):
                 begin = time.perf_counter()
-                figures, limits = race(checkpoint, present, part, settings)
+                figures, limits = race(checkpoint, present, part, folder, settings)
                 return_memory()
                 store.keep(
                     {"part": part.name, "limits": limits, "figures": as_rows(figures)}, time.perf_counter() - begin

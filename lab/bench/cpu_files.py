@@ -72,9 +72,26 @@ def made_checkpoint(name: str, folder: Path) -> Checkpoint:
     return Checkpoint(**json.loads(note.read_text()) | {"path": folder / name})
 
 
+def weight_bytes(checkpoint: Checkpoint, folder: Path, form: str) -> float | None:
+    """What a step reads of the weights in the file of that form: all tensors, but not an embedding that is only looked
+    up. None if there is no such file."""
+    path = _file(checkpoint, folder, form)
+    if not path.is_file():
+        return None
+    from bridle.gguf.reader import open_gguf
+
+    tensors = open_gguf(path).tensors
+    looked_up = {"token_embd.weight"} if "output.weight" in tensors else set()
+    return float(sum(entry.num_bytes for name, entry in tensors.items() if name not in looked_up))
+
+
+def _file(checkpoint: Checkpoint, folder: Path, kind: str) -> Path:
+    return folder / f"{checkpoint.name}-{kind}.gguf"
+
+
 def write_file(checkpoint: Checkpoint, folder: Path, kind: str) -> Path:
     """The checkpoint as a GGUF file of one of `FILE_TYPES`."""
-    path = folder / f"{checkpoint.name}-{kind}.gguf"
+    path = _file(checkpoint, folder, kind)
     if path.exists():
         return path
     from transformers import AutoModelForCausalLM

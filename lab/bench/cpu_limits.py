@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bridle.bench.checkpoints import Checkpoint
 from bridle.bench.roof import read_bandwidth
 
-#: Bytes of a weight in each form.
+#: Bytes of a weight in each form; a file's head may have more.
 BYTES = {"float32": 4.0, "int8": 1.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K_M": 0.6}
 
 
@@ -37,12 +37,15 @@ class Limits:
         self.operations = max(self.operations, int8_operations())
         self.float_operations = max(self.float_operations, float_operations())
 
-    def seconds(self, checkpoint: Checkpoint, form: str, case: Case, step_tokens: int) -> float:
-        """The least time of one step that reads all weights once and computes so many tokens. Contexts are numbers of
-        32 bits here, though backends may keep fewer."""
+    def seconds(
+        self, checkpoint: Checkpoint, form: str, case: Case, step_tokens: int, weight_bytes: float | None = None
+    ) -> float:
+        """The least time of one step that reads all weights once and computes so many tokens. Without `weight_bytes`
+        all weights have the same form. Contexts are numbers of 32 bits here, though backends may keep fewer."""
         weights = checkpoint.step_bytes / 4
         context = checkpoint.token_bytes * case.batch * case.context
-        read = (weights * BYTES[form] + (context if case.kind == "decode" else 0)) / self.bandwidth
+        read = weights * BYTES[form] if weight_bytes is None else weight_bytes
+        read = (read + (context if case.kind == "decode" else 0)) / self.bandwidth
         body = weights if case.kind == "decode" else weights - checkpoint.head_numbers
         rate = self.float_operations if form == "float32" else self.operations
         return max(read, 2 * body * step_tokens / rate)

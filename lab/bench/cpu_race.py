@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from bridle.bench.checkpoints import Checkpoint
 from bridle.bench.engine import better
 from bridle.bench.peers import BridlePeer, GeneratePeer, Run
 from bridle.bench.settings import Settings
+from lab.bench.cpu_files import weight_bytes
 from lab.bench.cpu_limits import Case, Limits
 from lab.bench.cpu_parts import Part, num_rounds, num_steps
 
@@ -40,8 +42,10 @@ class Figure:
     cpu_ratio: float | None = None
 
 
-def race(checkpoint: Checkpoint, peers: dict[str, Any], part: Part, settings: Settings) -> tuple[list[Figure], Limits]:
-    """The figures of a part. `peers` has those that are there by name."""
+def race(
+    checkpoint: Checkpoint, peers: dict[str, Any], part: Part, folder: Path, settings: Settings
+) -> tuple[list[Figure], Limits]:
+    """The figures of a part. `peers` has those that are there by name, `folder` their files."""
     assert part.case is not None
     limits = Limits()
     limits.look()
@@ -51,7 +55,7 @@ def race(checkpoint: Checkpoint, peers: dict[str, Any], part: Part, settings: Se
     else:
         times = _decode(peers, prompts, num_steps(settings), limits)
     limits.look()
-    figures = [_figure(checkpoint, part, name, found, limits) for name, found in times.items()]
+    figures = [_figure(checkpoint, part, name, found, folder, limits) for name, found in times.items()]
     first = next((figure for figure in figures if figure.peer == part.peers[0]), None)
     for figure in figures if first is not None else ():
         figure.ratio = figure.tokens_per_second / first.tokens_per_second  # type: ignore[union-attr]
@@ -115,11 +119,11 @@ def _turn(peers: dict[str, Any], number: int) -> list[str]:
     return names[shift:] + names[:shift]
 
 
-def _figure(checkpoint: Checkpoint, part: Part, peer: str, times: Times, limits: Limits) -> Figure:
+def _figure(checkpoint: Checkpoint, part: Part, peer: str, times: Times, folder: Path, limits: Limits) -> Figure:
     assert part.case is not None
-    case = part.case
+    case, form = part.case, peer.rpartition(" ")[2]
     tokens = case.batch if case.kind == "decode" else case.batch * case.context
-    least = limits.seconds(checkpoint, peer.rpartition(" ")[2], case, tokens)
+    least = limits.seconds(checkpoint, form, case, tokens, weight_bytes(checkpoint, folder, form))
     return Figure(
         checkpoint.name,
         part.group,

@@ -39,15 +39,12 @@ INL void find_tile(const attention *a, const int64_t *spans, cursor *c, int64_t 
     for (int j = 0; j < t->begin; j++) t->at[j] = t->at[t->begin];
     for (int j = t->end; j < TILE; j++) t->at[j] = t->at[t->end - 1];
 }
-INL void fetch_tile(const attention *a, const tile *t, int head) {
+// Ask memory for a head's numbers at positions `from` to `to` - 1 of a tile.
+INL void fetch(const attention *a, const void *numbers, const tile *t, int head, int from, int to) {
     const size_t item = kv_bytes(a->kv), size = (size_t)a->dim * item;
-    for (int j = t->begin; j < t->end; j++) {
-        const size_t begin = (t->at[j] + (size_t)head * a->dim) * item;
-        for (size_t d = 0; d < size; d += 64) {
-            __builtin_prefetch((const char *)a->keys + begin + d);
-            __builtin_prefetch((const char *)a->values + begin + d);
-        }
-    }
+    for (int j = from; j < to; j++)
+        for (size_t d = 0; d < size; d += 64)
+            __builtin_prefetch((const char *)numbers + (t->at[j] + (size_t)head * a->dim) * item + d);
 }
 // A head's numbers in a tile as float32, one position after the other.
 static void widen(const attention *a, const void *from, const float *scales, const tile *t, int head, float *out) {
@@ -89,11 +86,12 @@ INL void score(const float *q, const float *keys, const int DIM, float *out) {
     store(out, sums_of(v));
 }
 // All queries by the keys of a tile. Keys that do not lie together (`at` says where they do) are copied first: their places
-// are known when compiling then, and all queries find them in the first-level cache.
-INL void score_all(const float *const *q, int n, const float *keys, const size_t *at, int begin, int end, const int DIM, float *p) {
+// are known when compiling then, and all queries find them in the first-level cache. Meanwhile memory is asked for the values.
+INL void score_all(const attention *a, const tile *t, int head, const float *const *q, int n, const float *keys, const size_t *at, int begin, int end, const int DIM, float *p) {
     float copy[LANES * MAX_DIM];
     for (int j = begin / LANES * LANES; j < end; j += LANES) {
         const float *near = at ? copy : keys + j * DIM;
+        fetch(a, a->values, t, head, j, j + LANES);
         for (int i = 0; at && i < LANES; i++)
             for (int d = 0; d < DIM; d += LANES) store(copy + i * DIM + d, load(keys + at[j + i] + d));
         for (int e = 0; e < n; e++) score(q[e], near, DIM, p + e * TILE + j);
@@ -185,21 +183,21 @@ static void attend_chunk(const void *job, int number) {
     tile tiles[2];
     int now = 0;
     find_tile(a, spans, &c, first / TILE * TILE, first, last, tiles);
+    fetch(a, a->keys, tiles, head, tiles->begin, tiles->end);
     for (int64_t j0 = tiles[0].from; j0 <= last; j0 += TILE, now ^= 1) {
         const int begin = tiles[now].begin, end = tiles[now].end;
         const size_t *at = wide ? tiles[now].at : NULL;
-        if (j0 + TILE <= last) {
-            find_tile(a, spans, &c, j0 + TILE, first, last, tiles + (now ^ 1));
-            fetch_tile(a, tiles + (now ^ 1), head);
-        }
+        if (j0 + TILE <= last) find_tile(a, spans, &c, j0 + TILE, first, last, tiles + (now ^ 1));
         if (!wide) {
             widen(a, a->keys, a->key_scales, tiles + now, head, near_keys);
             widen(a, a->values, a->value_scales, tiles + now, head, near_values);
         }
-        if (dim == 64) score_all(q, n, keys, at, begin, end, 64, p);
-        else if (dim == 128) score_all(q, n, keys, at, begin, end, 128, p);
-        else score_all(q, n, keys, at, begin, end, dim, p);
+        if (dim == 64) score_all(a, tiles + now, head, q, n, keys, at, begin, end, 64, p);
+        else if (dim == 128) score_all(a, tiles + now, head, q, n, keys, at, begin, end, 128, p);
+        else score_all(a, tiles + now, head, q, n, keys, at, begin, end, dim, p);
         for (int e = 0; e < n; e++) {
+            // The next keys, evenly, while there is something to compute.
+            if (j0 + TILE <= last) fetch(a, a->keys, tiles + (now ^ 1), head, e * TILE / n, (e + 1) * TILE / n);
             const int64_t own = start + t0 + e / group, low = a->window && own >= a->window ? own - a->window + 1 : 0;
             const float kept = weigh(a, p + e * TILE, begin, end, low, own, j0, top + e, total + e);
             if (kept != 1.0f) for (int d = 0; d < dim; d += LANES) store(acc + e * dim + d, load(acc + e * dim + d) * splat(kept));
