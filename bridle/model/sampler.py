@@ -23,7 +23,7 @@ from bridle.engine.plan import SampleBatch, SampleRow, StepResult
 from bridle.model.sampling.cuts import cut_sigma, dynamic_temperatures, exclude_top
 from bridle.model.sampling.draw import draw
 from bridle.model.sampling.dry import Dry
-from bridle.model.sampling.extremes import largest
+from bridle.model.sampling.extremes import largest, largest_allowed
 from bridle.model.sampling.filters import apply_filters, cuts_of, on_rows
 from bridle.model.sampling.kinds import Kind, Kinds
 from bridle.model.sampling.logprobs import describe, parts, score
@@ -91,8 +91,8 @@ class StandardSampler:
         kinds = [self._kinds.of(row.sampling) for row in rows]
         is_kept = not any(kind.looks_back for kind in kinds)  # the work stays what bias and mask have made
         drawn = [i for i, kind in enumerate(kinds) if not kind.is_greedy]
-        if is_kept and not (drawn or is_traced or any(_is_changed(row) for row in rows)):
-            best, token = largest(pick(logits, indices))
+        if is_kept and not (drawn or is_traced) and (read := _read(logits, indices, rows)) is not None:
+            best, token = read
             return _Drawn(torch.where(best.isfinite(), token, NOTHING).tolist())
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
@@ -116,10 +116,21 @@ class StandardSampler:
         return made
 
 
+def _read(
+    logits: torch.Tensor, indices: Sequence[int], rows: Sequence[SampleRow]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The largest values that masks allow and their places, both [len(rows)], if no copy of the rows has to be made."""
+    if not any(_is_changed(row) for row in rows):
+        return largest(pick(logits, indices))
+    if any(_is_biased(row) or (row.mask is not None and _wants_processed(row)) for row in rows):
+        return None
+    return largest_allowed(logits, indices, [row.mask for row in rows])
+
+
 def _largest(work: torch.Tensor, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest value of each row of `work` [R, W] and its place, both [R]. Only greedy rows ask for the place, which
-    takes ten times as long to find as the value."""
-    if has_greedy:
+    takes torch ten times as long to find as the value."""
+    if has_greedy or sampling_kernels(work) is not None:
         return largest(work)
     best = work.amax(-1)
     return best, torch.empty_like(best, dtype=torch.int64)  # each row draws its own
@@ -141,7 +152,11 @@ class _Drawn:
 
 def _is_changed(row: SampleRow) -> bool:
     """Whether bias or mask apply."""
-    return row.mask is not None or bool(row.bias) or bool(row.sampling.logit_bias)
+    return row.mask is not None or _is_biased(row)
+
+
+def _is_biased(row: SampleRow) -> bool:
+    return bool(row.bias) or bool(row.sampling.logit_bias)
 
 
 def _wants_processed(row: SampleRow) -> bool:

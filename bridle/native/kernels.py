@@ -17,7 +17,7 @@ from bridle.native.packing import BLOCK, KINDS, Packed
 from bridle.native.threads import is_parallel
 
 #: The version of the C functions' arguments.
-VERSION = 4
+VERSION = 5
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20

@@ -124,6 +124,7 @@ def _try_attention(found: Kernels, generator: torch.Generator) -> None:
 def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
     """A draw from each of two rows, and where their fifth best values stand."""
     work = torch.randn(2, 3 * COLUMNS, generator=generator)
+    _try_masks(found, work)
     best, places = work.topk(5)
     largest, ones, half = best[:, 0].contiguous(), torch.ones(2), torch.full((2,), 0.5, dtype=torch.float64)
     tokens, totals = found.draw(work, [0, 1], largest, ones, half)
@@ -136,6 +137,17 @@ def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
     _compare(totals / 2.0**34, weights.sum(1, keepdim=True), 1e-5, "total of weights")
     running = weights.cumsum(1).gather(1, tokens.unsqueeze(1))
     _compare(running, totals / 2.0**35, 2 / float(totals.min() / 2.0**34), "draw")
+
+
+def _try_masks(found: SamplingKernels, work: Tensor) -> None:
+    """The first row as it is, the second under a mask of every other token."""
+    odd = b"\xaa" * (work.shape[1] // 8)
+    want, have = work.clone(), work.clone()
+    want[1, ::2] = -torch.inf
+    found.allow(have, [1], [odd])
+    best, places = found.largest(work, [0, 1], [None, odd])
+    if not (torch.equal(have, want) and torch.equal(best, want.amax(1)) and torch.equal(places, want.argmax(1))):
+        raise InternalError("what it finds under masks differs from torch's")
 
 
 def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:

@@ -1,15 +1,16 @@
-"""What a sampler asks of rows of logits, in the kernels: draws, and where given tokens stand beside the best ones.
+"""What a sampler asks of rows of logits, in the kernels: masks, the largest, draws, and where given tokens stand beside
+the best ones.
 
-Rows are float32 and as wide as whole blocks of `COLUMNS`; they are read and not changed. The order of the fields
-is that of sources/sampling.h.
+Rows are float32 and as wide as whole blocks of `COLUMNS`, unless it is said otherwise. The order of the fields is that
+of sources/sampling.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_void_p
-from typing import NamedTuple
+from ctypes import POINTER, addressof, c_char_p, c_int, c_int64, c_void_p
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,18 @@ class CDraws(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "best", "temperature", "uniform", "where")),
         *((name, c_void_p) for name in ("top_k", "top_p", "floors", "tokens", "totals", "sums", "maxima")),
+        ("columns", c_int),
+    )
+
+
+class CAllowance(ctypes.Structure):
+    _fields_ = (*((name, c_void_p) for name in ("work", "where", "masks", "sizes")), ("columns", c_int))
+
+
+class CSearch(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "where", "masks", "sizes", "best", "places")),
+        ("stride", c_int64),
         ("columns", c_int),
     )
 
@@ -61,6 +74,37 @@ class SamplingKernels:
     def __init__(self, found: Kernels) -> None:
         self._draw = found.function("bridle_draw", POINTER(CDraws), c_int, c_int)
         self._survey = found.function("bridle_survey", POINTER(CSurvey), c_int, c_int)
+        self._allow = found.function("bridle_allow", POINTER(CAllowance), c_int, c_int)
+        self._search = found.function("bridle_search", POINTER(CSearch), c_int, c_int)
+
+    def allow(self, work: Tensor, where: Sequence[int], masks: Sequence[bytes]) -> None:
+        """Write -inf over what the masks of rows `where` of `work` [R, W] do not allow. Bit i of a mask's bytes, the
+        lowest first, allows token i; what is beyond its end is forbidden."""
+        _, columns = _shape(work)
+        index, bits, sizes = _masked(where, masks, work)
+        pointers = (work.data_ptr(), index.data_ptr(), addressof(bits), sizes.data_ptr())
+        self._allow(CAllowance(*pointers, columns), len(where), is_parallel())
+
+    def largest(self, logits: Tensor, where: Sequence[int], masks: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
+        """The largest logit that its mask allows, float32 [n], and its place, of equal ones the first, int64 [n], of
+        each of the rows `where` of `logits` [R, V], of any width. NaN counts as the largest; -inf says that nothing is
+        allowed."""
+        if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
+            raise InternalError(f"not for a kernel: {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
+        num_rows, columns = logits.shape
+        stride = logits.stride(0)
+        if (
+            not 0 < columns < _MAX_NUMBERS
+            or (columns > 1 and logits.stride(1) != 1)
+            or stride < (num_rows > 1) * columns
+        ):
+            raise InternalError(f"not for a kernel: logits of shape {tuple(logits.shape)}, strides {logits.stride()}")
+        index, bits, sizes = _masked(where, masks, logits)
+        best, places = torch.empty(len(where), dtype=torch.float32), torch.empty(len(where), dtype=torch.int64)
+        given = (logits.data_ptr(), index.data_ptr(), addressof(bits), sizes.data_ptr())
+        call = CSearch(*given, best.data_ptr(), places.data_ptr(), stride, columns)
+        self._search(call, len(where), is_parallel())
+        return best, places
 
     def draw(
         self,
@@ -119,6 +163,15 @@ class SamplingKernels:
         given = (work, index, totals, maxima, told)
         self._survey(CSurvey(*(each.data_ptr() for each in given), columns, num_best), num_rows, is_parallel())
         return told
+
+
+def _masked(where: Sequence[int], masks: Sequence[bytes | None], work: Tensor) -> tuple[Tensor, Any, Tensor]:
+    """Indices, pointers to masks and their sizes, for rows `where` of `work`."""
+    if len(where) != len(masks) or not all(0 <= row < work.shape[0] for row in where):
+        raise InternalError(f"{len(masks)} masks of rows {list(where)} of {work.shape[0]}")
+    pointers = (c_char_p * len(masks))(*masks)  # keeps the masks alive
+    sizes = torch.tensor([0 if mask is None else len(mask) for mask in masks], dtype=torch.int64)
+    return torch.tensor(where, dtype=torch.int64), pointers, sizes
 
 
 def _shape(work: Tensor) -> tuple[int, int]:

@@ -129,6 +129,30 @@ static void try_sampling(int rows, int blocks, int num_best, int kind) {
     tell("told", found, kind == 0 ? (size_t)rows * wide : 0);
     for (int i = 0; i < rows; i++) best[i] = num_best ? found[(size_t)where[i] * wide + 2] : 0;
     bridle_draw(&(draws){logits, best, ones, uniform, where, NULL, NULL, NULL, tokens, totals, sums, NULL, columns}, rows, 1);
+    const uint8_t **masks = malloc(sizeof *masks * rows);
+    int64_t *sizes = malloc(8 * rows), *places = malloc(8 * rows);
+    for (int i = 0; i < rows; i++) {                // of all lengths, up to beyond the last column
+        sizes[i] = (int64_t)columns / 8 - 37 * i + 3 < 0 ? 0 : (int64_t)columns / 8 - 37 * i + 3;
+        uint8_t *mask = malloc(sizes[i] + 1);
+        for (int64_t k = 0; k < sizes[i]; k++) mask[k] = i % 3 == 2 ? 0xff : (uint8_t)(k * 37 % 256 * (k / 40 % 2));
+        masks[i] = i % 4 == 3 ? NULL : mask;
+        if (!masks[i]) free(mask);
+    }
+    for (int less = 0; less < 3; less++) {          // rows may end within a block
+        bridle_search(&(search){logits, where, masks, sizes, best, places, columns, columns - 97 * less}, rows, 1);
+        for (int i = 0; i < rows; i++) found[i] = (float)places[i];
+        tell("places", found, kind == 0 ? rows : 0);
+    }
+    for (int i = 0; i < rows; i++) if (!masks[i]) { masks[i] = malloc(1); sizes[i] = 0; }
+    float *work = malloc(4 * (size_t)rows * columns);
+    memcpy(work, logits, 4 * (size_t)rows * columns);
+    bridle_allow(&(allowance){work, where, masks, sizes, columns}, rows, 1);
+    double left = 0;
+    for (size_t i = 0; i < (size_t)rows * columns; i++) left += work[i] > -INFINITY ? 1 : 0;
+    best[0] = (float)left;
+    tell("allowed", best, kind == 0 ? 1 : 0);
+    for (int i = 0; i < rows; i++) free((void *)masks[i]);
+    free(masks); free(sizes); free(places); free(work);
     int64_t *top_k = malloc(8 * rows);
     double *top_p = malloc(8 * rows);
     float *floors = floats(rows);

@@ -211,3 +211,79 @@ def test_wrong_arguments_never_leave_python(name: str) -> None:
             found.survey(work, tokens, unknown(2), 1)
     with pytest.raises(InternalError, match="totals"):
         found.survey(work, [0, 0], unknown(1), 1)
+
+
+def random_masks(seed: int, num_rows: int, columns: int) -> list[bytes | None]:
+    """Masks of all, of few, of nothing and of some, shorter and longer than a row; None is no mask."""
+    generator = torch.Generator().manual_seed(seed)
+    masks: list[bytes | None] = []
+    for _ in range(num_rows):
+        size = int(torch.randint(columns // 8 + 9, (1,), generator=generator))
+        bits = torch.randint(256, (size,), generator=generator)
+        kind = int(torch.randint(5, (1,), generator=generator))
+        kept = torch.rand(size, generator=generator) < 0.02
+        made = [bits, torch.full_like(bits, 255), torch.where(kept, bits, 0), torch.zeros_like(bits)]
+        masks.append(None if kind == 4 else bytes(made[kind].tolist()))
+    return masks
+
+
+def allowed(work: Tensor, mask: bytes | None) -> Tensor:
+    """The row, with -inf where the mask has no bit."""
+    if mask is None:
+        return work
+    bits = [i // 8 < len(mask) and bool(mask[i // 8] >> i % 8 & 1) for i in range(len(work))]
+    return torch.where(torch.tensor(bits, dtype=torch.bool), work, -math.inf)
+
+
+@each_object
+@given(
+    seed=seeds,
+    num_rows=st.integers(1, 6),
+    columns=st.integers(1, 1100),
+    levels=st.sampled_from([0, 3]),
+    none=st.sampled_from([0.0, 0.001]),
+)
+@law
+def test_the_largest_is_the_first_of_those_that_a_mask_allows(
+    name: str, seed: int, num_rows: int, columns: int, levels: int, none: float
+) -> None:
+    wide = random_rows(seed, num_rows + 1, 5, levels=levels)
+    wide[torch.rand(wide.shape, generator=torch.Generator().manual_seed(seed)) < none] = math.nan
+    logits = wide[:, :columns]
+    where = torch.randint(num_rows + 1, (num_rows,), generator=torch.Generator().manual_seed(seed + 1)).tolist()
+    masks = random_masks(seed, num_rows, columns)
+    best, places = functions(name).largest(logits, where, masks)
+    for row, mask, have, place in zip(where, masks, best, places.tolist(), strict=True):
+        want = allowed(logits[row], mask)
+        if bool(want.isnan().any()):
+            assert have.isnan() and place == int(want.isnan().int().argmax())
+        else:
+            assert have == want.max()
+            assert have == -math.inf or place == int((want == want.max()).int().argmax())
+
+
+@each_object
+@given(seed=seeds, num_rows=st.integers(1, 6), num_blocks=st.integers(1, 5))
+@law
+def test_what_a_mask_does_not_allow_is_written_over(name: str, seed: int, num_rows: int, num_blocks: int) -> None:
+    work = random_rows(seed, num_rows, num_blocks)
+    masks = [mask for mask in random_masks(seed, num_rows, work.shape[1]) if mask is not None]
+    where = list(range(num_rows))[::-1][: len(masks)]
+    want = work.clone()
+    for row, mask in zip(where, masks, strict=True):
+        want[row] = allowed(want[row], mask)
+    functions(name).allow(work, where, masks)
+    assert torch.equal(work, want)
+
+
+@each_object
+def test_masks_and_rows_that_do_not_fit_each_other_are_refused(name: str) -> None:
+    work = random_rows(1, 2, 1)
+    with pytest.raises(InternalError, match=r"1 masks of rows \[0, 1\] of 2"):
+        functions(name).largest(work, [0, 1], [None])
+    with pytest.raises(InternalError, match=r"1 masks of rows \[2\] of 2"):
+        functions(name).allow(work, [2], [b"x"])
+    with pytest.raises(InternalError, match="strides"):
+        functions(name).largest(work.t(), [0], [None])
+    with pytest.raises(InternalError, match="float64 logits"):
+        functions(name).largest(work.double(), [0], [None])

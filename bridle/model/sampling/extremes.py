@@ -1,4 +1,4 @@
-"""The largest values of wide rows, found through the largest value of each chunk of columns.
+"""The largest values of wide rows, by the kernels or through the largest value of each chunk of columns.
 
 To find a place among 150,000 values takes torch several times as long as to find the largest value. So the place is
 looked for only in the chunks that can have it.
@@ -6,11 +6,14 @@ looked for only in the chunks that can have it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from bridle.model.sampling.rows import CHUNK
+from bridle.native.library import sampling_kernels
 
 #: In how many values the largest one of a group is found.
 _PER_GROUP = 32
@@ -21,7 +24,21 @@ _FEW = 16
 
 def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest value of each of `rows` [R, V] and its place, the first of equals: both [R]. NaN counts as the
-    largest value."""
+    largest value; where all are -inf, the place says nothing."""
+    found = sampling_kernels(rows)
+    return _by_torch(rows) if found is None else found.largest(rows, range(len(rows)), [None] * len(rows))
+
+
+def largest_allowed(
+    logits: torch.Tensor, indices: Sequence[int], masks: Sequence[bytes | None]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As `largest`, of rows `indices` of `logits` [R, V], each under its mask: the rows are read where they are. None
+    where no kernel can do that."""
+    found = sampling_kernels(logits)
+    return None if found is None else found.largest(logits, indices, masks)
+
+
+def _by_torch(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     whole = rows.shape[1] // CHUNK * CHUNK
     if whole < _FEW * CHUNK:
         return tuple(rows.max(-1))  # type: ignore[return-value]

@@ -16,6 +16,7 @@ import torch
 
 from bridle.engine.plan import SampleRow
 from bridle.model.uploads import upload, upload_list
+from bridle.native.library import sampling_kernels
 from bridle.sampling import LogitBias, SamplingParams
 
 #: Columns are padded to a multiple of this; the draw works chunk by chunk.
@@ -123,6 +124,9 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     forbidden."""
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     if not masked:
+        return
+    if (found := sampling_kernels(work)) is not None:
+        found.allow(work, masked, [rows[i].mask or b"" for i in masked])
         return
     width = work.shape[1]
     packed = np.zeros((len(masked), width // 8), dtype=np.uint8)  # CHUNK is a multiple of 8

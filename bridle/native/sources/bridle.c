@@ -6,7 +6,7 @@
 // What the object was built for: outputs to a panel, what is added to a stored 8-bit weight, the version of this interface.
 API int bridle_lanes(void) { return LANES; }
 API int bridle_zero(void) { return ZERO8; }
-API int bridle_version(void) { return 4; }
+API int bridle_version(void) { return 5; }
 
 // Scratch for rows that are rounded: bytes of integers, then 4-byte scales, then 4-byte sums.
 // out [rows, outputs] = x [rows, given] . weights + bias
@@ -28,6 +28,8 @@ API void bridle_layers(const step *s, const layer *layers, int count) {
 // ... after one part of one layer
 API void bridle_part(const step *s, const layer *l, int part) { advance(s, l, part); }
 
-// Of rows of logits: tokens drawn, and where given tokens stand.
+// Of rows of logits: those that masks allow, the largest of them, tokens drawn, and where given tokens stand.
+API void bridle_allow(const allowance *a, int rows, int parallel) { run(allow_row, a, rows, parallel); }
+API void bridle_search(const search *s, int rows, int parallel) { run(search_row, s, rows, parallel); }
 API void bridle_draw(const draws *d, int rows, int parallel) { run(draw_row, d, rows, parallel); }
 API void bridle_survey(const survey *s, int rows, int parallel) { run(survey_row, s, rows, parallel); }

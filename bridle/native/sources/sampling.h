@@ -1,5 +1,5 @@
-// What a sampler asks of rows of logits [rows][columns], columns in whole blocks of BLOCK_COLUMNS: a draw, and where given
-// tokens stand beside the best ones. Rows are read only, and no row depends on another.
+// What a sampler asks of rows of logits: the largest of those that a mask allows, a draw, and where given tokens stand beside
+// the best ones. Columns come in blocks of BLOCK_COLUMNS, and no row depends on another.
 #pragma once
 #include "pool.h"
 
@@ -53,6 +53,83 @@ static void find_best(const float *x, const float *maxima, int blocks, int n, fl
             if (any(above)) for (int i = 0; i < LANES; i++) if (x[j + i] > best[n - 1]) enter(best, places, n, x[j + i], j + i);
         }
     }
+}
+
+// -- masks: bit i of a row's bytes, the lowest first, allows token i; what is beyond their end is forbidden -------------------
+
+enum { WORDS = BLOCK_COLUMNS / 32, NONE, SOME, ALL };
+// What a mask says of the block that begins at `column`, and how many it allows.
+INL int mask_words(const uint8_t *mask, int64_t size, int column, uint32_t *words) {
+    const int64_t left = size - column / 8;
+    uint32_t any_of = 0, all_of = ~0u;
+    memset(words, 0, 4 * WORDS);
+    memcpy(words, mask + column / 8, left < 0 ? 0 : left < 4 * WORDS ? (size_t)left : 4 * WORDS);
+    for (int i = 0; i < WORDS; i++) { any_of |= words[i]; all_of &= words[i]; }
+    return !any_of ? NONE : all_of == ~0u ? ALL : SOME;
+}
+static void allow_block(const float *x, const uint32_t *words, float *to) {
+    vi bit;
+    EACH(i, LANES) bit[i] = 1 << i;
+    const vi never = (vi)splat(-INFINITY);
+    for (int j = 0; j < BLOCK_COLUMNS; j += LANES) {
+        const vi on = (splat_i((int32_t)(words[j / 32] >> j % 32)) & bit) != 0;
+        store(to + j, (vf)(((vi)load(x + j) & on) | (never & ~on)));
+    }
+}
+static void forbid_block(float *x) { for (int j = 0; j < BLOCK_COLUMNS; j += LANES) store(x + j, splat(-INFINITY)); }
+
+typedef struct {
+    float *work;                                // [rows][columns], columns in whole blocks: changed in place
+    const int64_t *where;                       // [masks]: which rows of work
+    const uint8_t *const *masks;
+    const int64_t *sizes;                       // [masks] of bytes
+    int columns;
+} allowance;
+static void allow_row(const void *job, int i) {
+    const allowance *a = job;
+    float *row = a->work + (size_t)a->where[i] * (size_t)a->columns;
+    uint32_t words[WORDS];
+    for (int j = 0; j < a->columns; j += BLOCK_COLUMNS) {
+        const int allows = mask_words(a->masks[i], a->sizes[i], j, words);
+        if (allows == NONE) forbid_block(row + j);
+        else if (allows == SOME) allow_block(row + j, words, row + j);
+    }
+}
+
+typedef struct {
+    const float *logits;                        // [rows][stride], of which the first `columns` count
+    const int64_t *where;                       // [masks]: which rows of logits
+    const uint8_t *const *masks;                // NULL: all are allowed
+    const int64_t *sizes;                       // [masks] of bytes
+    float *best;                                // [masks]: -inf where nothing is allowed
+    int64_t *places;                            // [masks]: of equal ones the first
+    int64_t stride;
+    int columns;
+} search;
+// NaN counts as the largest.
+static void search_row(const void *job, int i) {
+    const search *a = job;
+    const float *row = a->logits + (size_t)a->where[i] * (size_t)a->stride;
+    float best = -INFINITY, near[BLOCK_COLUMNS];
+    int64_t place = 0;
+    uint32_t words[WORDS];
+    for (int j = 0; j < a->columns && best == best; j += BLOCK_COLUMNS) {
+        const float *x = row + j;
+        const int left = a->columns - j, allows = a->masks[i] ? mask_words(a->masks[i], a->sizes[i], j, words) : ALL;
+        if (allows == NONE) continue;
+        if (left < BLOCK_COLUMNS) {             // the last one is filled up
+            forbid_block(near);
+            memcpy(near, x, sizeof(float) * (size_t)left);
+            x = near;
+        }
+        if (allows == SOME) { allow_block(x, words, near); x = near; }
+        const float most = block_maximum(x);
+        if (!(most > best) && most == most) continue;
+        int k = 0;
+        while (x[k] != most && x[k] == x[k]) k++;
+        best = most; place = j + k;
+    }
+    a->best[i] = best; a->places[i] = place;
 }
 
 // -- draws: weights in whole units of 2^-34, of which sums of doubles are exact in any order (sampling/weights.py) ------------
