@@ -58,9 +58,11 @@ class DenseModel:
         self.fused = try_fused_step(self._layers, self._norm, attention, self._dtype)
 
     def keep_angles(self, num_positions: int) -> None:
-        """Have the angles of so many positions in memory, where steps are computed in few launches."""
+        """Have the angles of so many positions in memory, where steps are computed in few launches or calls."""
         if self.fused is not None:
             self.fused.keep_angles(self._turns, num_positions)
+        elif self.native is not None:
+            self.native.keep_angles(self._turns, num_positions)
 
     def _turns(self, position_ids: Tensor) -> list[Rotation]:
         """The angles of positions [1, T], for each table."""
@@ -85,8 +87,7 @@ class DenseModel:
             turned = self.fused.angles(position_ids, self._turns)
             self.hidden = self.fused.advance(rows, turned, attend).index_select(0, logits_rows)
         else:
-            turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
-            self.hidden = self._norm(self._advance(rows, turns, attend).index_select(0, logits_rows))
+            self.hidden = self._norm(self._advance(rows, position_ids, attend).index_select(0, logits_rows))
         return self._scaled(self._head(self.hidden))
 
     def _scaled(self, logits: Tensor) -> Tensor:
@@ -96,12 +97,13 @@ class DenseModel:
             logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
         return logits
 
-    def _advance(self, rows: Tensor, turns: list[Rotation], attend: AttentionHandler) -> Tensor:
+    def _advance(self, rows: Tensor, position_ids: Tensor, attend: AttentionHandler) -> Tensor:
         """[T, hidden] -> [T, hidden] after all layers."""
         if self.native is not None and isinstance(attend, PagedAttention) and attend.is_native:
             assert attend.step is not None
             if self.native.fits(attend.cache):
-                return self.native.advance(rows, turns, attend.cache, attend.step)
+                return self.native.advance(rows, position_ids, self._turns, attend.cache, attend.step)
+        turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
         for layer in self._layers:
             rows = layer.advance(rows, turns[layer.table], attend)
         return rows

@@ -18,8 +18,9 @@ from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_
 from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
 from bridle.model.packing import PackedStep
+from bridle.model.rope import Compute, fits_memory
 from bridle.native.kernels import Kernels, Matrix
-from bridle.native.layers import KV_TYPES, Heads, Layer, Layers
+from bridle.native.layers import KV_TYPES, Heads, Layer, Layers, num_tables
 from bridle.native.library import kernels
 from bridle.native.linear import NativeWeight
 
@@ -32,21 +33,43 @@ class NativeStep:
     def __init__(self, found: Kernels, layers: Sequence[DenseLayer], described: Sequence[Layer], heads: Heads) -> None:
         self._found, self._described, self._heads = found, described, heads
         self._numbers = [layer.layer_idx for layer in layers]
+        self._num_tables = num_tables(described)
         self._parts = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
         # What stands in each module itself: asked in every step, and modules are many.
         self._states = [vars(module) for parts in self._parts for module in parts]
         self._ready: tuple[KVCache, Layers] | None = None
+        self._angles: Rotation | None = None  # of all positions, [tables, P, D]
+
+    def keep_angles(self, compute: Compute, num_positions: int) -> None:
+        """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
+        with torch.inference_mode():
+            if fits_memory(compute, num_positions):
+                self._angles = self._rotations(compute(torch.arange(num_positions).unsqueeze(0)))
+
+    def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
+        """Cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
+        if self._angles is None or position_ids.dim() != 2:
+            return self._rotations(compute(position_ids))
+        cos, sin = self._angles
+        return cos.index_select(1, position_ids[0]), sin.index_select(1, position_ids[0])
+
+    def _rotations(self, turns: Sequence[Rotation]) -> Rotation:
+        parts = [[turn[i].flatten(1) for turn in turns[: self._num_tables]] for i in (0, 1)]
+        return torch.stack(parts[0]), torch.stack(parts[1])
 
     def fits(self, cache: KVCache) -> bool:
         """Whether the kernels can read the cache, and nothing but adapters computes in a layer's place."""
         is_free = all("adapt" in state for state in self._states if "forward" in state)
         return is_free and cache.layers[self._numbers[0]].keys.dtype in KV_TYPES
 
-    def advance(self, hidden: Tensor, turns: Sequence[Rotation], cache: KVCache, step: PackedStep) -> Tensor:
-        """[T, hidden] -> [T, hidden]; keys and values go to the cache."""
+    def advance(
+        self, hidden: Tensor, position_ids: Tensor, compute: Compute, cache: KVCache, step: PackedStep
+    ) -> Tensor:
+        """[T, hidden] -> [T, hidden]; keys and values go to the cache. `compute` gives angles of which none are
+        kept."""
         layers = self._over(cache)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
-        cos, sin = (torch.stack([turn[i] for turn in turns[: layers.num_tables]]) for i in (0, 1))
+        cos, sin = self._turns(compute, position_ids)
         between = self._adapt if any("adapt" in state for state in self._states) else None
         return layers.advance(hidden, cos, sin, step.slots, rows, between)
 

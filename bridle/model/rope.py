@@ -93,6 +93,12 @@ def make_tables(compute: Compute, num_positions: int, device: torch.device) -> t
     return None if made is None else made.unbind(1)
 
 
+def fits_memory(compute: Compute, num_positions: int) -> bool:
+    """Whether the angles of so many positions, as `compute` gives them, take no more memory than tables may."""
+    one = sum(cos.nbytes + sin.nbytes for cos, sin in compute(torch.zeros(1, 1, dtype=torch.int64)))
+    return one * num_positions <= MAX_TABLE_BYTES
+
+
 def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether the second half of each head turns by the angles of the first."""
     halved = ((*cos.chunk(2, -1), *sin.chunk(2, -1)) for cos, sin in turns)

@@ -130,6 +130,11 @@ class Layer:
     sinks: Tensor | None  # [heads]
 
 
+def num_tables(layers: Sequence[Layer]) -> int:
+    """How many tables of angles the layers read."""
+    return max(1, *(layer.rotation for layer in layers))
+
+
 class Rows:
     """The rows of a step for attention: for each sequence its packed tokens, its context, and where its KV lies.
 
@@ -179,7 +184,7 @@ class Layers:
         self._found, self._heads, self._layers, self._pools = found, heads, layers, pools
         self._hidden, self._gates = first.out.outputs, first.down.given
         self.num_slots = pools[0].num_slots
-        self.num_tables = max(1, *(layer.rotation for layer in layers))
+        self.num_tables = num_tables(layers)
         require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
         self._c = (CLayer * len(layers))(*map(self._describe, layers, pools))
         self._all = found.function("bridle_layers", POINTER(CStep), POINTER(CLayer), c_int)

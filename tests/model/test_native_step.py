@@ -253,6 +253,27 @@ def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed:
         assert token == int(ids[logits[ids].argmax()])
 
 
+@pytest.mark.parametrize(("family", "rope"), [("llama", "default"), ("gemma3_text", "default"), ("llama", "yarn")])
+def test_angles_that_are_kept_are_those_that_are_computed(
+    family: str, rope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
+    executor = load(family, True, monkeypatch, **(scaled if rope == "yarn" else {}))
+    native = executor._runner._short.native
+    assert native._angles is not None
+    kept = prefill(executor, PROMPTS[2], [9, 1, len(PROMPTS[2]) - 10])
+    native._angles = None
+    executor.reset()
+    assert torch.equal(prefill(executor, PROMPTS[2], [9, 1, len(PROMPTS[2]) - 10]), kept)
+
+
+def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.model.rope.MAX_TABLE_BYTES", 1000)
+    executor = load("llama", True, monkeypatch)
+    assert executor._runner._short.native._angles is None
+    assert prefill(executor, PROMPTS[1], [len(PROMPTS[1])]).isfinite().all()
+
+
 def test_large_gates_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate below -88 lets nothing through."""
     path = tiny.cached_checkpoint("llama", seed=3, head_dim=16, hidden_size=64)
