@@ -12,7 +12,7 @@ static const traits TRAITS[NUM_KINDS] = {
     {8, ZERO8, 0, 0, 0}, {8, ZERO8, 0, 0, 32}, {4, 8, 0, 0, 32}, {4, 0, 1, 1, 32}, {5, 0, 1, 1, 32}, {6, 32, 1, 0, 16},
     {32, 0, 0, 0, 0},
 };
-enum { BLOCK = 32, SUPER = 8, CHUNK_BYTES = 1 << 16 };
+enum { BLOCK = 32, SUPER = 8 };
 
 // How far ahead of one row's product memory is asked for weights, in bytes: processors look ahead by themselves, but stop at
 // every page of 4 KiB. With several rows the next panel is asked for, while this one is used again and again.
@@ -375,15 +375,23 @@ static void product_chunk(const void *job, int i) {
     }
 }
 
+// Panels of a chunk. Taking a chunk takes as long as reading some KiB, so chunks are large where there is little to compute for
+// each; with many rows they are small, so that threads end together. Whatever the threads, there are some chunks for each.
+enum { CHUNK_WORK = 1 << 21, LEAST_CHUNK = 1 << 16, MOST_CHUNK = 1 << 18, CHUNKS_EACH = 8 };     // bytes x rows, bytes
+static int panels_each(matrix m, int panels, int rows) {
+    if (m.kind == FLOAT32) return rows == 1 ? 4 : 2 * WIDE;
+    const int bytes = CHUNK_WORK / rows, most = panels / (CHUNKS_EACH * (workers + 1));
+    const int wanted = bytes < LEAST_CHUNK ? LEAST_CHUNK : bytes > MOST_CHUNK ? MOST_CHUNK : bytes;
+    int each = (int)(wanted / ((size_t)TRAITS[m.kind].bits * m.inputs * LANES / 8));
+    if (each > most) each = most;
+    return each < 2 ? 2 : each & ~1;
+}
+
 // out[row][:outputs] = or += x . weights + bias
 static void multiply(matrix m, quantized x, float *out, size_t stride, int rows, int add, int parallel) {
     const traits t = TRAITS[m.kind];
     const int panels = (m.outputs + LANES - 1) / LANES;
-    const size_t panel_bytes = (size_t)t.bits * m.inputs * LANES / 8;
-    int each = (int)(CHUNK_BYTES / panel_bytes);
-    if (each > panels / 16) each = panels / 16;
-    each = each < 2 ? 2 : each & ~1;
-    if (m.kind == FLOAT32) each = rows == 1 ? 4 : 2 * WIDE;
+    const int each = panels_each(m, panels, rows);
     const product p = {m, t, x, out, stride, rows, add, each};
     run(product_chunk, &p, (panels + each - 1) / each, parallel);
 }

@@ -44,15 +44,19 @@ INL int chunk_of(int t, int chunks, int stretches) {
     return stretch * length + (stretch < longer ? stretch : longer) + t / stretches;
 }
 
+// What is done is counted when nothing is left, since threads wait for each other's counting. The caller of `run` waits for it,
+// so it is of this generation.
 static void take_chunks(uint32_t mine, work_list list) {
-    for (;;) {
+    for (int done = 0;; done++) {
         uint64_t t = atomic_load(&ticket);
         DAWDLE();
         do {
-            if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= list.chunks) return;
+            if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= list.chunks) {
+                if (done) atomic_fetch_add(&finished, done);
+                return;
+            }
         } while (!atomic_compare_exchange_weak(&ticket, &t, t + 1));
         list.fn(list.job, chunk_of((int)(uint32_t)t, list.chunks, list.stretches));
-        atomic_fetch_add(&finished, 1);
     }
 }
 
