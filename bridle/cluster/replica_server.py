@@ -155,9 +155,11 @@ class _Conversation:
         """Handle requests until the router leaves or a helper finds that it has left."""
         while True:
             reading = asyncio.create_task(self._read_frame())
-            await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                reading.cancel()
+            try:
+                await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                is_left = reading.cancel()  # by the router, or we are cancelled: nobody reads on
+            if is_left:
                 raise ConnectionResetError
             message = read_by_replica(reading.result())
             if isinstance(message, Submit):
