@@ -32,13 +32,13 @@ static void dawdle(void) {
     atomic_fetch_sub(&held, 1);
 }
 
-typedef struct { _Atomic int done[MOST]; } work_list;
+typedef struct { _Atomic int done[MOST]; } tally;
 static void chunk(const void *job, int i) {
     for (uint32_t n = draw(8) ? 0 : draw(20); n; n--) sched_yield();
-    atomic_fetch_add(&((work_list *)job)->done[i], 1);
+    atomic_fetch_add(&((tally *)job)->done[i], 1);
 }
 static void one_job(void) {
-    work_list list = {0};
+    tally list = {0};
     const int chunks = (int)draw(MOST);
     run(chunk, &list, chunks, draw(10) != 0);
     for (int i = 0; i < MOST; i++)
