@@ -8,6 +8,7 @@ without one get the same bits. The lean layers compute the same in torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_
 from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
 from bridle.model.packing import PackedStep
-from bridle.model.rope import Compute, fits_memory
+from bridle.model.rope import POSITIONS, Compute, fits_memory
 from bridle.native.kernels import Kernels, Matrix
 from bridle.native.layers import KV_TYPES, Heads, Layer, Layers, num_tables
 from bridle.native.library import kernels
@@ -44,7 +45,10 @@ class NativeStep:
         """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
         with torch.inference_mode():
             if fits_memory(compute, num_positions):
-                self._angles = self._rotations(compute(torch.arange(num_positions).unsqueeze(0)))
+                edges = [*range(0, num_positions, POSITIONS), num_positions]
+                pieces = [torch.arange(*edge).unsqueeze(0) for edge in pairwise(edges)]
+                parts = [self._rotations(compute(piece)) for piece in pieces]
+                self._angles = torch.cat([cos for cos, _ in parts], 1), torch.cat([sin for _, sin in parts], 1)
 
     def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
         """Cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 #: Positions whose angles are computed at once, and the bytes that the tables of a model may take.
-_POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
+POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
@@ -81,8 +81,8 @@ def make_tables(compute: Compute, num_positions: int, device: torch.device) -> t
     """The angles of all positions up to `num_positions`, as `compute` gives them; None where they take too much memory,
     or the halves of a head do not turn by the same angles."""
     made: Tensor | None = None
-    for first in range(0, num_positions, _POSITIONS):
-        last = min(first + _POSITIONS, num_positions)
+    for first in range(0, num_positions, POSITIONS):
+        last = min(first + POSITIONS, num_positions)
         turns = compute(torch.arange(first, last, device=device).unsqueeze(0))
         part = _halves(turns)
         if made is None:

@@ -258,6 +258,7 @@ def test_angles_that_are_kept_are_those_that_are_computed(
     family: str, rope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaled = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
+    monkeypatch.setattr("bridle.model.native_step.POSITIONS", 7)  # in several pieces
     executor = load(family, True, monkeypatch, **(scaled if rope == "yarn" else {}))
     native = executor._runner._short.native
     assert native._angles is not None

@@ -28,7 +28,7 @@ def test_a_token_finds_the_angles_of_its_position(family: str, num_tables: int) 
     """... of each kind that the family's layers use."""
     short = short_of(family)
     step = FusedStep(short._layers, short._norm, CPU)
-    with patch.object(rope, "_POSITIONS", 16):  # the last part is a shorter one
+    with patch.object(rope, "POSITIONS", 16):  # the last part is a shorter one
         step.keep_angles(short._turns, NUM_POSITIONS)
     positions = torch.tensor([[7, 0, NUM_POSITIONS - 1, 7, 17]])
     kept, computed = step.angles(positions, short._turns), angles_of(short._turns(positions))
