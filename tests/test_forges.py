@@ -36,3 +36,15 @@ def test_all_forges_run_the_same() -> None:
     assert versions(first) >= {"3.11", "3.12", "3.13"}
     for other in others:
         assert commands(other) == commands(first) and versions(other) == versions(first)
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    used = [
+        line.split("uses:")[1].split()
+        for file in sorted((ROOT / ".github/workflows").glob("*.yml"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+    assert used
+    for action, _, version in used:
+        assert re.search(r"@[0-9a-f]{40}$", action) and version.startswith("v"), action
