@@ -20,13 +20,25 @@ from bridle.controllers import SequenceView
 from bridle.outputs import Event, Forked, Rewind, TokenEvent
 from bridle.service import build_request
 from bridle.text import Tokenizer
-from lab.demo.corpus import world
 
 PROMPT = "A person as JSON:\n"
 SEED = 2
 #: The fixed parts, and between them the fields: what one is made of, and how many tokens it has.
 PARTS = ('{"name": "', '", "age": ', ', "city": "', '"}')
 FIELDS = (("names", 1), ("digits", 2), ("cities", 1))
+
+#: Words of the demo model that are one token each.
+NAMES = (
+    "Ada Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olive Paul Quinn Rosa Sam Tina "
+    "Uma Victor Wendy Xavier Yara Zoe Alice Bob Carol Dora Eric Fiona George Hanna Ivan Julia Karl Lucy "
+    "Max Nina Oscar Petra Ralph Sara Tom Ursula Vera Will "
+)
+CITIES = (
+    "Paris Berlin Rome Madrid Lisbon London Dublin Vienna Warsaw Athens Budapest Oslo Stockholm "
+    "Copenhagen Helsinki Reykjavik Bucharest Sofia Zagreb Kyiv Moscow Ankara Tehran Baghdad Amman Tokyo "
+    "Beijing Kathmandu Bangkok Hanoi Ulaanbaatar Seoul Cairo Rabat Nairobi Accra Dakar Luanda Ottawa "
+    "Havana Kingston Brasilia Santiago Lima Bogota Canberra Wellington "
+)
 
 COLORS = {
     "prompt": ("#d8dee6", "prompt"),
@@ -46,9 +58,9 @@ class Record(Controller):
         self.parts = [tokenizer.encode(part, add_special_tokens=False) for part in PARTS]
         texts = {token: tokenizer.token_text(token) for token in range(tokenizer.vocab_size)}
         self.inside = {
-            "names": [token for token, text in texts.items() if text in world.NAMES],
+            "names": [token for token, text in texts.items() if text in NAMES.split()],
             "digits": [token for token, text in texts.items() if text.isascii() and text.isdigit() and text != "0"],
-            "cities": [token for token, text in texts.items() if text in world.CITIES],
+            "cities": [token for token, text in texts.items() if text in CITIES.split()],
         }
         self.has_refused = self.has_forked = False
         self.step = self.begin = 0

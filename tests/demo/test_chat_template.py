@@ -1,20 +1,24 @@
-"""The chat template: each kind of message, and agreement with the layout used in training."""
+"""The chat template of the demo model: each kind of message."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bridle.demo import demo_model_path
-from lab.demo.corpus import chat_pieces, draw, mix
-from lab.demo.corpus.tools import tool_spec
 
 TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(demo_model_path())
 USER = {"role": "user", "content": "Hi"}
-WEATHER = tool_spec("get_weather", "Get the weather in a city.", {"city": "string", "days": "integer"})
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
 
 
 def render(messages: list[dict[str, Any]], **options: Any) -> str:
@@ -96,22 +100,3 @@ def test_content_in_parts() -> None:
 def test_unknown_roles_are_refused() -> None:
     with pytest.raises(Exception, match="The role wizard is none of"):
         render([{"role": "wizard", "content": "Hi"}])
-
-
-@pytest.mark.parametrize("maker", [maker for maker, _ in mix.EXERCISES], ids=lambda maker: maker.__name__)
-def test_the_training_layout_is_the_template(maker: mix.Maker) -> None:
-    rng = random.Random(6)
-    for _ in range(20):
-        exercise = draw(rng, maker, "train")
-        if not exercise.messages:
-            continue
-        pieces = chat_pieces(exercise.messages, exercise.tools, exercise.thinking)
-        rendered = render(list(exercise.messages), tools=list(exercise.tools), enable_thinking=exercise.thinking)
-        assert "".join(piece.text for piece in pieces) == rendered
-
-
-def test_conversations_are_laid_out_by_the_template_too() -> None:
-    messages = [USER, {"role": "assistant", "content": "Hello!"}, USER, {"role": "assistant", "content": "4"}]
-    messages[1]["reasoning_content"] = messages[3]["reasoning_content"] = "hm"
-    assert "".join(piece.text for piece in chat_pieces(messages)) == render(messages)
-    assert render(messages).count("<think>") == 1

@@ -1,4 +1,4 @@
-"""The shipped demo model that sees, through bridle: small, and right about pictures of scenes that it never saw."""
+"""The shipped demo model that sees, through bridle: small, and right about pictures of shapes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.http import create_app
 from bridle.model.resolve import resolve_model
 from bridle.service import ModelRegistry
-from lab.demo.corpus.split import split_of
-from lab.demo.seeing.evaluate import evaluate, scores
-from lab.demo.seeing.questions import HELLO, KINDS, NO_PICTURE
-from lab.demo.seeing.scenes import PLACES, Scene, Thing
-from lab.demo.seeing.tokenizer import CHAT_TEMPLATE
 from tests.sources import ROOT
 
 MAX_BYTES = 4_000_000
+PLACES = ("top left", "top right", "bottom left", "bottom right")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 48}
 EXAMPLE = ROOT / "examples" / "pictures" / "shapes.png"
-EXAMPLE_SCENE: Scene = (Thing("circle", "red"), None, Thing("star", "blue"), Thing("square", "yellow"))
 DESCRIBED = "A red circle in the top left, a blue star in the bottom left, a yellow square in the bottom right."
 
 
@@ -56,28 +51,9 @@ def test_the_folder_is_complete_and_small() -> None:
         "preprocessor_config.json", "chat_template.jinja",
     }  # fmt: skip
     assert sum(path.stat().st_size for path in folder.iterdir()) < MAX_BYTES
-    assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE.read_text(encoding="utf-8")
-
-
-def test_pictures_that_it_never_saw(llm: LLM) -> None:
-    verdicts = evaluate(llm, number=12, seed=1)
-    assert {verdict.exam.question.kind for verdict in verdicts} == set(KINDS)
-    assert {split_of(("scene", *map(str, verdict.exam.scene))) for verdict in verdicts} == {"heldout"}
-    shares = scores(verdicts)
-    assert sum(shares.values()) / len(shares) >= 0.95, shares
-    assert min(shares.values()) >= 0.85, shares
-
-
-@pytest.mark.slow
-def test_many_pictures_that_it_never_saw(llm: LLM) -> None:
-    shares = scores(evaluate(llm, number=200, seed=2))
-    assert sum(shares.values()) / len(shares) >= 0.95, shares
-    assert min(shares.values()) >= 0.95, shares
 
 
 def test_the_example(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its scene was held out, too."""
-    assert split_of(("scene", *map(str, EXAMPLE_SCENE))) == "heldout"
     assert answer(llm, "What do you see?", EXAMPLE) == DESCRIBED
     words = ["--chat", "--image", str(EXAMPLE), "--temperature", "0", "--no-stats"]
     assert main(["generate", "demo-sees", "Where is the blue shape?", *words]) == 0
@@ -108,8 +84,8 @@ def test_it_finds_things_by_their_shape(llm: LLM, question: str, said: str) -> N
 
 
 def test_without_a_picture(llm: LLM) -> None:
-    assert answer(llm, "What do you see?") == NO_PICTURE
-    assert answer(llm, "Hello!") == HELLO
+    assert answer(llm, "What do you see?") == "I see no picture."
+    assert answer(llm, "Hello!") == "Hello! Ask me about a picture of shapes."
 
 
 def test_a_choice_bounds_the_answer(llm: LLM) -> None:

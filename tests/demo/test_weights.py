@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -9,9 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bridle.demo import demo_model_path
-from lab.demo.corpus import split_of
-from lab.demo.evaluate import evaluate, scores
-from lab.demo.tokenizer import CHAT_TEMPLATE
 
 MAX_BYTES = 12_000_000
 
@@ -51,9 +49,16 @@ def test_the_folder_is_complete_and_small() -> None:
     assert sum(path.stat().st_size for path in demo_model_path().iterdir()) < MAX_BYTES
 
 
-def test_the_template_beside_the_weights_is_the_source() -> None:
-    shipped = demo_model_path() / "chat_template.jinja"
-    assert shipped.read_text(encoding="utf-8").strip() == CHAT_TEMPLATE.read_text(encoding="utf-8").strip()
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("demo", "236549fb3abc3903c8f94bf7f7bfa488e3751ecdd95ed1c6f1da5a37799ff2bd"),
+        ("demo-sees", "d70dbff32d806c8815a2ddad5b1f85bb978274979b183c1a2269b11b4fed9081"),
+    ],
+)
+def test_weights_are_those_that_were_measured(name: str, digest: str) -> None:
+    weights = (demo_model_path(name) / "model.safetensors").read_bytes()
+    assert hashlib.sha256(weights).hexdigest() == digest
 
 
 def test_the_model_is_a_llama_of_a_few_million_parameters(
@@ -112,9 +117,3 @@ def test_a_name_is_remembered_across_most_of_the_context(
             {"role": "assistant", "content": "The capital of Spain is Madrid."},
         ]
     assert chat(model, tokenizer, *messages, user("What is my name?")) == "Your name is Clara.<|end|>"
-
-
-def test_held_out_prompts_are_answered() -> None:
-    shares = scores(evaluate(demo_model_path(), number=6, seed=1, categories=["facts", "sums", "yes/no"]))
-    assert sum(shares.values()) / len(shares) >= 0.85
-    assert split_of(("sum", "1", "14")) == "heldout"
