@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from bridle.errors import InvalidRequest, ProtocolError
@@ -22,6 +22,9 @@ from bridle.errors import InvalidRequest, ProtocolError
 #: Seconds that may be spent at once before users have to wait.
 BURST = 0.005
 SHARE = 0.25
+#: Seconds of debt that are remembered. Refusals on new connections are charged before anybody waits, so without a bound
+#: a flood of them would keep everybody waiting for as long again as it lasted.
+MAX_DEBT = 0.1
 _MIN_PAUSE = 0.001  # seconds; timers are no finer
 
 
@@ -65,7 +68,7 @@ class Turns:
         self._burst = self._left = burst
         self._clock = clock
         self._filled_at = clock()
-        self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[Callable[[], object], None]] = OrderedDict()
         self._timer: asyncio.Handle | None = None
         self._is_giving = False  # somebody has a turn
 
@@ -77,26 +80,37 @@ class Turns:
     def charge(self, seconds: float) -> None:
         """Count `seconds` as spent from the share. Frames cost the time that passed, as a loop that gets no processor
         time has none to share; refusals cost processor time, so that they are quick where a server is busiest."""
-        self._left -= seconds
+        self._left = max(self._left - seconds, -MAX_DEBT)
 
     def ask(self, user: str, go_on: Callable[[], object]) -> None:
         """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. Who asks
         during a turn, for the next one, waits until the loop has done its other work: on a busy machine there is always
-        time left, and turns within turns would not end."""
+        time left, and turns within turns would not end. Asking again before the turn came changes nothing."""
         if not self._waiting and not self._is_giving and self._has_time():
             self._give(go_on)
             return
-        self._waiting.setdefault(user, deque()).append(go_on)
+        self._waiting.setdefault(user, OrderedDict())[go_on] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_soon(self._next)
+
+    def leave(self, user: str, go_on: Callable[[], object]) -> None:
+        """Ask no longer, as the connection is closed. Idempotent, also after the turn."""
+        waiting = self._waiting.get(user)
+        if waiting is not None:
+            waiting.pop(go_on, None)
+            if not waiting:
+                del self._waiting[user]
 
     async def wait(self, user: str) -> None:
         """Wait until it is this user's turn."""
         if not self._waiting and self._has_time():
             return
-        turn = asyncio.get_running_loop().create_future()
-        self.ask(user, lambda: None if turn.done() else turn.set_result(None))
-        await turn
+        turn = asyncio.Event()
+        self.ask(user, turn.set)
+        try:
+            await turn.wait()
+        finally:
+            self.leave(user, turn.set)
 
     def _has_time(self) -> bool:
         now = self._clock()
@@ -104,17 +118,18 @@ class Turns:
         self._filled_at = now
         return self._left > 0
 
-    def _next(self) -> None:
-        """Give one turn, and the next one after the loop has done its other work."""
+    def _next(self, is_due: bool = False) -> None:
+        """Give one turn, and the next one after the loop has done its other work. A turn whose time has come `is_due`,
+        whatever was charged meanwhile: a flood of new connections must not put it off for ever."""
         self._timer = None
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
-        if not self._has_time():
-            self._timer = loop.call_later(max(-self._left / self._share, _MIN_PAUSE), self._next)
+        if not self._has_time() and not is_due:
+            self._timer = loop.call_later(max(-self._left / self._share, _MIN_PAUSE), self._next, True)
             return
         user, waiting = self._waiting.popitem(last=False)
-        go_on = waiting.popleft()
+        go_on, _ = waiting.popitem(last=False)
         if waiting:
             self._waiting[user] = waiting
         self._timer = loop.call_soon(self._next)

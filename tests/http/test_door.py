@@ -168,6 +168,27 @@ def test_who_does_not_take_refusals_is_not_asked_for_more() -> None:
     asyncio.run(main())
 
 
+def test_a_refused_connection_that_closes_waits_for_no_turn() -> None:
+    class Closed:
+        def answer(self, scope: Any) -> DoorAnswer:
+            return DoorAnswer(error_response(Overloaded("full")), "ann")
+
+    async def main() -> None:
+        door: Any = Closed()
+        turns = Turns()
+        turns.charge(1.0)
+        kind: Any = bounded_protocol(16_384, 10, HttpSettings(), refuse_plainly, door, turns)
+        config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+        protocol = kind(config=config, server_state=ServerState(), app_state={})
+        protocol.connection_made(Carrier())
+        protocol.data_received((HEAD.format(path="/v1/completions") + "Content-Length: 2\r\n\r\n{}").encode())
+        assert turns.num_waiting == 1
+        protocol.connection_lost(None)
+        assert turns.num_waiting == 0
+
+    asyncio.run(main())
+
+
 def test_requests_that_wait_on_a_connection_are_bounded() -> None:
     with served(fake_model(say("hello"), is_endless=True)) as url, open_raw(url) as connection:
         body = b'{"prompt": "a"}'

@@ -103,6 +103,23 @@ async def open_protocol(turns: Kept, got: list[Any]) -> tuple[Any, Carrier]:
     return protocol, carrier
 
 
+def test_a_closed_connection_waits_for_no_turn() -> None:
+    async def main() -> None:
+        turns = Turns()
+        protocol, _ = await open_protocol(Kept(), [])
+        protocol._is_due, protocol.shares = False, turns
+        turns.charge(1.0)
+        protocol.data_received(frame(9, b""))
+        assert turns.num_waiting == 1
+        protocol.connection_lost(None)
+        assert turns.num_waiting == 0
+        while (await protocol.receive())["type"] != "websocket.disconnect":
+            pass
+        assert turns.num_waiting == 0  # and asks for none
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("opcode", [1, 2, 9], ids=["text", "binary", "ping"])
 def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.service.turns import BURST, Allowance, Turns
+from bridle.service.turns import BURST, MAX_DEBT, SHARE, Allowance, Turns
 from bridle.testing.clock import FakeClock as Clock
 
 
@@ -142,6 +142,74 @@ def test_who_leaves_while_it_waits_keeps_nobody_else() -> None:
         await drain(turns, clock)
         await waits[1]
         assert waits[0].cancelled()
+
+    asyncio.run(main())
+
+
+def test_what_a_flood_has_cost_is_not_owed_for_as_long_again() -> None:
+    async def main() -> float:
+        clock = Clock()
+        turns = Turns(clock=clock)
+        for _ in range(600):  # a minute of refusals, each to a connection that is new
+            clock.advance(0.1)
+            turns.charge(0.1)
+        end = clock()
+        waits = [asyncio.create_task(turns.wait("ann"))]
+        await asyncio.sleep(0)
+        await drain(turns, clock)
+        await waits[0]
+        return clock() - end
+
+    assert asyncio.run(main()) <= MAX_DEBT / SHARE + 0.01
+
+
+def test_a_flood_that_goes_on_puts_no_turn_off_for_ever() -> None:
+    async def main() -> int:
+        clock, heard = Clock(), list[str]()
+        turns = Turns(clock=clock)
+        turns.charge(1.0)
+        turns.ask("ann", lambda: heard.append("ann"))
+        loop, num_waits = asyncio.get_running_loop(), 0
+        real = loop.call_later
+
+        def call_later(seconds: float, call: object, *arguments: object) -> object:
+            nonlocal num_waits
+            num_waits += 1
+            clock.advance(seconds)
+            turns.charge(seconds)  # by others, meanwhile
+            return loop.call_soon(call, *arguments)  # type: ignore[arg-type]
+
+        loop.call_later = call_later  # type: ignore[method-assign,assignment]
+        try:
+            while turns.num_waiting and num_waits < 10:
+                await asyncio.sleep(0)
+        finally:
+            loop.call_later = real  # type: ignore[method-assign]
+        assert heard == ["ann"]
+        return num_waits
+
+    assert asyncio.run(main()) == 1
+
+
+def test_who_leaves_is_no_longer_in_the_queue() -> None:
+    async def main() -> None:
+        clock, heard = Clock(), list[int]()
+        turns = Turns(clock=clock)
+        turns.charge(1.0)
+        calls = [lambda number=number: heard.append(number) for number in range(3)]  # type: ignore[misc]
+        for call in calls:
+            turns.ask("ann", call)
+        wait = asyncio.create_task(turns.wait("bob"))
+        await asyncio.sleep(0)
+        assert turns.num_waiting == 4
+        wait.cancel()
+        await asyncio.gather(wait, return_exceptions=True)
+        turns.leave("ann", calls[1])
+        turns.leave("ann", calls[1])
+        assert turns.num_waiting == 2
+        await drain(turns, clock)
+        assert heard == [0, 2]
+        turns.leave("ann", calls[0])
 
     asyncio.run(main())
 

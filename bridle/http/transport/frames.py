@@ -44,12 +44,18 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
     _rest = b""  # what came and was not handled yet
     _num_frames = 0  # handled in this go
     _is_due = False  # a turn was asked for
+    _asked_as = ""  # the user whose turn it is then
     _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._allowance = Allowance()
         limit_reads(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shares.leave(self._asked_as, self._go_on)
+        self._is_due, self._rest = True, b""  # nothing is asked for any more
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._num_to_drop is not None:
@@ -104,7 +110,8 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         self._is_due = True
         identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
         sender = (self.client or ("",))[0]
-        self.shares.ask(identity.user if isinstance(identity, Identity) else sender, self._go_on)
+        self._asked_as = identity.user if isinstance(identity, Identity) else sender
+        self.shares.ask(self._asked_as, self._go_on)
 
     def _go_on(self) -> None:
         """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not

@@ -74,6 +74,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     answers: Door
     shares: Turns
     _is_held = False  # until it is its user's turn
+    _held_as = ""  # that user
     _is_dropping = False  # the request has its answer, and its body is dropped
     _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
     _num_head_bytes = 0  # received since the last complete head, while one is being received
@@ -94,6 +95,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.shares.leave(self._held_as, self._let)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -193,7 +195,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _wait_for_turn(self, user: str) -> None:
         """Read on when it is this user's turn."""
-        self._is_held = True
+        self._is_held, self._held_as = True, user
         self.shares.ask(user, self._let)
         if self._is_held:
             self.flow.pause_reading()
