@@ -16,8 +16,8 @@ import pytest
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, EngineClosed, InternalError, Overloaded, RequestCancelled, ShardUnavailable
 from bridle.http import HttpSettings, create_app
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.sse import SseWriter
+from bridle.http.transport.call import Call, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.service import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served
@@ -215,6 +215,49 @@ async def test_a_write_that_takes_too_long_raises() -> None:
 
     with pytest.raises(RequestCancelled, match=r"did not read for 0\.01 seconds"):
         await SseWriter(never, 0.01).send({})
+
+
+async def test_a_client_that_takes_no_ping_is_cut_while_nothing_else_is_sent() -> None:
+    ended: list[str] = []
+
+    async def silent(writer: SseWriter) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("produced")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    call = Call(id="a", route="GET /", method="GET", path="/")
+    response = SseResponse(silent, HttpSettings(ping_interval=0.01, send_timeout=0.01))
+    async with asyncio.timeout(WAIT):
+        await response({"type": "http", "state": {"call": call}}, receive, send)
+    assert isinstance(call.error, RequestCancelled) and "did not read" in str(call.error)
+    assert ended == ["produced"]
+
+
+async def test_an_error_beside_pings_is_told_as_it_is() -> None:
+    sent: list[Any] = []
+
+    async def broken(writer: SseWriter) -> None:
+        await writer.send({})
+        raise ControllerError("no more")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    call = Call(id="a", route="GET /", method="GET", path="/")
+    await SseResponse(broken, HttpSettings())({"type": "http", "state": {"call": call}}, receive, send)
+    assert isinstance(call.error, ControllerError)
+    assert b"no more" in sent[-2]["body"] and not sent[-1]["more_body"]
 
 
 def heard(url: str, data: bytes, before: bytes = b"") -> bytes:

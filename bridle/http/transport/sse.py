@@ -140,11 +140,14 @@ class SseResponse(Response):
         return True
 
     async def _run(self, writer: SseWriter) -> None:
-        ping = asyncio.create_task(_ping(writer, self._settings.ping_interval))
+        """Produce beside pings. A client that takes no ping has left, also while there is nothing else to send."""
         try:
-            await self._produce(writer)
-        finally:
-            ping.cancel()
+            async with asyncio.TaskGroup() as group:
+                ping = group.create_task(_ping(writer, self._settings.ping_interval))
+                await self._produce(writer)
+                ping.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
 def _event(payload: Any) -> bytes:
