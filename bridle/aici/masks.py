@@ -21,6 +21,7 @@ FREE = 0xFFFFFFFF
 HEADER_SIZE = 64
 #: Element types by the number that stands in the header.
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4}
+_KINDS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 Array = npt.NDArray[Any]
@@ -142,13 +143,16 @@ class MaskReader:
         return self._region[start : start + stride]
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
-        """A row of any type, converted to a bit row of `ceil(V/32)` words, which the engine's sampler takes."""
+        """A row of any type, converted to a bit row of `ceil(V/32)` words, which the engine's sampler takes. Raises
+        `ProtocolError` for a row that is none of that type."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)
         if dtype == "bool":
             packed = bytes(row[: (vocab_size + 7) // 8])
             return packed.ljust(size, b"\0")
-        kind = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
+        kind = _KINDS.get(dtype)
+        if kind is None or len(row) < vocab_size * kind.itemsize:
+            raise ProtocolError(f"mask row of {len(row)} bytes of type {dtype!r} is none of {vocab_size} tokens")
         values = np.frombuffer(row, kind, count=vocab_size)
         return np.packbits(values == 0, bitorder="little").tobytes().ljust(size, b"\0")
 

@@ -10,6 +10,7 @@ import base64
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ _DEMANDED = (
     "--limit=max_total_forks=1000000000",
     *_PATIENT,
 )
+#: How long a call on the side channel may take, in seconds, unless limits are raised.
+_CALL_SECONDS = 900.0
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
@@ -101,6 +104,7 @@ class ControlSettings:
             dialect=self.dialect,
             trace=self.trace,
             start_timeout=self.start_timeout,
+            call_timeout=_call_timeout(self.args),
         )
 
     def for_policies(self) -> ControlSettings:
@@ -108,6 +112,12 @@ class ControlSettings:
         same store of modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
+
+
+def _call_timeout(args: tuple[str, ...]) -> float:
+    """How long an upload may take, in seconds: longer than any compile that the operator's limits allow."""
+    allowed = re.findall(r"(?:compile_time|prepare_wait)=(\d+)", " ".join(args))
+    return max([_CALL_SECONDS, *(2 * int(milliseconds) / 1000 for milliseconds in allowed)])
 
 
 def as_control(value: ControlSettings | bool | None) -> ControlSettings:

@@ -124,3 +124,11 @@ def test_arguments_for_runtimes(tmp_path: Path) -> None:
     other = ControlSettings(runtime="/bin/rt", args=("-x",), dialect=1).runtime_config(tmp_path, 300)
     words = other.arguments("/x-")
     assert words[0] == "/bin/rt" and words[-1] == "-x" and "--store" not in words and "--logits-size" not in words
+
+
+def test_an_upload_may_take_longer_than_any_compile() -> None:
+    def seconds(*args: str) -> float:
+        return ControlSettings(args=args).runtime_config(Path("t"), None).call_timeout
+
+    assert seconds() == seconds("--limit", "max_compile_time=10") == 900
+    assert seconds("--limit=max_compile_time=1000000", "--limit", "max_prepare_wait=10") == 2_000

@@ -15,7 +15,7 @@ from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.reference import WasmController
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ControllerUnavailable
+from bridle.errors import ControllerUnavailable
 from bridle.threads import conclude
 
 Prompt = tuple[int, ...]
@@ -58,7 +58,7 @@ class DemandedPool:
             return
         try:
             runtime = self._started()
-        except (BridleError, OSError) as error:
+        except Exception as error:  # also a bug has to reach the request, which waits
             self._conclude(future, ControllerUnavailable(f"the runtime of policies does not start: {error}"))
             return
         runtime.open(request).add_done_callback(lambda done: self._pass_on(request, runtime, done, future))

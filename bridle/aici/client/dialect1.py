@@ -23,7 +23,7 @@ from bridle.aici.client.exchange import own_words, stored_values
 from bridle.aici.client.process import RuntimeProcess
 from bridle.engine.decision import Branch, Decision, Splice, mask_words
 from bridle.engine.interfaces import Answer, Ask, StoredValue
-from bridle.errors import ControllerError
+from bridle.errors import ControllerError, ProtocolError
 
 
 @dataclass(slots=True)
@@ -224,8 +224,10 @@ class Dialect1:
 
     def _mask(self, row: int) -> bytes | None:
         """Row `row` of the dense f32 matrix as a bit row; None if it prefers no token."""
-        width = self._process.vocab_size
-        values = np.frombuffer(self._process.link.masks, np.float32, count=width, offset=4 * width * row)
+        width, masks = self._process.vocab_size, self._process.link.masks
+        if 4 * width * (row + 1) > len(masks):
+            raise ProtocolError(f"mask row {row} of {width} tokens is outside the region")
+        values = np.frombuffer(masks, np.float32, count=width, offset=4 * width * row)
         if values.min() == values.max():
             return None
         bits = np.packbits(values > -50.0, bitorder="little").tobytes()

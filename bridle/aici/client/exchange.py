@@ -179,9 +179,17 @@ def own_words(logs: str) -> str:
 
 
 def stored_values(commands: list[replies.StorageCommand]) -> tuple[StoredValue, ...]:
-    """The variables that were written, in order. Reads are left out."""
-    written = [command.write for command in commands if isinstance(command.write, replies.WriteVar)]
-    return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
+    """The variables that were written, in order. Reads are left out. Raises `ProtocolError` for what is no write."""
+    return tuple(_stored(command.write) for command in commands if isinstance(command.write, replies.WriteVar))
+
+
+def _stored(write: replies.WriteVar) -> StoredValue:
+    if write.op not in ("Set", "Append"):
+        raise ProtocolError(f"malformed reply: op {write.op[:40]!r} of a variable is neither Set nor Append")
+    try:
+        return StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append")
+    except ValueError as error:
+        raise ProtocolError(f"malformed reply: the value of a variable: {error}") from None
 
 
 def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:

@@ -17,7 +17,6 @@ from bridle.aici.client.opening import FirstWords, instantiation, module_of, pro
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
 from bridle.engine.request import Request
-from bridle.errors import BridleError
 from bridle.threads import conclude
 
 
@@ -60,7 +59,7 @@ class Instances:
             life = self._keeper.wait(self._config.start_timeout)
             message, data_type = instantiation(request, self._config.dialect)
             call = life.side.call(message, data_type)
-        except BridleError as error:
+        except Exception as error:  # also a bug has to reach the request, which waits
             self._conclude(future, error)
             return
         self.pending.add(call)
@@ -70,17 +69,17 @@ class Instances:
         """Take the runtime's reply to an instantiation. Called on the side channel's thread."""
         try:
             prompt = prompt_of(request, done.result())
-        except BridleError as error:
+            self._first_words.note_instance(request, done.result())
+        except Exception as error:
             self._conclude(future, error)
         else:
-            self._first_words.note_instance(request, done.result())
             self.opened[request.id] = Opened(life, module_of(done.result()))
             if not self._conclude(future, prompt):
                 self._discard(request, life)
         finally:
             self.pending.discard(done)
 
-    def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | BridleError) -> bool:
+    def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | Exception) -> bool:
         """Complete the future of an opening. Returns False if nobody waits for it any more."""
         is_awaited = conclude(future, outcome)
         if is_awaited:

@@ -61,18 +61,30 @@ class RuntimeKeeper:
 
     def _start(self) -> None:
         process = RuntimeProcess(self.config)
-        side = SideChannel(process, lambda: self.lose(life, "its process ended"))
+        try:
+            life = self._make_life(process)
+            with self._changed:
+                if not (self._closed or life.error):
+                    self.current = life
+                    self._changed.notify_all()
+                    _log.info("control runtime started, pid %d, %d tokens", process.pid, process.vocab_size)
+                    return
+                error = "" if self._closed else life.error
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        process.kill()
+        life.close()
+        if error:
+            raise ControllerUnavailable(f"the control runtime ended while it started: {error}")
+
+    def _make_life(self, process: RuntimeProcess) -> Life:
+        side = SideChannel(process, lambda reason: self.lose(life, reason))
         exchange = make_exchange(process, self._vocab_size)
         life = Life(process, side, exchange, Listener(exchange))
         side.start()
-        with self._changed:
-            if not self._closed:
-                self.current = life
-                self._changed.notify_all()
-                _log.info("control runtime started, pid %d, %d tokens", process.pid, process.vocab_size)
-                return
-        process.kill()
-        life.close()
+        return life
 
     def wait(self, timeout: float) -> Life:
         """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
@@ -85,9 +97,10 @@ class RuntimeKeeper:
     def lose(self, life: Life, error: str) -> None:
         """End what is left of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
         with self._changed:
+            life.error = life.error or error  # one that is not current yet will not become it
             if self.current is not life:
                 return
-            self.current, life.error = None, error
+            self.current = None
             if self._closed:
                 return
             self.num_restarts += 1
@@ -106,6 +119,8 @@ class RuntimeKeeper:
                 self._start()
             except (BridleError, OSError) as error:
                 _log.error("the control runtime does not start again: %s", error)
+            except Exception:  # a bug; without this thread no runtime would ever start again
+                _log.exception("the control runtime does not start again")
             else:
                 return
 

@@ -6,6 +6,7 @@ result when it needs it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from queue import Empty, SimpleQueue
 
@@ -13,6 +14,7 @@ from bridle.aici.client.exchange import Exchange
 from bridle.engine.interfaces import Answer
 from bridle.errors import ProtocolError
 
+_log = logging.getLogger(__name__)
 #: How often the thread checks whether it should end, in seconds.
 _LOOK = 0.25
 
@@ -58,6 +60,10 @@ class Listener:
                 result = self._receive()
             except ProtocolError as error:
                 self._results.put(error)
+                return
+            except Exception as error:  # a bug; whoever waits must hear of it, as nobody listens any more
+                _log.exception("a reply of the control runtime could not be taken")
+                self._results.put(ProtocolError(f"its reply could not be taken: {error!r}"))
                 return
             if result is None:
                 return

@@ -39,7 +39,8 @@ class RuntimeConfig:
 
     `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
     except for a runtime of the first generation, which knows neither capabilities nor mask types. `trace` is a
-    file to which a trace of both channels is appended.
+    file to which a trace of both channels is appended. A call on the side channel, such as an upload that waits for a
+    compiler and is compiled, may take `call_timeout`; the default is above what the runtime itself allows for that.
     """
 
     tokenizer: str
@@ -52,6 +53,7 @@ class RuntimeConfig:
     mask_size: int = 64
     trace: Path | None = None
     start_timeout: float = 60.0
+    call_timeout: float = 900.0
 
     @property
     def is_ours(self) -> bool:

@@ -1,32 +1,36 @@
-"""Requests beside the steps: uploads, tags, instances. Any thread may call; replies come in any order."""
+"""Requests beside the steps: uploads, tags, instances. Any thread may call; replies come in any order. A call that has
+no reply within the process's `call_timeout` fails."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from bridle.aici import protocol, replies
 from bridle.aici.client.process import RuntimeProcess
-from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
+from bridle.errors import ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
 
-#: How often the reader checks whether it should end, in seconds.
+_log = logging.getLogger(__name__)
+#: How often the reader checks whether it should end and which calls are overdue, in seconds.
 _LOOK = 0.25
 
 
 class SideChannel:
     """Carries many calls at once over the side channel of one runtime process. It begins with `start` and ends with the
-    process; then it calls `on_end` from its own thread."""
+    process, or with a reply that is none; then it calls `on_end` from its own thread, with the reason."""
 
-    def __init__(self, process: RuntimeProcess, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process
         self._on_end = on_end
         self._lock = threading.Lock()
-        self._pending: dict[str, tuple[Future[Any], Any]] = {}
+        self._pending: dict[str, _Call] = {}  # by the id of the request; the oldest come first
         self._closed = False
         self._reader = threading.Thread(target=self._read, name="bridle-aici-side", daemon=True)
 
@@ -37,7 +41,7 @@ class SideChannel:
 
     def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
         """Send a request. The future gives the reply's data, or raises `InvalidRequest` (the user's fault),
-        `Overloaded` or `ControllerError`."""
+        `Overloaded` or `ControllerError`. It never stays without an outcome."""
         future: Future[Any] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
@@ -49,7 +53,7 @@ class SideChannel:
             if self._closed:
                 future.set_exception(ControllerUnavailable("the control runtime is gone"))
                 return future
-            self._pending[request.rid] = future, data_type
+            self._pending[request.rid] = _Call(future, data_type, time.monotonic() + self._process.config.call_timeout)
             try:
                 self._process.send(message, side=True)
             except ProtocolError as error:
@@ -65,31 +69,62 @@ class SideChannel:
             self._reader.join()
 
     def _read(self) -> None:
+        reason = "its process ended"
         try:
             while not self._closed:
                 reply = self._process.receive(_LOOK, side=True)
                 if reply is not None:
                     self._resolve(reply)
-        except ProtocolError:
-            pass  # the process ended
+                self._fail_overdue()
+        except ProtocolError as error:
+            reason = str(error)
+        except Exception as error:  # a bug; without a reader the runtime is of no use
+            _log.exception("a reply of the control runtime could not be taken")
+            reason = f"a reply on its side channel could not be taken: {error!r}"
         with self._lock:
             self._closed = True
             pending, self._pending = self._pending, {}
-        for future, _ in pending.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(ControllerUnavailable("the control runtime ended during the call"))
-        self._on_end()
+        for call in pending.values():
+            _fail(call.future, "the control runtime ended during the call")
+        self._on_end(reason)
+
+    def _fail_overdue(self) -> None:
+        now, overdue = time.monotonic(), []
+        with self._lock:
+            while self._pending and (oldest := next(iter(self._pending.items())))[1].due <= now:
+                overdue.append(self._pending.pop(oldest[0]))
+        for call in overdue:
+            seconds = self._process.config.call_timeout
+            _fail(call.future, f"the control runtime gave no answer within {seconds:g} s")
 
     def _resolve(self, reply: bytes) -> None:
-        rid = msgspec.json.decode(reply, type=_Rid).rid
+        try:
+            rid = msgspec.json.decode(reply, type=_Rid).rid
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"malformed reply on the side channel: {error}") from None
         with self._lock:
-            future, data_type = self._pending.pop(rid, (None, None))
-        if future is None or not future.set_running_or_notify_cancel():
+            call = self._pending.pop(rid, None)
+        if call is None or not call.future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(_data(replies.decode_reply(reply, data_type)))
-        except (ProtocolError, ControllerError, InvalidRequest, Overloaded) as error:
-            future.set_exception(error)
+            data = _data(replies.decode_reply(reply, call.data_type))
+        except Exception as error:  # also a bug has to reach the caller, who waits
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(data)
+
+
+class _Call(NamedTuple):
+    """A call that has no reply yet. `due` is when it fails, by the monotonic clock."""
+
+    future: Future[Any]
+    data_type: Any
+    due: float
+
+
+def _fail(future: Future[Any], message: str) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(ControllerUnavailable(message))
 
 
 class _Rid(msgspec.Struct):

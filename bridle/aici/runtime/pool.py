@@ -20,10 +20,11 @@ from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame
+from bridle.aici.runtime.shipped import tell
 from bridle.aici.runtime.storage import RequestState
 from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.control_group import num_cores
-from bridle.errors import InternalError, Overloaded, ShardUnavailable
+from bridle.errors import Overloaded, ShardUnavailable
 
 _replies = m.decoder(m.Created | m.SplitDone)
 #: When each worker of a tenant has more sequences than this, another one is started, if there is room.
@@ -191,7 +192,10 @@ class WorkerPool:
                     continue
                 try:
                     self._hear(worker, descriptor)
-                except (PeerGone, OSError, ValueError):
+                except PeerGone:
+                    self.bury(worker)
+                except Exception as error:  # it says what no worker says; the others have to be heard all the same
+                    tell(f"a worker broke its channel and is ended: {error!r}")
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
@@ -201,7 +205,7 @@ class WorkerPool:
         lost = list(self.workers)
         try:
             self._nursery.revive()  # first of all, since others wait for it
-        except (InternalError, OSError) as error:
+        except Exception as error:
             self._on_orphaned(str(error))
             return False
         for worker in lost:

@@ -198,7 +198,7 @@ class Supervisor:
                 data = self._link.side.receive(timeout=60.0, alive=self._engine_lives)
                 if data is not None:
                     self._take_side(data)
-        except ProtocolError as error:
+        except Exception as error:  # without this thread no call would ever be answered
             self._goodbye(error)
 
     def _take_side(self, data: bytes) -> None:
@@ -216,7 +216,7 @@ class Supervisor:
     def _serve_side(self, data: bytes) -> None:
         try:
             self._reply_side(self._answer(data, self._side_any))
-        except ProtocolError as error:
+        except Exception as error:  # the call would stay without a reply
             self._goodbye(error)
         finally:
             with self._side_lock:
@@ -261,7 +261,7 @@ class Supervisor:
             reply = p.encode(r.Failure(text, False, p.rid_of(reply)))
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
-    def _goodbye(self, error: ProtocolError) -> None:
+    def _goodbye(self, error: Exception) -> None:
         """End the runtime: the engine is gone, or broke the channel for good, and can no longer clean up
         behind itself."""
         if self._engine_lives():
