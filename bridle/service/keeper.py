@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bridle.errors import BridleError, EngineClosed, ModelUnavailable
+from bridle.errors import BridleError, EngineClosed, ModelUnavailable, RequestCancelled
 from bridle.progress import LoggedSteps, Report, silent, watched
 from bridle.service.model_memory import ModelMemory, Needs, least_bytes, with_kv
 from bridle.service.slot import Slot
@@ -161,7 +162,7 @@ class ModelKeeper:
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
-            needs = await in_thread(lambda: self._measure(slot), "bridle-find")
+            needs = await self._find(slot)
             slot.stage = "waiting for its turn"
             async with self._queue:
                 await self._fill_in_turn(slot, needs)
@@ -170,6 +171,18 @@ class ModelKeeper:
         finally:
             if slot.task is task:  # the load was not given up, and perhaps begun again, meanwhile
                 slot.task, slot.stage = None, ""
+
+    async def _find(self, slot: Slot) -> Needs:
+        """What the slot's model needs. A thread measures it, one for each slot: where an earlier load was given up, its
+        thread is waited for, which has found the model or stops at its next report."""
+        while True:
+            if slot.finding is None or slot.finding.done():
+                slot.finding = in_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
+                slot.finding.add_done_callback(partial(_found, slot))
+            try:
+                return await asyncio.shield(slot.finding)
+            except RequestCancelled:
+                _log.debug("finding %s was given up a moment ago; it is begun again", slot.name)
 
     async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
         slot.stage = "waiting for room"
@@ -247,6 +260,23 @@ class ModelKeeper:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the server is shutting down and loads no models")
+
+
+def _while_wanted(slot: Slot) -> Report:
+    """A report that ends the work once the slot's load was given up."""
+
+    def progress(stage: str, share: float) -> None:
+        if slot.task is None:
+            raise RequestCancelled(f"nobody waits for the model {slot.name!r} any more")
+
+    return progress
+
+
+def _found(slot: Slot, done: asyncio.Future[Needs]) -> None:
+    if slot.finding is done:
+        slot.finding = None
+    if not done.cancelled():
+        done.exception()  # told to the load; where that was given up, to nobody
 
 
 def _config(slot: Slot) -> ModelConfig:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bridle.config import ModelConfig
     from bridle.errors import ModelUnavailable
     from bridle.service.loading import LoadedModel
+    from bridle.service.model_memory import Needs
 
 
 class ModelState(StrEnum):
@@ -46,6 +47,7 @@ class Slot:
     stage: str = ""
     share: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    finding: asyncio.Future[Needs] | None = field(default=None, repr=False)  # measures, perhaps for a load given up
     is_filling: bool = False  # giving up the load now would lose work
     failure: ModelUnavailable | None = None
     failed_until: float = 0.0
@@ -58,8 +60,9 @@ class Slot:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether the slot holds no model, no load, no waiter and no failure to remember."""
-        return self.model is None and self.task is None and self.failure is None and self.num_waiting == 0
+        """Whether the slot holds no model, no load or rest of one, no waiter and no failure to remember."""
+        is_at_work = self.task is not None or self.finding is not None or self.num_waiting > 0
+        return self.model is None and self.failure is None and not is_at_work
 
     @property
     def is_idle(self) -> bool:

@@ -28,6 +28,8 @@ class FakeLoader:
         self.room = room
         self.is_endless = is_endless
         self.loads: list[str] = []
+        self.measured: list[str] = []
+        self.on_measure: Callable[[], object] = lambda: None  # in the thread that measures
         self.configs: dict[str, ModelConfig] = {}
         self.models: dict[str, LoadedModel] = {}
         self.began = threading.Event()
@@ -37,6 +39,8 @@ class FakeLoader:
             self.go.set()
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
+        self.measured.append(name)
+        self.on_measure()
         if config.model not in self.sizes:
             raise UnsupportedModel(f"there is no {config.model!r}")
         return Needs(self.sizes[config.model] * MIB, config.reserved_memory or 0)

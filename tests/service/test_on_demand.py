@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from bridle.errors import (
     EngineClosed,
     InvalidRequest,
     ModelUnavailable,
+    RequestCancelled,
     UnknownModel,
     UnsupportedFeature,
     UnsupportedModel,
 )
+from bridle.progress import on_download
 from bridle.service import AdapterSet, AdapterSpec, Lease, ModelRegistry, ModelSet, ModelState, build_registry
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import FAILURE_SECONDS, ModelKeeper
@@ -23,7 +26,7 @@ from bridle.service.slot import Slot
 from bridle.testing.clock import FakeClock
 from tests.service.fake_adapters import AdapterFakes, write_adapter
 from tests.service.loaders import MIB, FakeLoader
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until_async
 
 
 def registry_of(
@@ -82,6 +85,75 @@ async def test_others_are_served_while_a_model_loads() -> None:
     (await registry.acquire("good", timeout=0)).release()
     loader.go.set()
     (await waiting).release()
+
+
+async def is_finding(registry: ModelRegistry, name: str) -> asyncio.Task[Lease]:
+    """Ask for a model; its load is finding it."""
+    waiting = asyncio.create_task(registry.acquire(name))
+    await until_async(lambda: registry.slot_of(name).num_waiting, "that the load begins")
+    await until(registry, name, "finding the model")
+    return waiting
+
+
+async def give_up(registry: ModelRegistry, name: str) -> None:
+    """Ask for a model, and leave while it is being found."""
+    waiting = await is_finding(registry, name)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_loads_that_are_given_up_leave_one_thread_that_the_next_one_joins() -> None:
+    loader, go = FakeLoader({"a": 10}), threading.Event()
+    loader.on_measure = lambda: go.wait(PATIENCE)
+    registry = registry_of(loader)
+    for _ in range(5):
+        await give_up(registry, "a")
+    assert loader.measured == ["a"]
+    waiting = await is_finding(registry, "a")
+    go.set()
+    (await waiting).release()
+    assert loader.measured == ["a"] and registry.slot_of("a").finding is None
+
+
+async def test_a_download_ends_once_nobody_waits_for_it_and_a_later_one_begins_again() -> None:
+    loader, go, ends = FakeLoader({"a": 10}), threading.Event(), list[BaseException | None]()
+
+    def download() -> None:
+        assert go.wait(PATIENCE)
+        try:
+            on_download()(0.5)
+        except BaseException as error:
+            ends.append(error)
+            raise
+        ends.append(None)
+
+    loader.on_measure = download
+    registry = registry_of(loader)
+    await give_up(registry, "a")
+    slot = registry.slot_of("a")
+    go.set()
+    await until_async(lambda: slot.finding is None, "that the thread ends")
+    assert [type(end) for end in ends] == [RequestCancelled] and slot.failure is None
+    (await registry.acquire("a")).release()
+    assert ends[1:] == [None] and loader.loads == ["a"]
+
+
+async def test_a_load_that_begins_while_another_is_stopped_is_not_stopped() -> None:
+    loader, go = FakeLoader({"a": 10}), threading.Event()
+
+    def stop() -> None:
+        if len(loader.measured) == 1:
+            assert go.wait(PATIENCE)
+            raise RequestCancelled("nobody waits")  # as it saw a moment before the next load began
+
+    loader.on_measure = stop
+    registry = registry_of(loader)
+    await give_up(registry, "a")
+    waiting = await is_finding(registry, "a")
+    go.set()
+    (await waiting).release()
+    assert loader.measured == ["a", "a"]
 
 
 async def test_a_load_that_fails_is_one_clear_error_and_is_remembered_for_a_while() -> None:
