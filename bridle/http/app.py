@@ -85,7 +85,7 @@ def _state_of(
     traces = TraceBook(settings.trace_folder, settings.trace_share)
     return HttpState(
         registry,
-        _admission(registry, settings, keys),
+        _admission(settings, keys),
         tracing,
         settings.max_prompts,
         settings.max_choices,
@@ -112,8 +112,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
         )
 
 
-def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:
-    """The admission of the settings' limits, with room for at least one prompt of the largest model."""
-    largest = max((model.max_sequence_tokens for model in registry), default=1)
+def _admission(settings: HttpSettings, keys: KeyStore | None) -> Admission:
+    """The admission of the settings' limits."""
     is_shared = keys is not None or bool(settings.trusted_proxies)
-    return Admission(settings.max_requests, max(settings.max_prompt_tokens, largest), is_shared=is_shared)
+    return Admission(settings.max_requests, settings.max_prompt_tokens, is_shared=is_shared)

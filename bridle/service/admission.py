@@ -44,7 +44,9 @@ class Admission:
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
         self.max_requests = max_requests
-        self.max_tokens = max_tokens
+        self._max_tokens = max_tokens
+        #: The tokens of the longest prompt that any model takes now, for which there is always room.
+        self.longest_prompt: Callable[[], int] = lambda: 0
         self.num_requests = 0
         self.num_tokens = 0
         self.num_refused = 0
@@ -54,6 +56,12 @@ class Admission:
         self._held: Counter[str] = Counter()
         self._queue = FairQueue()
         self._rates = RateLimiter(clock)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most prompt tokens at a time. One prompt that fits a model is always taken, so the limit is higher while
+        a model is loaded that takes longer ones."""
+        return max(self._max_tokens, self.longest_prompt())
 
     def admit(self, num_requests: int = 1, user: str = "", limits: Limits = NO_LIMITS) -> Ticket:
         """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room

@@ -84,6 +84,10 @@ class Host:
     traces: TraceBook = field(default_factory=TraceBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
 
+    def __post_init__(self) -> None:
+        registry = self.registry  # the admission must not keep the host alive
+        self.admission.longest_prompt = lambda: max((model.max_sequence_tokens for model in registry), default=0)
+
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down, and awaits nothing."""
         if self.is_draining and not (self.awaits_parked and self.num_parked):
@@ -171,8 +175,6 @@ class Serving:
             await self._load(slot, chosen.adapter, notice)
         if generates:
             check_task(self.model.info, embeds=False)
-        # One prompt that fits the model is always taken, whatever was loaded when the limit was set.
-        host.admission.max_tokens = max(host.admission.max_tokens, self.model.max_sequence_tokens)
         return self.model
 
     async def borrow(self, name: str | None) -> LoadedModel:

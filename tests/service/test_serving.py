@@ -20,6 +20,8 @@ from bridle.service.serving import Host, Serving
 from bridle.service.steering import Steering
 from bridle.service.story import Story
 from tests.http.harness import leisurely_model, saying, scripted_model
+from tests.service.loaders import FakeLoader
+from tests.service.test_on_demand import registry_of
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 ANN = Identity("ann", False)
@@ -170,3 +172,17 @@ async def test_a_beam_search_counts_for_all_its_beams(host: Host) -> None:
             await serving.prepare(await serving.tokens(["x"]), SHORT.with_(max_tokens=1), steering)
             guesses.append(serving.ticket.places[0].guess)
     assert guesses == [1, 2]
+
+
+async def test_the_room_for_prompts_follows_the_models_that_are_loaded() -> None:
+    """A long model gets room for its prompts while it is loaded, and takes that along."""
+    loader = FakeLoader({"a": 10, "b": 10})
+    host = Host(registry_of(loader), Admission(max_tokens=8))
+    assert host.admission.max_tokens == 8
+    for name in ("a", "b"):
+        with ExitStack() as held:
+            longest = (await begin(host, held).hold(name)).max_sequence_tokens
+        assert host.admission.max_tokens == longest > 8
+        await host.registry.unload(name)
+        assert host.admission.max_tokens == 8
+    host.registry.close()
