@@ -13,7 +13,14 @@ from itertools import islice
 from reprlib import Repr
 from typing import Any
 
-from bridle.errors import AdapterRefused, BridleError, ControllerError, ControllerUnavailable, InvalidRequest
+from bridle.errors import (
+    AdapterRefused,
+    BridleError,
+    ControllerError,
+    ControllerUnavailable,
+    InvalidRequest,
+    Unauthorized,
+)
 
 MAX_SHOWN_CHARS = 80
 #: A path in quotes may contain spaces; the address of a socket is a path, too. A URL is not.
@@ -68,4 +75,4 @@ def without_folders(text: str) -> str:
 def _is_about_the_request(error: BridleError) -> bool:
     if isinstance(error, (AdapterRefused, ControllerUnavailable)):
         return False
-    return isinstance(error, (InvalidRequest, ControllerError))
+    return isinstance(error, (InvalidRequest, ControllerError, Unauthorized))

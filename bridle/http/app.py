@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, openai, playground, tgi, tool_results, traces
+from bridle.http import admin, anthropic, info_routes, openai, playground, socket_tickets, tgi, tool_results, traces
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
@@ -36,6 +36,7 @@ ROUTERS = (
     anthropic.router,
     traces.router,
     tool_results.router,
+    socket_tickets.router,
     playground.router,
 )
 
@@ -66,7 +67,7 @@ def create_app(
     refuse = refusing_for((*tgi.routers, anthropic.router))
     install_error_handlers(app, refuse)
     hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
-    identify = Identifier(keys, state.settings.trusted_proxies, hosts)
+    identify = Identifier(keys, state.settings.trusted_proxies, hosts, state.tickets)
     app.state.refuse = refuse  # for refusals even before the application
     app.state.door = Door(state, identify, refuse, info_routes.probe)
     for router in ROUTERS:

@@ -15,14 +15,15 @@ from bridle.http.transport.sockets import SocketFront
 from bridle.service import LoadedModel
 from bridle.service.response_book import ResponseBook
 from bridle.service.serving import Host, Serving
+from bridle.service.socket_tickets import SocketTickets
 from bridle.service.trace_book import HEADER, wish_of
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpState(Host):
     """What all front-ends of an application share, and beside it limits and counters of HTTP, the stored `responses`,
-    and the `fronts` at its WebSockets; `started` is a Unix time in seconds. Large bodies are parsed one at a time,
-    under `parsing`: parsers that take turns would keep everybody else from running.
+    the `fronts` at its WebSockets, and `tickets` for these; `started` is a Unix time in seconds. Large bodies are
+    parsed one at a time, under `parsing`: parsers that take turns would keep everybody else from running.
     """
 
     settings: HttpSettings
@@ -32,6 +33,7 @@ class HttpState(Host):
     responses: ResponseBook = field(default_factory=ResponseBook)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tickets: SocketTickets = field(default_factory=SocketTickets)
 
     @property
     def is_ready(self) -> bool:

@@ -179,8 +179,9 @@ class ModelKeeper:
             if slot.finding is None or slot.finding.done():
                 slot.finding = in_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
                 slot.finding.add_done_callback(partial(_found, slot))
+            finding: asyncio.Future[Needs] = slot.finding
             try:
-                return await asyncio.shield(slot.finding)
+                return await asyncio.shield(finding)
             except RequestCancelled:
                 _log.debug("finding %s was given up a moment ago; it is begun again", slot.name)
 

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
     from bridle.errors import ModelUnavailable
     from bridle.service.loading import LoadedModel
-    from bridle.service.model_memory import Needs
 
 
 class ModelState(StrEnum):
@@ -47,7 +46,7 @@ class Slot:
     stage: str = ""
     share: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
-    finding: asyncio.Future[Needs] | None = field(default=None, repr=False)  # measures, perhaps for a load given up
+    finding: asyncio.Future[Any] | None = field(default=None, repr=False)  # measures, perhaps for a load given up
     is_filling: bool = False  # giving up the load now would lose work
     failure: ModelUnavailable | None = None
     failed_until: float = 0.0

@@ -491,6 +491,7 @@ def test_bad_addresses(endpoint: str) -> None:
 
 def test_names_hide_secrets() -> None:
     assert WebSocketCarrier("http://user:secret@host:1").name == "ws://host:1/"
+    assert WebSocketCarrier("http://host:1/x?ticket=secret").name == "ws://host:1/x"
 
 
 async def test_nobody_there() -> None:

@@ -20,9 +20,13 @@ from websockets.sync.client import ClientConnection, connect
 from bridle.http.app import create_app
 from bridle.http.server import uvicorn_config
 from bridle.http.settings import ServeSettings
-from bridle.lmtp.server import LmtpSettings, websocket_front
+from bridle.lmtp import Client
+from bridle.lmtp.server import LmtpServer, LmtpSettings, websocket_front
+from bridle.lmtp.server.websocket import LmtpEndpoint
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
+from bridle.service.serving import Host
+from bridle.service.socket_tickets import MAX_PER_USER, TICKET_SECONDS
 from bridle.service.turns import MAX_USELESS
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE
@@ -53,7 +57,7 @@ def ask(socket: ClientConnection, message: str) -> list[Any]:
 GENERATE = f'GENERATE {{"model": "{NAME}", "prompt": [5, 6], "stream_id": 1, "max_tokens": 3, "temperature": 0}}'
 
 
-@pytest.mark.parametrize("path", ["/", "/deep/lmtp", "/?key=unneeded"])
+@pytest.mark.parametrize("path", ["/", "/deep/lmtp", "/?ticket=unneeded"])
 def test_an_upgrade_is_lmtp(address: str, path: str) -> None:
     with open_socket(address, path) as socket:
         socket.send(b"GENERATE {}")  # binary frames say nothing
@@ -106,13 +110,76 @@ def test_keys_are_asked_for_before_the_upgrade(tmp_path: Path) -> None:
             for path, headers in (
                 ("/", {"Authorization": f"Basic {basic}"}),
                 ("/", {"Authorization": f"Bearer {key}"}),
-                (f"/lmtp?key={key}", {}),
             ):
                 with open_socket(address, path, additional_headers=headers) as socket:
                     assert len(ask(socket, GENERATE)) == 3
             assert httpx.get(f"{url}/v1/models?key={key}").status_code == 401  # addresses end up in logs
     finally:
         keys.close()
+
+
+@pytest.mark.parametrize("needs_key", [True, False])
+def test_a_key_in_an_address_is_refused_with_what_to_do(tmp_path: Path, needs_key: bool) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    key = keys.add("ann")
+    try:
+        with served(scripted_model(), keys=keys if needs_key else None, fronts=[websocket_front()]) as url:
+            for headers in ({}, {"Authorization": f"Bearer {key}"}):
+                with pytest.raises(InvalidStatus) as refusal:
+                    open_socket(url.removeprefix("http://"), f"/lmtp?key={key}", additional_headers=headers)
+                assert refusal.value.response.status_code == 401
+                told = json.loads(refusal.value.response.body or b"{}")["error"]["message"]
+                assert "POST /v1/websocket_tickets" in told and "Authorization" in told and key not in told
+    finally:
+        keys.close()
+
+
+def test_a_ticket_opens_one_socket_in_its_users_name(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    key = keys.add("ann")
+    try:
+        with served(scripted_model(), keys=keys, fronts=[websocket_front()]) as url:
+            address, route = url.removeprefix("http://"), f"{url}/v1/websocket_tickets"
+            assert httpx.post(route).status_code == 401
+            answer = httpx.post(route, headers={"Authorization": f"Bearer {key}"})
+            body = answer.json()
+            assert body["expires_in"] == TICKET_SECONDS and answer.headers["cache-control"] == "no-store"
+            assert httpx.get(f"{url}/v1/models?ticket={body['ticket']}").status_code == 401  # WebSockets alone take it
+            with open_socket(address, f"/lmtp?ticket={body['ticket']}") as socket:
+                assert len(ask(socket, GENERATE)) == 3
+            for used in (body["ticket"], "", "x"):
+                with pytest.raises(InvalidStatus) as refusal:
+                    open_socket(address, f"/?ticket={used}")
+                assert refusal.value.response.status_code == 401
+            told = json.loads(refusal.value.response.body or b"{}")["error"]["message"]
+            assert "was used" in told and "POST /v1/websocket_tickets" in told
+            for number in range(MAX_PER_USER + 1):
+                status = httpx.post(route, headers={"Authorization": f"Bearer {key}"}).status_code
+                assert status == (200 if number < MAX_PER_USER else 429)
+    finally:
+        keys.close()
+
+
+async def test_our_client_sends_its_key_in_a_header(tmp_path: Path) -> None:
+    keys, seen = KeyStore(tmp_path / "keys"), list[tuple[bytes, list[bytes]]]()
+    key = keys.add("ann")
+
+    def noting(host: Host) -> LmtpEndpoint:
+        class Noting(LmtpEndpoint):
+            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                seen.append((scope["query_string"], [name for name, _ in scope["headers"]]))
+                await super().__call__(scope, receive, send)
+
+        return Noting(LmtpServer(host))
+
+    try:
+        with served(scripted_model(), keys=keys, fronts=[noting]) as url:
+            address = url.replace("http://", f"http://any:{key}@")
+            async with Client(f"{address}/lmtp", NAME) as client:
+                await client.model_info()
+    finally:
+        keys.close()
+    assert [query for query, _ in seen] == [b""] and b"authorization" in seen[0][1]
 
 
 def start(*args: str, **options: Any) -> subprocess.Popen[str]:

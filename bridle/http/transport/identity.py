@@ -1,4 +1,5 @@
-"""Finds out who sent a request: by API key, by a trusted proxy's headers, or as the single user of a local server.
+"""Finds out who sent a request: by API key, by a ticket for a WebSocket, by a trusted proxy's headers, or as the single
+user of a local server.
 
 With keys, every route but health and the pages for browsers needs one. Without keys the server has a single user (and
 `serve` lets it listen on loopback only); then every client is an admin, as with the original of the controller API. The
@@ -16,12 +17,18 @@ from bridle.errors import Unauthorized
 from bridle.http.errors import RefusedBody
 from bridle.http.transport.hosts import AllowedHosts
 from bridle.service.keys import LOCAL_USER, Identity, KeyStore
+from bridle.service.socket_tickets import TICKET_SECONDS, SocketTickets
 
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 #: Pages for browsers, which cannot send a key yet. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
 _PARTS = "/playground/"
 _MAX_USER_CHARS = 100
+_KEY_IN_ADDRESS = (
+    "the address has ?key=, but proxies log addresses: replace that API key, and send the new one as 'Authorization: "
+    "Bearer KEY' or write http://any:KEY@HOST. A client that can send no headers gets a ticket with POST "
+    "/v1/websocket_tickets and connects to ?ticket=TICKET"
+)
 
 
 class Identifier:
@@ -32,9 +39,12 @@ class Identifier:
         keys: KeyStore | None,
         trusted_proxies: tuple[str, ...] = (),
         allowed_hosts: AllowedHosts | None = None,
+        tickets: SocketTickets | None = None,
     ) -> None:
-        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host)."""
+        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host). With them
+        one of `tickets` is as good as a key for a WebSocket."""
         self._hosts = allowed_hosts
+        self._tickets = SocketTickets() if tickets is None else tickets
         self._keys = keys
         self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
 
@@ -42,6 +52,8 @@ class Identifier:
         """The sender of a request; None where no sender is needed. Raises `Unauthorized`."""
         if connection.scope["path"] in _OPEN_PATHS:
             return None
+        if connection.scope["type"] == "websocket" and "key" in connection.query_params:
+            raise Unauthorized(_KEY_IN_ADDRESS)
         if self._proxies and self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
             if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
                 raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
@@ -51,6 +63,8 @@ class Identifier:
                 for host in connection.headers.getlist("host"):
                     self._hosts.check(host)
             return LOCAL_USER
+        if connection.scope["type"] == "websocket" and (ticket := connection.query_params.get("ticket")):
+            return self._redeem(ticket)
         key = _key_of(connection)
         if key is None and _is_page(connection):
             return None
@@ -59,6 +73,15 @@ class Identifier:
         identity = self._keys.find(key)
         if identity is None:
             raise Unauthorized("the API key is not known here")
+        return identity
+
+    def _redeem(self, ticket: str) -> Identity:
+        identity = self._tickets.redeem(ticket)
+        if identity is None:
+            raise Unauthorized(
+                f"the ticket is not known here, was used, or is older than {TICKET_SECONDS:g} s; POST "
+                "/v1/websocket_tickets gives a new one for each connection"
+            )
         return identity
 
     def _is_proxy(self, connection: HTTPConnection) -> bool:
@@ -91,15 +114,13 @@ def _is_page(connection: HTTPConnection) -> bool:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """The key, from any place where clients of the supported APIs put it: one of these headers, the password of
-    `USER:KEY@HOST`, or, for a WebSocket, whose clients may have no other way, the address."""
+    """The key, from any place where clients of the supported APIs put it: one of these headers, or the
+    password of `USER:KEY@HOST`."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     if scheme.lower() == "basic" and (password := _password(token)):
         return password
-    if connection.scope["type"] == "websocket" and (key := connection.query_params.get("key")):
-        return key
     return connection.headers.get("api-key") or connection.headers.get("x-api-key")
 
 

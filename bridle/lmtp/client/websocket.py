@@ -46,8 +46,8 @@ class WebSocketCarrier:
 
     @property
     def name(self) -> str:
-        """The address, without its secret."""
-        return re.sub(r"//[^/@]*@", "//", self.url)
+        """The address, without its secrets."""
+        return re.sub(r"//[^/@]*@", "//", self.url).partition("?")[0]
 
     async def connect(self) -> MessageChannel:
         try:
