@@ -21,7 +21,11 @@ FREE = 0xFFFFFFFF
 HEADER_SIZE = 64
 #: Element types by the number that stands in the header.
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4}
-_KINDS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
+_KINDS: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+}
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 Array = npt.NDArray[Any]
