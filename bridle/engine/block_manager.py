@@ -125,14 +125,29 @@ class BlockManager:
             num_blocks += 1
         return num_blocks * self.block_size
 
-    def admit(self, seq: Sequence) -> bool:
-        """Give `seq`, which holds no block, what the cache has of it, if there is room for all of its tokens; returns
-        whether there is. Cached blocks that nobody uses are free ones, and are used up like those."""
-        num_cached = self.match_prefix(seq)
-        cached = [self._block_of[digest] for digest in seq.kv.block_hashes[: num_cached // self.block_size]]
+    def missing_block(self, seq: Sequence) -> int | None:
+        """The number of the first block of waiting `seq` that the cache could hold and does not."""
+        number = self.match_prefix(seq) // self.block_size
+        return number if self._caching and number < seq.max_reusable // self.block_size else None
+
+    def num_missing(self, seq: Sequence) -> int:
+        """How many free blocks all tokens of `seq`, which holds no block, would take."""
+        cached = self._cached(seq)
         num_idle = sum(self._num_refs[block] == 0 for block in cached)
-        if self.blocks_for(len(seq.tokens)) - len(cached) + num_idle > len(self._free):
+        return self.blocks_for(len(seq.tokens)) - len(cached) + num_idle
+
+    def _cached(self, seq: Sequence) -> list[int]:
+        num_blocks = self.match_prefix(seq) // self.block_size
+        return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
+
+    def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
+        """Give `seq`, which holds no block, what the cache has of it, if there is room for all of its tokens beside
+        `num_kept` blocks; returns whether there is. Cached blocks that nobody uses are free ones, and are used up like
+        those."""
+        if self.num_missing(seq) > len(self._free) - num_kept:
             return False
+        cached = self._cached(seq)
+        num_cached = len(cached) * self.block_size
         for block in cached:
             if self._num_refs[block] == 0:
                 self._free.revive(block)

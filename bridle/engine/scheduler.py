@@ -3,7 +3,8 @@
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
 of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
-none waits for ever (`waiting`). Queued prompts may have to wait until the streams have had their time (`PromptGate`);
+none waits for ever (`waiting`). Where several prompts want tokens, up to half of the prompts' budget goes to the
+shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had their time (`PromptGate`);
 without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence whose preemption
 frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing of sampling,
 controllers or text.
@@ -24,6 +25,7 @@ from bridle.engine.drafters import Drafts
 from bridle.engine.media import uncut
 from bridle.engine.media_turns import MediaTurns
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.prompt_shares import PromptShares
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.speculation import Speculation
@@ -79,6 +81,8 @@ class Scheduler:
         self._in_chunks = chunked_prefill
         self._gate = gate or PromptGate()
         self._prompt_budget = 0  # what prompts may still use of the step that is being planned
+        self._shares: dict[int, int] = {}  # what is kept of that step for which sequences, by id, beside that budget
+        self._prompt_shares = PromptShares(blocks)
         self.running: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []  # ordered by _urgency
         self.num_preemptions = 0
@@ -214,15 +218,36 @@ class Scheduler:
             sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
         )
         if self._in_chunks:
+            self._share_out(ready, is_open)
             budget = self._pick_running(picked, ready)
             if is_open:
-                self._pick_waiting(picked, min(budget, self._prompt_budget))
+                self._pick_waiting(picked, budget)
+            self._shares = {}
         else:
             self._pick_whole(picked, ready, is_open)
         if not self._gate.is_always_open:
             had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
             self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
         return list(picked.values())
+
+    def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
+        """Keep a part of the prompts' budget for the shortest of them, if there are several."""
+        begun = [(seq, num_wanted) for seq in ready if (num_wanted := self._num_wanted(seq)) > 0]
+        has_queue = is_open and self.waiting and len(self.running) < self.max_num_seqs
+        if not has_queue and len(begun) < 2:
+            return
+        self._prompt_shares.begin(self.running.values())
+        num_decoding = sum(not seq.kv.is_prefilling for seq in ready)
+        budget = min(self._prompt_budget, self.max_num_batched_tokens - num_decoding)
+        order = admission_order(self.waiting, self._priority_seconds) if has_queue else []
+        self._shares = self._prompt_shares.split(budget, begun, order)
+        if self._shares:
+            self._prompt_budget = budget - sum(self._shares.values())
+
+    def _num_wanted(self, seq: Sequence) -> int:
+        """How many tokens a running sequence could use of the prompts' budget."""
+        end = self.media.reach(seq) if seq.runs else seq.target
+        return end - seq.kv.num_computed - (not seq.kv.is_prefilling)
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
         """Pick prompts, each computed whole, or, if no prompt is to be computed now, the decoding sequences."""
@@ -242,10 +267,14 @@ class Scheduler:
         first = self.media.next_crowded_out(ready, self._step) if self.media.crowded_out else None
         if first is not None:
             ready = [first, *(seq for seq in ready if seq is not first)]
+            self._prompt_budget += sum(self._shares.values())
+            self._shares = {}
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
             kv = seq.kv
+            if self._shares:
+                self._prompt_budget += self._shares.pop(seq.id, 0)
             if seq.queue.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
             if self._by_sequence:
@@ -276,37 +305,68 @@ class Scheduler:
         return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit waiting sequences in order, while there is room for all tokens of each; none overtakes another."""
-        if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
+        """Admit waiting sequences in order, while there is room for all tokens of each. None overtakes another but
+        those that have a share of the step."""
+        most = self._prompt_budget + sum(self._shares.values())
+        if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return
-        first, last = self.waiting[0].queue.level, self.waiting[-1].queue.level
-        queue: list[Sequence] = self.waiting
-        levels: Iterable[int] = repeat(first)
-        if first != last:
-            queue = admission_order(self.waiting, self._priority_seconds)
+        self._prompt_shares.begin(self.running.values())
+        queue = admission_order(self.waiting, self._priority_seconds)
+        levels: Iterable[int] = repeat(queue[0].queue.level)
+        if self.waiting[0].queue.level != self.waiting[-1].queue.level:
             levels = overtaken_levels(queue)
         self.waiting = []
         kept: list[Sequence] = []
-        num_seen = 0
+        num_provided = 0  # sequences that wait until others have computed what they begin with
+        has_room, num_seen = True, 0
         for seq, level in zip(queue, levels, strict=False):
-            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+            is_next = has_room and self._prompt_budget > 0
+            if budget <= 0 or len(self.running) + num_provided >= self.max_num_seqs or not (is_next or self._shares):
                 break
-            if not seq.is_ready:
+            share = self._shares.pop(seq.id, 0)
+            self._prompt_budget += share
+            room = min(budget, self._prompt_budget)
+            if not seq.is_ready or not (is_next or share):
                 kept.append(seq)
-            elif not (self._in_chunks or self._fits_whole(seq, budget, picked)) or not self._admit_over_suspended(seq):
-                break
+            elif self._is_provided(seq, picked):
+                num_provided += 1
+                kept.append(seq)
+            elif not self._admit_in_turn(seq, room, picked, has_room):
+                has_room = False
+                kept.append(seq)
             else:
                 if level < seq.queue.level:
                     self._raise_to(level, seq)
-                num_tokens = min(seq.target - seq.kv.num_computed, budget)
-                if seq.runs:
-                    num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
-                    num_tokens = self.media.uncut(seq, num_tokens, min(budget, self._prompt_budget))
-                if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
-                    picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
+                num_tokens = self._begin(seq, room, picked)
                 budget -= num_tokens
+                self._prompt_budget -= num_tokens
             num_seen += 1
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
+
+    def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
+        """Pick as many tokens of an admitted sequence as there is room for; returns how many."""
+        num_tokens = min(seq.target - seq.kv.num_computed, room)
+        if seq.runs:
+            num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, room)
+            num_tokens = self.media.uncut(seq, num_tokens, room)
+        if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
+            picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
+        self._prompt_shares.add(seq)
+        return num_tokens
+
+    def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
+        """Whether another sequence computes, in this step, what `seq` lacks first. Where queued prompts wait for each
+        other, they are computed together instead."""
+        if not (self._in_chunks and self._gate.is_always_open):
+            return False
+        provider = self._prompt_shares.provider(seq)
+        return provider is not None and provider.id in picked
+
+    def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
+        """Admit `seq` if there is room for it. `has_room` says whether there was for all before it."""
+        if not self._in_chunks and not self._fits_whole(seq, room, picked):
+            return False
+        return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
         """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
@@ -321,17 +381,19 @@ class Scheduler:
     def _admit_over_suspended(self, seq: Sequence) -> bool:
         """Admit `seq`, if need be by preempting sequences whose controllers wait, since they might wait for
         this one."""
-        while not self._admit(seq):
+        while not self._admit(seq, self._prompt_shares.num_owed):
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
                 return False
             self.preempt(max(idle, key=_urgency))
+            self._prompt_shares.begin(self.running.values())
         return True
 
-    def _admit(self, seq: Sequence) -> bool:
-        """Admit a waiting sequence if there is room for all of its tokens."""
-        if not self.blocks.admit(seq):
+    def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
+        """Admit a waiting sequence if there is room for all of its tokens beside `num_kept` blocks."""
+        if not self.blocks.admit(seq, num_kept):
             return False
+        seq.queue.num_passes = 0
         seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
         if seq.queue.seconds is None and seq.queue.queued_at is not None:
             seq.queue.seconds = self._clock() - seq.queue.queued_at

@@ -40,12 +40,14 @@ class UnsentToken:
 class QueueState:
     """The sequence's state in the scheduler's queues, and its times there.
 
-    Written by the scheduler; `sits_out` is written by `AdapterRotation`, which chooses the adapters of a step.
+    Written by the scheduler; `sits_out` is written by `AdapterRotation`, which chooses the adapters of a step, and
+    `num_passes` by `PromptShares`.
     """
 
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
     status: SequenceStatus = SequenceStatus.OPENING
     sits_out: bool = False  # its adapter is not in the step under way
+    num_passes: int = 0  # sequences that took room for which it waits
     awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `MediaTurns`
     queued_at: float | None = None  # of the engine's clock
     seconds: float | None = None  # until it was first given room

@@ -16,7 +16,7 @@ from tests.sources import PACKAGE, tree
 
 #: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
 OWNERS = {
-    "queue": {"scheduler", "adapter_rotation", "media_turns"},
+    "queue": {"scheduler", "adapter_rotation", "media_turns", "prompt_shares"},
     "kv": {"scheduler", "block_manager", "draft_model"},
     "control": {"steering", "words", "intake"},
     "draws": {"branching"},
