@@ -24,7 +24,8 @@ from bridle.engine.sequence_state import SequenceStatus
 
 #: How many prompts may take room that another waits for, before it.
 MAX_PASSES = 64
-#: Of so many waiting prompts it is looked up how much of them is cached. Others count with their whole length.
+#: Of so many waiting prompts it is looked up how much of them is cached. Of the others only those count that are no
+#: longer than two steps, with their whole length.
 _MAX_MATCHED = 64
 
 _Wish = tuple[Sequence, int]  # who wants how many tokens
@@ -72,7 +73,7 @@ class PromptShares:
         left, shares = budget // 2, dict[int, int]()
         room = _Room(self._blocks, self.num_owed, next((seq for seq in order if seq.is_ready), None))
         claimed: set[bytes] = set()  # blocks that waiting sequences will compute
-        for seq, num_tokens in sorted(begun + self._waiting(left, order), key=_shortness):
+        for seq, num_tokens in sorted(begun + self._waiting(2 * budget, order), key=_shortness):
             if left <= 0:
                 break
             if seq.queue.status is SequenceStatus.WAITING:
@@ -115,12 +116,12 @@ class _Room:
     def take(self, seq: Sequence) -> bool:
         """Take room for all of `seq`; returns whether there is as much that it may have."""
         need = self._blocks.num_missing(seq)
+        if need > self._left:
+            return False
         head = self._head
         if seq is head:
             self._kept = 0
-        if need > self._left:
-            return False
-        if head is not None and need > self._left - self._kept:
+        elif head is not None and need > self._left - self._kept:
             if head.queue.num_passes >= MAX_PASSES or seq.queue.level > head.queue.level:
                 return False
             head.queue.num_passes += 1
