@@ -69,6 +69,8 @@ def _model(model: Status, earlier: Status | None, seconds: float) -> RenderableT
 def _batch(engine: Status) -> str:
     running, waiting = engine.get("num_running", 0), engine.get("num_waiting", 0)
     traced = f" ({engine['num_traced']} traced)" if engine.get("num_traced") else ""
+    if prefilling := engine.get("num_prefilling"):
+        traced = f" ({prefilling} of them prompts){traced}"
     return f"{running} running{traced}, {waiting} waiting, {engine.get('num_preemptions', 0)} preempted so far"
 
 
@@ -137,11 +139,17 @@ def _request(row: Status) -> list[RenderableType]:
         _plain(row["adapter"] or row["model"] or ""),
         _plain(steered),
         str(row["priority"]),
-        str(row["prompt_tokens"]),
+        _prompt(row),
         str(tokens),
         f"{tokens / age:.1f}" if tokens and age else "",
         _plain(row["route"]),
     ]
+
+
+def _prompt(row: Status) -> str:
+    """The length of a prompt; while it is being computed, with how much of it is done."""
+    done = row.get("computed_prompt_tokens", 0) + row.get("cached_prompt_tokens", 0)
+    return f"{done}/{row['prompt_tokens']}" if row["state"] == "prompt" else str(row["prompt_tokens"])
 
 
 def _bar(value: float, total: float) -> ProgressBar:

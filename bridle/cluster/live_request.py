@@ -18,6 +18,7 @@ from bridle.outputs import (
     FinishReason,
     Log,
     PromptEvent,
+    PromptProgress,
     Resuming,
     Rewind,
     Stored,
@@ -118,7 +119,7 @@ class LiveRequest:
         Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
         """
-        if isinstance(event, Resuming):
+        if isinstance(event, Resuming | PromptProgress):
             return True
         if isinstance(event, (Log, Stored)):
             return self._is_news_note(event)

@@ -33,7 +33,7 @@ from bridle.sampling import LogitBias
 from bridle.traced import made
 from bridle.traces import decode_record, encode_record
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_FRAME_BYTES = 64 << 20
 #: What the pictures of a request may take of a frame, as the numbers that a model reads.
 MAX_MEDIA_BYTES = 48 << 20

@@ -201,7 +201,7 @@ class _Conversation:
 
     def _start(self, message: Submit, grammar: Grammar | None = None) -> None:
         try:
-            stream = self._client.submit(unpack_request(message, grammar))
+            stream = self._client.submit(unpack_request(message, grammar)).with_progress()
         except BridleError as error:
             self._end(message.request.id, FinishReason.ERROR, error)
             return

@@ -20,7 +20,7 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError
-from bridle.outputs import Event, Finished, Log, Stored
+from bridle.outputs import Event, Finished, Log, PromptEvent, PromptProgress, Stored
 
 #: When more bytes of logs and variables than this wait, they are merged; at most this many may be left then.
 MAX_NOTE_BYTES = 16 << 20
@@ -75,9 +75,16 @@ class EventStream:
         self._complete = False  # the last event is here
         self._drained = False  # and was read
         self._ready = threading.Event()
+        #: How far the prompt is: None until a part of it is computed, `PromptEvent` once all of it is.
+        self.prompt: PromptProgress | PromptEvent | None = None
         #: The event loop of the reader, once it reads in one, and what wakes it there.
         self.loop: asyncio.AbstractEventLoop | None = None
         self.news = asyncio.Event()
+
+    def with_progress(self) -> EventStream:
+        """The stream, which from now on also gives its reader each `PromptProgress`: one that passes events on."""
+        self._backlog.keeps_progress = True
+        return self
 
     # -- the engine's side -------------------------------------------------------------------------------
 
@@ -86,6 +93,9 @@ class EventStream:
         with self._lock:
             if self._error is not None:
                 return
+            for event in events:
+                if isinstance(event, PromptProgress | PromptEvent):
+                    self.prompt = event
             try:
                 self._backlog.add(events)
             except ControllerError as error:
@@ -178,12 +188,16 @@ class Backlog:
     """A list of events with a bound. One thread at a time."""
 
     max_bytes: int = MAX_NOTE_BYTES
+    #: Whether events are kept that only tell how far a prompt is.
+    keeps_progress: bool = False
     _events: list[Event] = field(default_factory=list)
     _num_bytes: int = 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events. Raises `ControllerError` if more bytes wait than may, even after merging."""
         for event in events:
+            if isinstance(event, PromptProgress) and not self.keeps_progress:
+                continue
             self._events.append(event)
             if isinstance(event, (Log, Stored)):
                 self._num_bytes += _size(event)

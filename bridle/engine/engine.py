@@ -312,6 +312,7 @@ class Engine:
             times = flight.began, flight.computed, flight.steered, sampled
             self._progress.tracer.compute(flight.rows, num_computed, times)
         self._branching.commit(flight.rows, flight.branched, result, vectors)
+        self._progress.note_progress(item.seq for item in flight.rows)
         if speculation.is_used:
             sequences, waited = (item.seq for item in scheduled), flight.steered - flight.computed
             speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)
@@ -359,6 +360,7 @@ class Engine:
             num_copied_blocks=blocks.num_copied,
             num_running=len(running),
             num_waiting=self.num_waiting,
+            num_prefilling=sum(seq.kv.is_prefilling for seq in running),
             num_suspended=sum(seq.control.is_suspended for seq in running),
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,

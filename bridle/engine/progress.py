@@ -30,6 +30,7 @@ from bridle.outputs import (
     Forked,
     Logprob,
     PromptEvent,
+    PromptProgress,
     Rewind,
     TokenEvent,
 )
@@ -220,6 +221,15 @@ class Progress:
         )
         if seq.output.unsent and seq.sampling.logprobs is None:
             self._send_all(seq)
+
+    def note_progress(self, sequences: Iterable[Sequence]) -> None:
+        """Tell how far the prompts are of which a step has computed a part."""
+        for seq in sequences:
+            is_begun = seq.kv.is_prefilling and seq.kv.num_computed > 0  # by now it may have been preempted
+            if is_begun and not (seq.output.prompt_sent or seq.is_finished):
+                num_cached = seq.kv.num_cached
+                num_computed = max(min(seq.kv.num_computed, seq.num_prompt) - num_cached, 0)
+                self.events.append(PromptProgress(seq.request.id, seq.index, num_computed, num_cached))
 
     def _send(self, seq: Sequence, held: UnsentToken, logprob: Logprob | None) -> None:
         """Send a token that was held back."""

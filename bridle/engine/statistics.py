@@ -50,6 +50,7 @@ class EngineStatistics:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_prefilling: int = 0  # of the running ones, those whose tokens are not all computed yet
     num_suspended: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0

@@ -47,6 +47,7 @@ class Part:
     outputs: list[CompletionOutput] = field(init=False)  # so far, in order of their index; only to look at
     is_steered: bool = field(init=False)
     ahead: _Ahead | None = field(init=False, default=None)
+    stream: EventStream | None = field(init=False, default=None)
     _reader: DeltaReader | None = field(init=False, default=None)
     _notes: NoteReader | None = field(init=False, default=None)
 
@@ -123,7 +124,7 @@ class Generation:
         """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
         begins with them."""
         (part,) = self.parts
-        part.ahead = _Ahead(self.model.client.submit(part.request))
+        part.ahead = _Ahead(self._submit(part))
         self.held.callback(part.ahead.cancel)
         return await part.ahead.look()
 
@@ -160,7 +161,7 @@ class Generation:
 
     async def _read(self, part: Part, sink: Sink | None, tells_failures: bool) -> None:
         """Submit a part and read it to its end."""
-        stream = part.ahead or self.model.client.submit(part.request)
+        stream = part.ahead or self._submit(part)
         try:
             async for events in stream:
                 # Who marks rewinds looks between them, so that nothing depends on how many events came together.
@@ -176,6 +177,12 @@ class Generation:
         finally:
             stream.cancel()
 
+    def _submit(self, part: Part) -> EventStream:
+        part.stream = self.model.client.submit(part.request)
+        if part.shares is None:  # the prompt is counted once
+            self.story.streams.append(part.stream)
+        return part.stream
+
     @property
     def usage(self) -> Usage:
         """Counts over all parts; of outputs that were broken off, what is known."""
@@ -183,6 +190,8 @@ class Generation:
         for part in self.parts:
             usage = part.collector.output.usage
             usage.prompt_tokens = usage.prompt_tokens or len(part.collector.output.prompt_token_ids)
+            if usage.cached_tokens == 0 and part.stream is not None and part.stream.prompt is not None:
+                usage.cached_tokens = part.stream.prompt.num_cached
             if part.shares is not None:  # the prompt is counted once
                 usage.prompt_tokens = usage.cached_tokens = 0
             broken = (output for output in part.outputs if output.finish_reason is None)

@@ -85,7 +85,10 @@ def run(client: EngineClient, request: Request, text: str | None = None, story: 
     """Submit a request, whose prompt came from `text`. Raises as `client.submit` does."""
     if story is not None:
         story.submit(request)
-    return Running(client.submit(request), OutputCollector(request, text), story)
+    stream = client.submit(request)
+    if story is not None:
+        story.streams.append(stream)
+    return Running(stream, OutputCollector(request, text), story)
 
 
 # -- many ----------------------------------------------------------------------------------------------------

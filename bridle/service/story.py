@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from bridle.constraints.spec import Constraint
 from bridle.controllers.composition import own_of, parts_of
 from bridle.engine.request import name_of
-from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, PromptProgress, Rewind, TokenEvent
 from bridle.service.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
+    from bridle.engine.client import EventStream
     from bridle.engine.request import Request
     from bridle.errors import BridleError
     from bridle.outputs import Usage
@@ -49,7 +50,7 @@ class Story:
 
     `opening` is how long the controller took to be made. `queued` is how long the engine then had no room. `held` is
     how long the controller kept an output from going on. Each is that of the slowest part of the request. `computed` is
-    when the prompt was computed, as far as the front-end knows.
+    when the prompt was computed, as far as the front-end knows. `streams` know how far each prompt is.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Story:
     traced: str | None = None  # what became of the client's wish for a trace, for a header
     sampling: SamplingParams | None = None
     usage: Usage | None = None
+    streams: list[EventStream] = field(default_factory=list)
     submitted: float | None = None
     opening: float = 0.0
     queued: float = 0.0
@@ -120,9 +122,22 @@ class Story:
         """The state of the request, in a word."""
         if self.submitted is None:
             return "coming in"
-        if self.computed is None:
-            return "waiting"
-        return "running" if self.first_token is not None else "prompt"
+        if self.first_token is not None:
+            return "running"
+        is_begun = self.computed is not None or any(stream.prompt is not None for stream in self.streams)
+        return "prompt" if is_begun else "waiting"
+
+    @property
+    def prompt_counts(self) -> tuple[int, int]:
+        """How many tokens of the prompts were computed so far, and how many were found in the prefix cache."""
+        computed = cached = 0
+        for stream in self.streams:
+            match stream.prompt:
+                case PromptProgress(num_computed=num_computed, num_cached=num_cached):
+                    computed, cached = computed + num_computed, cached + num_cached
+                case PromptEvent(tokens=tokens, num_cached=num_cached):
+                    computed, cached = computed + len(tokens) - num_cached, cached + num_cached
+        return computed, cached
 
     def fields(self) -> dict[str, Any]:
         """The fields of the story for a log line, in order."""
@@ -137,6 +152,8 @@ class Story:
         if self.usage is not None:
             counts = {kind: getattr(self.usage, name) for kind, name in TOKEN_KINDS.items()}
             told |= {kind: count for kind, count in counts.items() if count or kind not in _RARE}
+        if not all(isinstance(stream.prompt, PromptEvent) for stream in self.streams):
+            told["computed"] = self.prompt_counts[0]
         told |= self._times()
         if self.finish:
             told["finish"] = ",".join(sorted(set(self.finish)))

@@ -12,11 +12,14 @@ from starlette.testclient import TestClient
 
 from bridle.cli import main
 from bridle.cli.top_view import frame, trouble
+from bridle.engine.client import EventStream
 from bridle.http import create_app
+from bridle.outputs import PromptEvent, PromptProgress
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.story import Story
 from tests.http.harness import scripted_model, served
+from tests.engine.support import make_request
 from tests.service.fakes import fake_model
 
 
@@ -79,6 +82,13 @@ def test_requests_are_listed_with_what_steers_them() -> None:
     assert "pyctrl" in text and "7 more" in text
 
 
+def test_prompts_under_way_tell_how_far_they_are() -> None:
+    half_way = row(state="prompt", prompt_tokens=5000, computed_prompt_tokens=900, cached_prompt_tokens=100)
+    engine = {"num_running": 3, "num_prefilling": 2}
+    text = shown(status(requests=[half_way], num_requests=1, engine=engine), None, "here")
+    assert "1000/5000" in text and "3 running (2 of them prompts), 0 waiting" in text
+
+
 def test_nothing_that_a_server_says_steers_the_terminal() -> None:
     evil = "a\x1b]0;owned\x07\x9b31m[red]b"
     text = shown(status(requests=[row(user=evil, route=evil, controller=evil)], num_requests=1), None, evil)
@@ -132,3 +142,18 @@ def test_status_tells_of_live_requests_and_forgets_them() -> None:
     told = client.get("/v1/status").json()
     assert told["num_requests"] == 120 and len(told["requests"]) == 100
     assert [one["id"] for one in told["requests"][:3]] == ["0", "1", "2"]
+
+
+def test_status_tells_how_far_a_prompt_is() -> None:
+    app = create_app(ModelRegistry([fake_model()]))
+    story, stream = Story(id="r"), EventStream("r", lambda request_id: None)
+    app.state.http.live["r"] = story
+    story.submit(make_request([1] * 50))
+    story.streams.append(stream)
+    counts = []
+    for event in (None, PromptProgress("r", 0, 20, 10), PromptEvent("r", 0, (1,) * 50, 10)):
+        if event is not None:
+            stream.put([event])
+        (told,) = TestClient(app).get("/v1/status").json()["requests"]
+        counts.append((told["state"], told["computed_prompt_tokens"], told["cached_prompt_tokens"]))
+    assert counts == [("waiting", 0, 0), ("prompt", 20, 10), ("prompt", 40, 10)]

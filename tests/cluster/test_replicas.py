@@ -29,13 +29,13 @@ from bridle.errors import (
     ShardUnavailable,
     UnsupportedFeature,
 )
-from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent, PromptProgress, Resuming, TokenEvent
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.cluster.replica_kit import PIECES, make_executor, replicated
 from tests.engine.support import make_request, replay
 from tests.engine.test_laws import random_request
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
@@ -107,6 +107,19 @@ class Gate:
         if self._left == 0:
             self.is_reached.set()
             self.is_open.wait(PATIENCE)
+
+
+def test_a_router_knows_how_far_a_prompt_is() -> None:
+    gate = Gate(3)
+    config = EngineConfig(max_batch_prefill_tokens=16)
+    with replicated(1, make=lambda: make_executor(on_forward=gate), config=config) as made:
+        request = make_request([1] * 100, max_tokens=2)
+        stream = made.client.submit(request)
+        until(lambda: stream.prompt == PromptProgress(request.id, 0, 32), "the router hears of two steps")
+        gate.is_open.set()
+        events = [event for each in stream for event in each]
+        assert isinstance(stream.prompt, PromptEvent)
+        assert not any(isinstance(event, PromptProgress) for event in events)
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["continued", "begun again"])

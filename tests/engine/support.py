@@ -27,6 +27,7 @@ from bridle.outputs import (
     Log,
     Logprob,
     PromptEvent,
+    PromptProgress,
     Rewind,
     Stored,
     TokenEvent,
@@ -125,7 +126,10 @@ class Replay:
             return
         output = self.outputs[event.index]  # a KeyError means: an event before its Forked
         assert output.finished is None, f"{event} after {output.finished}"
-        if isinstance(event, PromptEvent):
+        if isinstance(event, PromptProgress):
+            assert self.prompt is None
+            assert event.num_computed + event.num_cached > 0
+        elif isinstance(event, PromptEvent):
             assert self.prompt is None
             assert not output.tokens
             self.prompt = event

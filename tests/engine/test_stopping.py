@@ -10,7 +10,7 @@ import pytest
 from bridle.engine.decision import Branch, Decision
 from bridle.engine.request import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
 from bridle.errors import ContextOverflow, InvalidRequest
-from bridle.outputs import FinishReason, PromptEvent, TokenEvent, Usage
+from bridle.outputs import FinishReason, PromptEvent, PromptProgress, TokenEvent, Usage
 from bridle.testing.text import PieceDecoder
 from lab.doubles.reference import reference_prompt_logprobs
 from tests.engine.programs import script
@@ -191,7 +191,9 @@ def test_logprobs_in_forks() -> None:
 def test_the_prompt_is_told_first_and_once() -> None:
     lab = Lab(max_num_batched_tokens=4)
     lab.run_one(range(11), max_tokens=3, n=2)
-    kinds = [type(event) for event in lab.events]
+    progress = [event.num_computed for event in lab.events if isinstance(event, PromptProgress)]
+    assert progress == [4, 8]
+    kinds = [type(event) for event in lab.events][len(progress) :]
     assert kinds[0] is PromptEvent
     assert kinds.count(PromptEvent) == 1
     assert kinds.count(TokenEvent) == 6

@@ -82,6 +82,7 @@ class FakeStream:
         self._is_endless = is_endless
         self.is_cancelled = False
         self.is_over = False
+        self.prompt: PromptEvent | None = None
         self._cancelled = asyncio.Event()
         self.gone = threading.Event()  # the same, for a test to wait on
 
@@ -103,6 +104,7 @@ class FakeStream:
     async def __anext__(self) -> list[Event]:
         await asyncio.sleep(0)
         for batch in self._batches:
+            self.prompt = next((event for event in batch if isinstance(event, PromptEvent)), self.prompt)
             return batch
         self._said_all.set()
         if self._is_endless:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from bridle.config import EngineConfig
 from bridle.controllers.beams import BeamSearch
+from bridle.engine import StepPlan
 from bridle.errors import BridleError, EngineClosed, InvalidRequest, Overloaded, UnknownModel
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
@@ -22,6 +25,7 @@ from bridle.service.story import Story
 from tests.http.harness import leisurely_model, saying, scripted_model
 from tests.service.loaders import FakeLoader
 from tests.service.test_on_demand import registry_of
+from tests.waiting import PATIENCE
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 ANN = Identity("ann", False)
@@ -158,6 +162,53 @@ async def test_a_cancelled_call_lets_go() -> None:
         assert serving.story.finish == ["cancelled"]
     assert host.admission.num_requests == 0
     host.registry.close()
+
+
+async def test_a_call_cancelled_during_its_prompt_tells_how_far_it_came() -> None:
+    """The engine stands still in its third step: two chunks of the prompt are computed, and its beginning was cached."""
+    held_up, go, num_steps = asyncio.Event(), threading.Event(), 0
+    loop = asyncio.get_running_loop()
+
+    def on_forward(plan: StepPlan) -> None:
+        nonlocal num_steps
+        num_steps += len(plan.rows) and plan.rows[0].num_prompt == 200
+        if num_steps == 3:
+            loop.call_soon_threadsafe(held_up.set)
+            assert go.wait(PATIENCE)
+
+    model = scripted_model(config=EngineConfig(max_batch_prefill_tokens=32), on_forward=on_forward)
+    host = Host(ModelRegistry([model]), Admission())
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        await (await serving.prepare([(1,) * 40], SHORT)).run()
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        generation = await serving.prepare([(1,) * 36 + (2,) * 164], SHORT)
+        story = serving.story
+        assert (story.state, story.prompt_counts) == ("coming in", (0, 0))
+        task = asyncio.create_task(generation.run())
+        await held_up.wait()
+        assert (story.state, story.prompt_counts) == ("prompt", (64, 32))
+        task.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        told = story.fields()
+        assert (told["prompt"], told["cached"], told["computed"], told["completion"]) == (200, 32, 64, 0)
+        assert told["finish"] == "cancelled"
+    host.registry.close()
+
+
+async def test_a_call_that_ends_tells_no_progress(host: Host) -> None:
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        await (await serving.prepare(await serving.tokens(["x"]), SHORT)).run()
+        computed, cached = serving.story.prompt_counts
+        assert computed + cached == serving.story.num_prompt
+        assert "computed" not in serving.story.fields()
 
 
 async def test_a_beam_search_counts_for_all_its_beams(host: Host) -> None:

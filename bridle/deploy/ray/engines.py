@@ -88,7 +88,7 @@ class EngineReplica:
         self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
         self._num_live += 1
         try:
-            stream = self._client.submit(await self._unpack(message))
+            stream = self._client.submit(await self._unpack(message)).with_progress()
             async with stream, aclosing(self._calls.merged(stream)) as merged:
                 async for news in stream if message.controller is None else merged:
                     yield encode(news if isinstance(news, ToolMessage) else self._packed(request_id, news))

@@ -79,6 +79,7 @@ def _control(runtime: RuntimePool | None) -> dict[str, Any] | None:
 
 def _request(story: Story) -> dict[str, Any]:
     now = time.monotonic()
+    computed, cached = story.prompt_counts
     return {
         "id": story.id,
         "route": story.route,
@@ -92,5 +93,7 @@ def _request(story: Story) -> dict[str, Any]:
         "state": story.state,
         "age": round(now - story.began, 3),
         "prompt_tokens": story.num_prompt,
+        "computed_prompt_tokens": computed,
+        "cached_prompt_tokens": cached,
         "output_tokens": story.num_tokens,
     }
