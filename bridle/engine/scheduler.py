@@ -4,10 +4,10 @@ There are no phases: every ready sequence wants `tokens[num_computed:target]` co
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
 of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
 none waits for ever (`waiting`). Where several prompts want tokens, up to half of the prompts' budget goes to the
-shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had their time (`PromptGate`);
-without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence whose preemption
-frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing of sampling,
-controllers or text.
+shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had
+their time (`PromptGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the
+sequence whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler
+knows nothing of sampling, controllers or text.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from bridle.outputs import PromptEvent, PromptProgress
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.story import Story
-from tests.http.harness import scripted_model, served
 from tests.engine.support import make_request
+from tests.http.harness import scripted_model, served
 from tests.service.fakes import fake_model
 
 

@@ -140,7 +140,9 @@ def test_nothing_but_time_depends_on_the_shares(seed: int) -> None:
 def test_prompts_that_have_begun_take_no_room_from_each_other() -> None:
     """Two long prompts, of which the cache holds one and a half: the second begins when the first is over."""
     lab = Lab(num_blocks=60, block_size=4, max_batch_prefill_tokens=16)
-    requests = [make_request(random_prompt(Random(seed), length), max_tokens=1) for seed, length in ((1, 160), (2, 120))]
+    requests = [
+        make_request(random_prompt(Random(seed), length), max_tokens=1) for seed, length in ((1, 160), (2, 120))
+    ]
     lab.run(*requests)
     assert lab.engine.statistics().num_preemptions == 0
     assert lab.executor.num_computed_tokens == 280
@@ -266,5 +268,3 @@ def _events(lab: Lab, *requests: Request) -> Iterator[object]:
         lab.engine.add(request)
     while lab.engine.has_work:
         yield from lab.step()
-
-

@@ -165,7 +165,7 @@ async def test_a_cancelled_call_lets_go() -> None:
 
 
 async def test_a_call_cancelled_during_its_prompt_tells_how_far_it_came() -> None:
-    """The engine stands still in its third step: two chunks of the prompt are computed, and its beginning was cached."""
+    """The engine stands still in its third step: two chunks of the prompt are computed, and 32 tokens were cached."""
     held_up, go, num_steps = asyncio.Event(), threading.Event(), 0
     loop = asyncio.get_running_loop()
 
