@@ -312,7 +312,7 @@ class Engine:
             times = flight.began, flight.computed, flight.steered, sampled
             self._progress.tracer.compute(flight.rows, num_computed, times)
         self._branching.commit(flight.rows, flight.branched, result, vectors)
-        self._progress.note_progress(item.seq for item in flight.rows)
+        self._progress.note_progress([item.seq for item in flight.rows if item.seq.kv.is_prefilling])
         if speculation.is_used:
             sequences, waited = (item.seq for item in scheduled), flight.steered - flight.computed
             speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)

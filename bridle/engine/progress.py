@@ -223,9 +223,9 @@ class Progress:
             self._send_all(seq)
 
     def note_progress(self, sequences: Iterable[Sequence]) -> None:
-        """Tell how far the prompts are of which a step has computed a part."""
+        """Tell how far the prompts are of which a step has computed a part, and not the end."""
         for seq in sequences:
-            is_begun = seq.kv.is_prefilling and seq.kv.num_computed > 0  # by now it may have been preempted
+            is_begun = seq.kv.num_computed > 0  # else it was preempted meanwhile
             if is_begun and not (seq.output.prompt_sent or seq.is_finished):
                 num_cached = seq.kv.num_cached
                 num_computed = max(min(seq.kv.num_computed, seq.num_prompt) - num_cached, 0)

@@ -232,7 +232,8 @@ class Scheduler:
 
     def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
         """Keep a part of the prompts' budget for the shortest of them, if there are several."""
-        begun = [(seq, num_wanted) for seq in ready if (num_wanted := self._num_wanted(seq)) > 0]
+        several = [seq for seq in ready if seq.kv.is_prefilling or len(seq.tokens) - seq.kv.num_computed > 1]
+        begun = [(seq, num_wanted) for seq in several if (num_wanted := self._num_wanted(seq)) > 0]
         has_queue = is_open and self.waiting and len(self.running) < self.max_num_seqs
         if not has_queue and len(begun) < 2:
             return
