@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridle.chat.files import with_files
 from bridle.chat.tools.offer import Offer, offer_of
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
@@ -150,7 +151,7 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     if conversation.template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
     try:
-        messages = prepare(conversation.messages, look)
+        messages = prepare(with_files(conversation.messages, model.pictures), look)
     except UnsupportedFeature as error:
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
     check_length(model, text_length(messages), "messages")

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
+from bridle.chat.files import has_remote_file
 from bridle.chat.form import TurnForm
 from bridle.chat.reasoning import ReasoningReader, Tags, switched, tags_of, thinks_unasked
 from bridle.chat.recall import keep_answers, recalled
@@ -147,7 +148,8 @@ async def plan_turn(
     """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
     prompt as they were written. Raises `InvalidRequest` that names the field."""
     offer, budget = conversation.offer(), conversation.thinking_budget
-    is_fetched = model.pictures is not None and has_remote(conversation.messages)
+    messages = conversation.messages
+    is_fetched = model.pictures is not None and (has_remote(messages) or has_remote_file(messages))
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
     made = await in_thread(_make_prompt, model, conversation, offer, user)
     kind = format_of(model.tokenizer) if offer.functions else None

@@ -13,6 +13,7 @@ from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
 from bridle.http.metrics.metrics import Metrics
+from bridle.http.openai.responses.socket import ResponsesSockets
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.http.transport.call import POLICIES_HEADER, CallMiddleware
@@ -50,7 +51,7 @@ def create_app(
 ) -> FastAPI:
     """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
 
-    With `keys`, every route but health asks for one of them. `fronts` make the applications that answer WebSockets,
+    With `keys`, every route but health asks for one of them. `fronts` make further applications that answer WebSockets,
     `tracing` takes the spans of requests.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
@@ -72,7 +73,7 @@ def create_app(
     app.state.door = Door(state, identify, refuse, info_routes.probe)
     for router in ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
-    for make in fronts:
+    for make in (ResponsesSockets, *fronts):
         mount(app, state, make)
     _add_middleware(app, state, identify, refuse)
     return app

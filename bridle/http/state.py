@@ -16,14 +16,16 @@ from bridle.service import LoadedModel
 from bridle.service.response_book import ResponseBook
 from bridle.service.serving import Host, Serving
 from bridle.service.socket_tickets import SocketTickets
-from bridle.service.trace_book import HEADER, wish_of
+from bridle.service.trace_book import HEADER, Wish, wish_of
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpState(Host):
-    """What all front-ends of an application share, and beside it limits and counters of HTTP, the stored `responses`,
-    the `fronts` at its WebSockets, and `tickets` for these; `started` is a Unix time in seconds. Large bodies are
-    parsed one at a time, under `parsing`: parsers that take turns would keep everybody else from running.
+    """Shared state of all HTTP front ends.
+
+    Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for them),
+    WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be parsed at
+    a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -31,6 +33,7 @@ class HttpState(Host):
     num_uploads: int = 0
     fronts: list[SocketFront] = field(default_factory=list)
     responses: ResponseBook = field(default_factory=ResponseBook)
+    passing: ResponseBook = field(default_factory=ResponseBook)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tickets: SocketTickets = field(default_factory=SocketTickets)
@@ -73,9 +76,14 @@ def http_state(request: Request) -> HttpState:
 
 def serving_of(request: Request, trace: bool | str | None = None) -> Serving:
     """The life of what a request asks for, which ends with its call. `trace` is the field of that name."""
-    http, call = http_state(request), call_of(request.scope)
-    settings, is_asked = http.settings, trace is not None or HEADER in request.headers
+    is_asked = trace is not None or HEADER in request.headers
     wish = wish_of(request.headers, trace) if is_asked else "no"
+    return serving_for(http_state(request), call_of(request.scope), wish)
+
+
+def serving_for(http: HttpState, call: Call, wish: Wish = "no") -> Serving:
+    """The same for a call that is no request."""
+    settings = http.settings
     return Serving(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
 
 

@@ -15,7 +15,7 @@ from typing import Self
 from urllib.parse import urljoin
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.media.modalities import IMAGE, WORDS
+from bridle.media.modalities import IMAGE, word
 from bridle.outbound import Answer, Bounds, Exchange, Networks, OutboundFailed, Target, networks_of
 from bridle.shown import shown
 
@@ -98,7 +98,7 @@ class ImageHosts:
                 return host
         origin = f"{target.scheme}://{target.host}:{target.port}"
         raise UnsupportedFeature(
-            f"{where} is a {WORDS[modality][0]} at {origin}; this server fetches none from there (--allow-image-host)",
+            f"{where} is a {word(modality)} at {origin}; this server fetches none from there (--allow-image-host)",
             where,
         )
 

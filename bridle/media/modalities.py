@@ -16,6 +16,11 @@ PARTS = {
 OF_PARTS = {part: modality for modality, parts in PARTS.items() for part in parts}
 
 
+def word(modality: str) -> str:
+    """What one file is called."""
+    return WORDS[modality][0] if modality in WORDS else "file"
+
+
 def counted(number: int, modality: str) -> str:
     """As in `3 pictures`."""
     return f"{number} {WORDS[modality][1]}"

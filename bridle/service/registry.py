@@ -102,6 +102,13 @@ class ModelRegistry:
         """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
+    def check_single(self) -> None:
+        """Raise `InvalidRequest` if several models were added, so that a request has to name one."""
+        names = [slot.name for slot in self._slots.values() if not slot.is_passing]
+        if len(names) > 1:
+            shown_names = ", ".join(names[:_MAX_SHOWN_NAMES])
+            raise InvalidRequest(f"model is missing; several are served here: {shown_names}", "model")
+
     @property
     def names(self) -> list[str]:
         """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that

@@ -151,9 +151,11 @@ class Serving:
         deadline: float | None = None,
         notice: Notice | None = None,
         generates: bool = True,
+        must_name: bool = False,
     ) -> LoadedModel:
         """A place for so many prompts, and the model and the adapter that a request names, which stay until the end.
-        `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it.
+        `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it. Where there are
+        several models, one `must_name` which, if its API has a field for it.
 
         What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
         `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the
@@ -163,6 +165,8 @@ class Serving:
         host.check_open()
         self._is_late = host.is_draining
         story.terms = make_terms(priority, deadline, identity, story.began)
+        if must_name and name is None and not adapter:
+            host.registry.check_single()
         chosen = host.registry.choose(name, adapter)
         slot = host.registry.slot_of(chosen.model)
         story.model = slot.name

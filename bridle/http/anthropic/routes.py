@@ -49,7 +49,7 @@ async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
 
 
 async def _turn(body: MessagesBody, serving: Serving) -> Turn:
-    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
+    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True)
     chat, prefill = body.to_chat(model.name, model.modalities)
     return await turn_of(chat, serving, chat.filled(chat.sampling(max_tokens=body.max_tokens), model), prefill)
 

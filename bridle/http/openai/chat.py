@@ -49,7 +49,9 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     sampling = _sampling(body)
     width = body.width(sampling.n)
-    model = await serving.hold(body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline)
+    model = await serving.hold(
+        body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline, must_name=True
+    )
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
     steering, search = turn.steering, None
@@ -163,7 +165,7 @@ class _Answer:
     def _choice(
         self, part: Part, output: CompletionOutput, found: ChatMessage, is_beam: bool = False
     ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None, "annotations": []}
         if found.thoughts:
             message["reasoning_content"] = found.thoughts
         if found.calls:

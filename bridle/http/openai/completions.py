@@ -50,6 +50,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         n=plan.sampling.n,
         priority=body.priority,
         deadline=body.deadline,
+        must_name=True,
     )
     steering = serving.steering(body, body.form(), body.rewind)
     _check_steering(body, plan, steering)

@@ -41,6 +41,8 @@ class TextsBody(Fields):
     are cut; -1 stands for what the model takes."""
 
     has_text: ClassVar[bool] = False
+    #: Whether a call has to say which of several models it means.
+    must_name: ClassVar[bool] = False
 
     model: str | None = None
     adapter: str | None = None
@@ -60,6 +62,7 @@ class TextsBody(Fields):
             priority=self.priority,
             deadline=self.deadline,
             generates=False,
+            must_name=self.must_name,
         )
         return at_once
 
@@ -67,6 +70,8 @@ class TextsBody(Fields):
 class EmbeddingsBody(TextsBody):
     """`input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt_name` is that of a
     prompt that the model's folder has."""
+
+    must_name: ClassVar[bool] = True
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None

@@ -38,6 +38,7 @@ GENERATING_ROUTES = frozenset(
         "/v1/chat/completions",
         "/v1/messages",
         "/v1/responses",
+        "/v1/responses/compact",
         "/v1/run",
     }
 )
@@ -61,6 +62,7 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
 }
 _ANTHROPIC = "/v1/messages"
 #: The header that tells the names and versions of the policies that hold, if the operator wants that.
@@ -138,9 +140,7 @@ class CallMiddleware:
             if call.status is None:
                 await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, named)
         finally:
-            call.resources.close()
-            self._on_end(call, time.monotonic() - call.began)
-            _tell(call)
+            end_call(call, self._on_end)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a WebSocket with its sender, and whatever is no request. A refused upgrade is answered over HTTP, so
@@ -202,6 +202,13 @@ def _naming(call: Call, send: Send) -> Send:
         await send(message)
 
     return send_named
+
+
+def end_call(call: Call, on_end: Callable[[Call, float], None]) -> None:
+    """Give back what a call holds, and report its story."""
+    call.resources.close()
+    on_end(call, time.monotonic() - call.began)
+    _tell(call)
 
 
 def _tell(call: Call) -> None:

@@ -20,7 +20,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
 from bridle.http.fields import STRICTNESS
 from bridle.http.settings import BODY_BYTES
-from bridle.http.state import http_state
+from bridle.http.state import HttpState, http_state
 from bridle.http.transport.content_coding import unpacker_of
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 
@@ -47,12 +47,7 @@ class BoundedRequest(Request):
 
     async def json(self) -> Any:
         """The body as JSON. Raises a 400 error that says where it is malformed."""
-        body = await self.body()
-        if len(body) <= MAX_INLINE_BYTES:
-            return _parse(body)
-        http = http_state(self)
-        async with http.parsing:
-            return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes or BODY_BYTES)
+        return await parsed(http_state(self), await self.body())
 
     async def _read_chunks(self, limit: int) -> bytes:
         chunks, size, arrived = [], 0, 0
@@ -79,6 +74,14 @@ class BoundedRoute(APIRoute):
             return await handler(BoundedRequest(request.scope, request.receive))
 
         return bounded
+
+
+async def parsed(http: HttpState, body: bytes) -> Any:
+    """What a client has sent, as JSON. Raises a 400 error that says where it is malformed."""
+    if len(body) <= MAX_INLINE_BYTES:
+        return _parse(body)
+    async with http.parsing:
+        return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes or BODY_BYTES)
 
 
 def _parse_large(body: bytes, max_bytes: int) -> Any:

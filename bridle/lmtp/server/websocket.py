@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from bridle.errors import ConnectionLost
 from bridle.lmtp.server.server import LmtpServer
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.service.keys import LOCAL_USER, Identity
+from bridle.service.origins import may_connect
 from bridle.service.serving import Host
 from bridle.service.story import trace_headers
 from bridle.service.turns import Allowance
@@ -47,7 +47,7 @@ class LmtpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
             raise TypeError(f"an LMTP endpoint serves WebSockets, not {scope['type']}")
-        if not self._may_enter(scope):
+        if not may_connect(scope["headers"], self.server.settings.allowed_origins):
             await send({"type": "websocket.close", "code": 1008, "reason": "pages of this origin may not connect"})
             return
         await receive()  # websocket.connect
@@ -56,14 +56,6 @@ class LmtpEndpoint:
         link = WebSocketLink(receive, send)
         known = identity if isinstance(identity, Identity) else LOCAL_USER
         await self.server.serve(link, known, trace_headers(scope["headers"]))
-
-    def _may_enter(self, scope: Scope) -> bool:
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        origin = headers.get(b"origin")
-        if origin is None:  # no browser
-            return True
-        allowed = self.server.settings.allowed_origins
-        return "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get(b"host")
 
 
 def websocket_front(

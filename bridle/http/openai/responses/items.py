@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
+from bridle.http.openai.responses.tools import Name
 
 Event = dict[str, Any]
 Item = dict[str, Any]
 
 
 class ItemWriter:
-    """Builds `items`, which are complete once the writer is closed. Until then the last one may be open."""
+    """Builds `items`, which are complete once the writer is closed. Until then the last one may be open. `names` are
+    those of functions in namespaces. A message is commentary, unless it is the last item: then it is the answer."""
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, names: Mapping[str, Name]) -> None:
         self.items: list[Item] = []
-        self._id = response_id
+        self._id, self._names = response_id, names
         self._is_open = False
 
     def add(self, pieces: Iterable[Piece]) -> list[Event]:
@@ -26,7 +28,7 @@ class ItemWriter:
     def close(self, status: str = "completed") -> list[Event]:
         """End the last item; an answer without any item gets an empty message."""
         opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
-        return [*opened, *self._end(status)]
+        return [*opened, *self._end(status, "final_answer")]
 
     def _of(self, piece: Piece) -> list[Event]:
         number = len(self.items)
@@ -38,7 +40,7 @@ class ItemWriter:
                 opened = self._begin("message", _message(f"msg_{self._id}_{number}"))
                 return [*opened, self._grow("output_text", piece.text)]
             case CallBegun():
-                return [*self._end(), *self._begin("function_call", _call(f"fc_{self._id}_{number}", piece))]
+                return [*self._end(), *self._begin("function_call", self._call(f"fc_{self._id}_{number}", piece))]
             case CallArguments():
                 self.items[-1]["arguments"] += piece.text
                 return [self._event("response.function_call_arguments.delta", delta=piece.text)]
@@ -62,12 +64,14 @@ class ItemWriter:
         further: Event = {"logprobs": []} if kind == "output_text" else {}
         return self._event(f"response.{kind}.delta", content_index=0, delta=text, **further)
 
-    def _end(self, status: str = "completed") -> list[Event]:
+    def _end(self, status: str = "completed", phase: str = "commentary") -> list[Event]:
         if not self._is_open:
             return []
         self._is_open = False
         item = self.items[-1]
         item["status"] = status
+        if item["type"] == "message":
+            item["phase"] = phase
         if item["type"] == "function_call":
             done = [
                 self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
@@ -80,6 +84,12 @@ class ItemWriter:
             done.append(self._event("response.content_part.done", content_index=0, part=part))
         item_done = self._event("response.output_item.done", item=item)
         return [*done, item_done]
+
+    def _call(self, item_id: str, call: CallBegun) -> Item:
+        inner = self._names.get(call.name)
+        name = {"name": call.name} if inner is None else {"name": inner.name, "namespace": inner.namespace}
+        begun = {"type": "function_call", "id": item_id, "call_id": f"call_{call.id}", "status": "in_progress"}
+        return begun | name | {"arguments": ""}
 
     def _event(self, kind: str, **fields: Any) -> Event:
         """An event about the last item."""
@@ -95,14 +105,3 @@ def _message(item_id: str) -> Item:
 def _reasoning(item_id: str) -> Item:
     part = {"type": "reasoning_text", "text": ""}
     return {"type": "reasoning", "id": item_id, "summary": [], "status": "in_progress", "content": [part]}
-
-
-def _call(item_id: str, call: CallBegun) -> Item:
-    return {
-        "type": "function_call",
-        "id": item_id,
-        "call_id": f"call_{call.id}",
-        "name": call.name,
-        "arguments": "",
-        "status": "in_progress",
-    }

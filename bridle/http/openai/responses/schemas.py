@@ -5,14 +5,16 @@ A reference to an earlier response stands for the items that it answered, and it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
+from bridle.http.openai.responses.said import messages_of
+from bridle.http.openai.responses.tools import Tools, read_choice, read_tools
 from bridle.http.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -29,13 +31,23 @@ from bridle.shown import shown
 
 #: How many entries `metadata` may have, which is returned with every answer.
 MAX_METADATA = 16
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+#: How long a text may be that is returned as it came.
+MAX_ECHO_CHARS = 512
 
 
 def _metadata(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"metadata has {len(value)} entries; at most {MAX_METADATA}")
     return value
+
+
+def _echo(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_ECHO_CHARS:
+        raise ValueError(f"has {len(value)} characters; at most {MAX_ECHO_CHARS}")
+    return value
+
+
+Echo = Annotated[str | None, BeforeValidator(_echo)]
 
 
 class TextFields(InnerFields):
@@ -67,6 +79,14 @@ class ResponsesBody(SamplingFields):
     background: bool | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
+    max_tool_calls: int | None = None
+    safety_identifier: Echo = None
+    prompt_cache_key: Echo = None
+
+    @cached_property
+    def offered(self) -> Tools:
+        """The tools. Raises `InvalidRequest`."""
+        return read_tools(self.tools)
 
     def items(self, book: ResponseBook, user: str) -> JsonObjects:
         """All that is said: what the earlier response answered, its own items, and the input. Raises `UnknownResponse`,
@@ -88,14 +108,14 @@ class ResponsesBody(SamplingFields):
         if self.text is not None and self.text.format is not None:
             given["response_format"] = _format(self.text.format)
         try:
-            messages = _messages(self.instructions, self.input, bool(modalities))
+            messages = messages_of(self.instructions, self.input, bool(modalities))
         except UnsupportedFeature as error:
             raise UnsupportedFeature(f"{error}; {reads(model, modalities)}", error.param) from None
         return ChatBody.model_construct(
             **given,
             messages=messages,
-            tools=None if self.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
-            tool_choice=self.tool_choice,
+            tools=self.offered.functions,
+            tool_choice=read_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning=self.reasoning,
             thinking_budget=self.thinking_budget,
@@ -112,94 +132,17 @@ class ResponsesBody(SamplingFields):
             raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
         if self.truncation not in (None, "disabled"):
             raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise InvalidRequest(f"max_tool_calls is {self.max_tool_calls}; must be at least 1", "max_tool_calls")
         if self.top_logprobs:
             raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
 
 
-def _messages(instructions: str | None, items: str | JsonObjects, has_files: bool) -> JsonObjects:
-    messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
-    for position, item in enumerate(items):
-        _add_item(messages, item, f"input[{position}]", _content if has_files else _text)
-    return messages
+class CompactBody(ResponsesBody):
+    """`POST /v1/responses/compact`."""
 
-
-def _add_item(
-    messages: JsonObjects, item: Mapping[str, Any], where: str, read: Callable[[Any, str], str | JsonObjects]
-) -> None:
-    """Add one item to the messages, whose content is `read`. Thoughts, text and calls of a turn become one message."""
-    match item.get("type", "message"):
-        case "message":
-            role = item.get("role")
-            if not isinstance(role, str):
-                raise InvalidRequest(
-                    f"{where}.role is {shown(role)}; must be user, assistant, system or developer", where
-                )
-            if role == "assistant":
-                _turn(messages)["content"] += _text(item.get("content"), f"{where}.content")
-            else:
-                messages.append({"role": role, "content": read(item.get("content"), f"{where}.content")})
-        case "reasoning":
-            thoughts = _text(item.get("content") or item.get("summary") or "", where)
-            turn = _turn(messages)
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
-        case "function_call":
-            if not isinstance(item.get("name"), str):
-                raise InvalidRequest(f"{where}.name is {shown(item.get('name'))}; must be a function's name", where)
-            function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
-            call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
-            _turn(messages).setdefault("tool_calls", []).append(call)
-        case "function_call_output":
-            result = read(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": own_id(item.get("call_id")), "content": result})
-        case kind:
-            raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
-
-
-def _turn(messages: JsonObjects) -> dict[str, Any]:
-    """The assistant's message that is being built."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-def _content(content: Any, where: str) -> str | JsonObjects:
-    """The text of parts; the parts themselves, in order, where some are pictures or sounds."""
-    if not isinstance(content, list) or not any(_is_file(part) for part in content):
-        return _text(content, where)
-    for position, part in enumerate(content):
-        if not _is_file(part):
-            _text([part], f"{where}[{position}]")
-    return list(content)
-
-
-def _is_file(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("input_image", "input_audio")
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise InvalidRequest(f"{where} must be text or a list of parts", where)
-    return "\n".join(_part_text(part, f"{where}[{position}]") for position, part in enumerate(content))
-
-
-def _part_text(part: Mapping[str, Any], where: str) -> str:
-    if part.get("type") not in _TEXTS:
-        raise UnsupportedFeature(f"{where} is of type {shown(part.get('type'))}", where)
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where} has no text", where)
-    return str(part["text"])
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A tool in the shape of the chat API."""
-    if tool.get("type") != "function":
-        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only functions are known", "tools")
-    fields = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+    model: str
+    input: Annotated[str | JsonObjects, text_or_objects("input", MAX_MESSAGES)] = Field(default_factory=list)
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ async def delete(response_id: str, request: Request) -> Response:
 async def input_items(response_id: str, request: Request) -> Response:
     """A page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an item."""
     stored = http_state(request).responses.input_items(identity_of(request).user, response_id)
-    items = [_listed(item, response_id, number) for number, item in enumerate(stored)]
+    items = [listed(item, response_id, number) for number, item in enumerate(stored)]
     query = request.query_params
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
@@ -63,7 +63,7 @@ def _limit(text: str | None) -> int:
     return int(text)
 
 
-def _listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
+def listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
     """An item with all that clients expect of one: a kind, an id of its own, its content as parts."""
     listed: dict[str, Any] = {
         "type": "message",

@@ -1,0 +1,250 @@
+"""Responses over a WebSocket at `/v1/responses`: each message asks for one, and its events come back as messages.
+
+A connection has one response at a time, in the order in which they were asked for. One that is not stored can be gone
+on from over the connection that it was asked for over, until the next one, or one that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from bridle.errors import BridleError, EngineClosed, InvalidRequest, ProtocolError, UnknownResponse
+from bridle.http.errors import RefusedBody, describe_validation, error_body, internal_error, status_of
+from bridle.http.fields import STRICTNESS
+from bridle.http.openai.responses.answer import Answer, begin
+from bridle.http.openai.responses.items import Event
+from bridle.http.openai.responses.schemas import ResponsesBody
+from bridle.http.state import HttpState, serving_for
+from bridle.http.transport.call import Call, end_call
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.json_body import parsed
+from bridle.http.transport.shaped_route import checked_body
+from bridle.service import new_request_id
+from bridle.service.origins import may_connect
+from bridle.service.story import trace_headers
+from bridle.service.trace_book import wish_of
+from bridle.service.turns import Allowance
+from bridle.shown import shown
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
+PATH = "/v1/responses"
+#: How long a connection may last, in seconds, and how many messages may wait for the response before theirs.
+MAX_SECONDS, MAX_WAITING = 3_600.0, 8
+_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
+#: What a message may have beside the fields of a request over HTTP, and what means nothing here.
+_BESIDE = ("type", "stream", "stream_options")
+
+
+class ConnectionExpired(ProtocolError):
+    """A connection has lasted as long as one may."""
+
+    code = "websocket_connection_limit_reached"
+
+
+class PreviousNotFound(InvalidRequest):
+    """The response that a request goes on from is neither stored nor the last one of its connection."""
+
+    code = "previous_response_not_found"
+
+
+class ResponsesSockets:
+    """The ASGI application of all connections."""
+
+    paths = (PATH,)
+
+    def __init__(self, http: HttpState, max_seconds: float = MAX_SECONDS) -> None:
+        self._http, self._max_seconds = http, max_seconds
+        self._open: set[_Connection] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._http.settings
+        if not may_connect(scope["headers"], settings.cors_origins):
+            await send(
+                {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "not from pages of this origin"}
+            )
+            return
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        head = HTTPConnection(scope)
+        STRICTNESS.set((head.headers, settings.strict_fields))
+        connection = _Connection(self._http, head, receive, send)
+        self._open.add(connection)
+        try:
+            await connection.serve(self._max_seconds)
+        finally:
+            self._open.discard(connection)
+
+    def drain(self, seconds: float) -> None:
+        """Begin nothing new; responses that run have `seconds` to finish."""
+        for connection in self._open:
+            connection.end()
+
+    async def close(self) -> None:
+        """End all responses, and tell the clients."""
+        for connection in list(self._open):
+            connection.end(EngineClosed("the server was shut down"))
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, http: HttpState, head: HTTPConnection, receive: Receive, send: Send) -> None:
+        self._http, self._head, self._identity = http, head, identity_of(head)
+        self._receive, self._send = receive, send
+        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()  # None: there will be no more
+        self._work: asyncio.Task[None] | None = None
+        self._num_waiting = 0  # bytes of messages
+        self._useless = Allowance()
+        self._last: str | None = None  # the response that can be gone on from, though it is not stored
+        self._error: BridleError | None = None  # why the connection ends
+        self._is_over = False
+
+    # -- its life --------------------------------------------------------------------------------------------------
+
+    async def serve(self, max_seconds: float) -> None:
+        """Answer messages until the client leaves, or its time is over."""
+        reader = asyncio.create_task(self._read())
+        timer = asyncio.get_running_loop().call_later(max_seconds, self._expire, max_seconds)
+        try:
+            while not self._is_over and (message := await self._messages.get()) is not None:
+                self._num_waiting -= len(message)
+                self._work = asyncio.create_task(self._answer(message))
+                await asyncio.wait({self._work})
+                if self._work.cancelled() and not self._is_over:
+                    self.end(EngineClosed("the model was closed"))
+                self._work = None
+            await self._leave()
+        finally:
+            timer.cancel()
+            reader.cancel()
+            if self._work is not None:
+                self._work.cancel()
+            self._forget()
+
+    def end(self, error: BridleError | None = None) -> None:
+        """End once the response that runs is over; at once with an `error`, which the client is told."""
+        self._is_over, self._error = True, error
+        self._messages.put_nowait(None)
+        if error is not None and self._work is not None:
+            self._work.cancel()
+
+    def _expire(self, max_seconds: float) -> None:
+        self.end(ConnectionExpired(f"a connection lasts for {max_seconds:g} s; open another one"))
+
+    async def _read(self) -> None:
+        """Take messages, also while a response runs, so that a client that leaves is noticed."""
+        while (event := await self._receive())["type"] != "websocket.disconnect":
+            message = event.get("text") or event.get("bytes") or ""
+            self._num_waiting += len(message)
+            if self._messages.qsize() >= MAX_WAITING or self._num_waiting > self._http.max_body_bytes:
+                self.end(ProtocolError("too much waits already; ask for one response after the other"))
+                return
+            self._messages.put_nowait(message)
+        self._is_over = True
+        self._messages.put_nowait(None)
+        if self._work is not None:
+            self._work.cancel()
+
+    async def _leave(self) -> None:
+        """Say why, unless the client has left."""
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            if self._error is not None:
+                await self._tell([_failure(self._error)])
+            code = _POLICY_VIOLATION if isinstance(self._error, ProtocolError) else _GOING_AWAY
+            await self._send({"type": "websocket.close", "code": code, "reason": ""})
+
+    async def _tell(self, events: list[Event]) -> None:
+        """Send events. Raises `TimeoutError` if the client does not take them."""
+        async with asyncio.timeout(self._http.settings.send_timeout):
+            for event in events:
+                await self._send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
+
+    def _forget(self) -> None:
+        if self._last is not None:
+            with contextlib.suppress(UnknownResponse):  # it has had its time
+                self._http.passing.delete(self._identity.user, self._last)
+        self._last = None
+
+    # -- a response ------------------------------------------------------------------------------------------------
+
+    async def _answer(self, message: str | bytes) -> None:
+        """Answer one message, whatever it is."""
+        call = Call(id=new_request_id(), route=f"WEBSOCKET {PATH}", method="WEBSOCKET", path=PATH)
+        call.identity = self._identity
+        if self._http.tracing is not None:
+            call.span = self._http.tracing.begin(trace_headers(self._head.scope["headers"]))
+        try:
+            await self._respond(message, call)
+            call.status = 200
+        except (OSError, RuntimeError, TimeoutError) as error:  # how ASGI servers report that the peer is gone
+            self._is_over, call.status = True, 499
+            _log.debug("client gone", id=call.id, error=str(error))
+        except Exception:
+            _log.exception("bug", id=call.id, path=PATH)
+            call.status = 500
+            await self._fail(internal_error(call.id), call)
+        finally:
+            end_call(call, self._http.end)
+
+    async def _respond(self, message: str | bytes, call: Call) -> None:
+        answer: Answer | None = None
+        try:
+            body = await self._body(message)
+            answer = await self._begin(body, call)
+            await answer.stream(self._tell)
+            self._forget()
+            self._last = None if answer.is_stored else answer.id
+        except BridleError as error:
+            self._forget()
+            call.error = error
+            await self._fail(error, call, answer)
+
+    async def _fail(self, error: BridleError, call: Call, answer: Answer | None = None) -> None:
+        """Tell what is wrong: in the response, if one has begun."""
+        call.status = status_of(error)[0]
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            await self._tell([_failure(error) if answer is None else answer.failure(error)])
+        try:
+            self._useless.charge("requests that failed")
+        except ProtocolError as too_many:
+            self.end(too_many)
+
+    async def _body(self, message: str | bytes) -> ResponsesBody:
+        """A message as a request. Raises `InvalidRequest`."""
+        data = message.encode("utf-8", "replace") if isinstance(message, str) else message
+        try:
+            fields = await parsed(self._http, data)
+            if not isinstance(fields, Mapping) or fields.get("type") != "response.create":
+                kind = fields.get("type") if isinstance(fields, Mapping) else fields
+                raise InvalidRequest(f"type is {shown(kind)}; must be 'response.create'", "type")
+            given = {name: value for name, value in fields.items() if name not in _BESIDE}
+            return checked_body(ResponsesBody, {**given, "stream": True})
+        except RefusedBody as error:
+            raise error.error from None
+        except RequestValidationError as error:
+            raise describe_validation(error.errors()) from None
+
+    async def _begin(self, body: ResponsesBody, call: Call) -> Answer:
+        http, previous = self._http, body.previous_response_id
+        book = http.passing if previous is not None and previous == self._last else http.responses
+        try:
+            said = body.items(book, self._identity.user)
+        except UnknownResponse as error:
+            raise PreviousNotFound(str(error), "previous_response_id") from None
+        body = body.model_copy(update={"input": said})
+        generation, turn = await begin(body, serving_for(http, call, wish_of(self._head.headers, body.trace)))
+        return Answer(generation, turn, body, call.id, http.responses, http.passing)
+
+
+def _failure(error: BridleError) -> dict[str, Any]:
+    """The event of a request that was refused."""
+    return {"type": "error", "status": status_of(error)[0], **error_body(error)}
