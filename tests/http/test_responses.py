@@ -132,7 +132,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"context": "all_turns"}}, "reasoning.context is not supported here: the checkpoint's template"),
     ({"background": True}, "background is true"),
     ({"truncation": "auto"}, "truncation is 'auto'"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0] is of type 'web_search'; only functions are known"),
+    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0] is of type 'custom'; only functions are known"),
     ({"tool_choice": "required"}, "there are no tools"),
     ({"temperature": -1}, "temperature is -1"),
     ({"text": {"format": {"type": "xml"}}}, "response_format is 'xml'"),
