@@ -61,8 +61,8 @@ class ResponsesSockets:
 
     paths = (PATH,)
 
-    def __init__(self, http: HttpState, max_seconds: float = MAX_SECONDS) -> None:
-        self._http, self._max_seconds = http, max_seconds
+    def __init__(self, http: HttpState) -> None:
+        self._http = http
         self._open: set[_Connection] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ class ResponsesSockets:
         connection = _Connection(self._http, head, receive, send)
         self._open.add(connection)
         try:
-            await connection.serve(self._max_seconds)
+            await connection.serve(MAX_SECONDS)
         finally:
             self._open.discard(connection)
 
