@@ -110,6 +110,18 @@ def test_a_turn_that_fails_ends_its_chain(client: TestClient) -> None:
         assert ask(socket)["type"] == "response.completed"
 
 
+def test_a_prompt_can_be_computed_alone(client: TestClient) -> None:
+    with connect(client) as socket:
+        send(socket, "Well, what is it? " * 8, generate=False)
+        events = turn(socket)
+        assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+        warm = events[-1]["response"]
+        assert (warm["output"], warm["max_output_tokens"]) == ([], 50)
+        answered = ask(socket, "And?", previous_response_id=warm["id"])["response"]
+        assert answered["usage"]["input_tokens_details"]["cached_tokens"] > 0
+        assert answered["output"][0]["content"][0]["text"] == "Yes."
+
+
 def test_what_is_stored_is_found_everywhere(client: TestClient) -> None:
     with connect(client) as socket:
         first = ask(socket, store=True)["response"]

@@ -66,7 +66,8 @@ def usage_of(generation: Generation, turn: Turn) -> dict[str, Any]:
 @dataclass(slots=True)
 class Answer:
     """Writes the output of a generation in the shape of this API. A response that is to be stored goes into `book`;
-    any other one into `passing`, if there is one."""
+    any other one into `passing`, if there is one. With `is_warm_up` the prompt is computed alone, and nothing is said:
+    who goes on from such a response is answered sooner."""
 
     generation: Generation
     turn: Turn
@@ -74,6 +75,7 @@ class Answer:
     call_id: str
     book: ResponseBook
     passing: ResponseBook | None = None
+    is_warm_up: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _reader: TurnReader = field(init=False)
     _items: ItemWriter = field(init=False)
@@ -99,12 +101,14 @@ class Answer:
 
         async def sink(part: Part, events: object) -> None:
             for delta in part.reader.read():  # what a controller says beside is told in the end
-                if delta.index == 0:
+                if delta.index == 0 and not self.is_warm_up:
                     await send(self._numbered(self._items.add(self._reader.push(delta.text, delta.is_last))))
 
         await self.generation.run(sink)
-        self._keep()
-        events = self._items.close(self._status)
+        events: list[Event] = []
+        if not self.is_warm_up:
+            self._keep()
+            events = self._items.close(self._status)
         response = self._stored(self._response(self._status) | self._note_fields())
         await send(self._numbered([*events, {"type": f"response.{self._status}", "response": response}]))
 
@@ -147,7 +151,8 @@ class Answer:
     @property
     def _status(self) -> str:
         output = self.generation.parts[0].outputs[0]
-        return "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
+        is_cut = output.finish_reason is FinishReason.LENGTH and not self.is_warm_up
+        return "incomplete" if is_cut else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
         body, is_open = self.body, status == "in_progress"

@@ -41,7 +41,7 @@ PATH = "/v1/responses"
 MAX_SECONDS, MAX_WAITING = 3_600.0, 8
 _GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
 #: What a message may have beside the fields of a request over HTTP, and what means nothing here.
-_BESIDE = ("type", "stream", "stream_options")
+_BESIDE = ("type", "stream", "stream_options", "generate")
 
 
 class ConnectionExpired(ProtocolError):
@@ -198,8 +198,7 @@ class _Connection:
     async def _respond(self, message: str | bytes, call: Call) -> None:
         answer: Answer | None = None
         try:
-            body = await self._body(message)
-            answer = await self._begin(body, call)
+            answer = await self._begin(*await self._body(message), call)
             await answer.stream(self._tell)
             self._forget()
             self._last = None if answer.is_stored else answer.id
@@ -218,8 +217,8 @@ class _Connection:
         except ProtocolError as too_many:
             self.end(too_many)
 
-    async def _body(self, message: str | bytes) -> ResponsesBody:
-        """A message as a request. Raises `InvalidRequest`."""
+    async def _body(self, message: str | bytes) -> tuple[ResponsesBody, bool]:
+        """A message as a request, and whether it is to be answered with text. Raises `InvalidRequest`."""
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         try:
             fields = await parsed(self._http, data)
@@ -227,13 +226,13 @@ class _Connection:
                 kind = fields.get("type") if isinstance(fields, Mapping) else fields
                 raise InvalidRequest(f"type is {shown(kind)}; must be 'response.create'", "type")
             given = {name: value for name, value in fields.items() if name not in _BESIDE}
-            return checked_body(ResponsesBody, {**given, "stream": True})
+            return checked_body(ResponsesBody, {**given, "stream": True}), fields.get("generate") is not False
         except RefusedBody as error:
             raise error.error from None
         except RequestValidationError as error:
             raise describe_validation(error.errors()) from None
 
-    async def _begin(self, body: ResponsesBody, call: Call) -> Answer:
+    async def _begin(self, body: ResponsesBody, generates: bool, call: Call) -> Answer:
         http, previous = self._http, body.previous_response_id
         book = http.passing if previous is not None and previous == self._last else http.responses
         try:
@@ -241,8 +240,9 @@ class _Connection:
         except UnknownResponse as error:
             raise PreviousNotFound(str(error), "previous_response_id") from None
         body = body.model_copy(update={"input": said})
-        generation, turn = await begin(body, serving_for(http, call, wish_of(self._head.headers, body.trace)))
-        return Answer(generation, turn, body, call.id, http.responses, http.passing)
+        asked = body if generates else body.model_copy(update={"max_output_tokens": 1})
+        generation, turn = await begin(asked, serving_for(http, call, wish_of(self._head.headers, body.trace)))
+        return Answer(generation, turn, body, call.id, http.responses, http.passing, is_warm_up=not generates)
 
 
 def _failure(error: BridleError) -> dict[str, Any]:
