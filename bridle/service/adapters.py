@@ -26,9 +26,10 @@ from bridle.shown import shown
 if TYPE_CHECKING:
     from bridle.lora import AdapterFiles
 
+PLACEHOLDER = "tgi"
 #: Names that mean the base model. Clients of text-generation and huggingface_hub send them when they know an address
 #: but no model.
-PLACEHOLDERS = frozenset({"tgi", "dummy"})
+PLACEHOLDERS = frozenset({PLACEHOLDER, "dummy"})
 #: How an address begins. Some clients (huggingface's for JavaScript) send the endpoint's address as the model's name.
 _SCHEMES = ("http://", "https://")
 #: How many adapters one model may have registered at a time.

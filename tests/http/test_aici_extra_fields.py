@@ -227,7 +227,8 @@ def test_other_apis_tell_logs_and_variables_in_the_end(client: Client, path: str
     module = client.upload(guest2([[say("one\n"), *pick("a")], [say("two\n"), store("v", "6869"), *pick("b")], END]))
     whole = client.post(path, controller=module, **body).json()
     assert whole["logs"].startswith("one\ntwo\n") and len(whole["storage"]) == 1
-    events = client.stream(path, controller=module, stream=True, **body)
+    sent = client.stream(path, controller=module, stream=True, **body)
+    events = [event for event in sent if event != "[DONE]"]
     (told,) = [event.get("response", event) for event in events if "logs" in event.get("response", event)]
     assert told["logs"] == whole["logs"] and told["storage"] == whole["storage"]
 
@@ -239,7 +240,8 @@ def test_streams_without_a_word_for_rewinds_hold(
     for policy in ("event", "mark"):
         answer = client.post(path, controller=names["rewinding"], rewind=policy, stream=True, **body)
         assert answer.status_code == 400 and "it must be 'hold'" in answer.json()["error"]["message"]
-    events = client.stream(path, controller=names["rewinding"], stream=True, **body)
+    sent = client.stream(path, controller=names["rewinding"], stream=True, **body)
+    events = [event for event in sent if event != "[DONE]"]
     deltas = [event.get("delta") for event in events]
     assert "".join(delta if isinstance(delta, str) else (delta or {}).get("text", "") for delta in deltas) == "right"
 

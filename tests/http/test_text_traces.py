@@ -33,6 +33,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 40},
     "/v1/chat/completions": {**CHAT, "max_tokens": 40},
     "/v1/responses": {"input": "hi", "max_output_tokens": 40},
+    "/v1/responses/compact": {"model": "scripted", "input": "hi", "max_output_tokens": 40},
     "/v1/messages": {**CHAT, "model": "scripted", "max_tokens": 40},
     "/generate": TGI,
     "/generate_stream": TGI,
@@ -42,7 +43,8 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 #: Those, and the other forms that some of them take.
 BODIES = [*ROUTES.items(), ("/generate", SGLANG), ("/invocations", ROUTES["/v1/chat/completions"])]
-STREAMS = ("/v1/run", "/generate_stream")
+#: Routes whose answers do not have the text in one piece.
+IN_PIECES = ("/v1/run", "/generate_stream", "/v1/responses/compact")
 #: Routes that take a body and generate no text.
 OTHERS = {
     "/chat_tokenize",
@@ -114,7 +116,7 @@ def test_every_api_takes_the_wish(client: TestClient, path: str, body: dict[str,
         assert output.text == REPLY
         assert output.end is not None
         assert output.end.reason == "stop"
-        assert REPLY in answer.text or path in STREAMS
+        assert REPLY in answer.text or path in IN_PIECES
         assert trace.header.model == "scripted"
 
 

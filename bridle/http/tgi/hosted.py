@@ -13,6 +13,7 @@ from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.routes import compat
 from bridle.http.tgi.schemas import base_name
 from bridle.http.transport.shaped_route import checked_body
+from bridle.service.adapters import PLACEHOLDER
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -33,6 +34,7 @@ async def invocations(request: Request) -> Response:
         fields["model"] = base_name(name)
     if "inputs" in fields:
         return await compat(fields, request)
+    fields["model"] = fields.get("model") or PLACEHOLDER  # these clients mean the default, or name none
     if "messages" in fields:
         return await chat_completions(checked_body(ChatBody, fields), request)
     if "prompt" in fields:
