@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media.hosts import is_remote
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _decoded(data: bytes, where: str) -> str:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
-    raise UnsupportedFeature(f"{where} is {kind}; only text files are read: send the text of it", where)
+    raise MediaRefused(f"{where} is {kind}; only text files are read: send the text of it", where)
 
 
 def _fields(part: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,12 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle.chat.files import MAX_FILE_BYTES, MAX_FILES
-from bridle.config import EngineConfig
+from bridle.config import EngineConfig, ModelConfig
 from bridle.http import create_app
 from bridle.http.openai.responses.compact import KEPT_BYTES
-from bridle.service import ModelRegistry
+from bridle.service import ModelRegistry, load_model
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.test_parking import HERMES, a_tokenizer
+from tests.media.picture_server import served_pictures
 
 #: What the specification's schema of a response requires, and of which type it is.
 REQUIRED: dict[str, Any] = {
@@ -240,6 +241,23 @@ def test_bad_files_are_told(client: TestClient, part: dict[str, Any], message: s
 def test_files_are_counted(client: TestClient) -> None:
     said = [{"role": "user", "content": [a_file(b"a")] * (MAX_FILES + 1)}]
     assert f"input has {MAX_FILES + 1} files; at most {MAX_FILES}" in refusal(client, said)
+
+
+def test_a_file_at_an_address_is_fetched_from_listed_hosts_alone() -> None:
+    with served_pictures() as place:
+        config = ModelConfig("demo-sees", kv_memory=32 << 20, image_hosts=(f"http://{place}",))
+        with local_client(load_model(config)) as client:
+            whole = ask(client, 'Read.<file name="notes.txt">\nHey\n</file>')  # its template joins parts so
+            for path in ("notes.txt", "to/_notes.txt"):
+                part = {"type": "input_file", "filename": "notes.txt", "file_url": f"http://{place}/{path}"}
+                told = ask(client, with_file(part))
+                assert told["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+            for url, message in (
+                (f"http://{place}/it.png", "is no text in UTF-8"),
+                (f"http://{place}/lost", "127.0.0.1 answered 404"),
+                ("http://a.example/b", "this server fetches none from there"),
+            ):
+                assert message in refusal(client, with_file({"type": "input_file", "file_url": url}))
 
 
 # -- compaction ------------------------------------------------------------------------------------------------------

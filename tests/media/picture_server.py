@@ -34,6 +34,8 @@ class Files(BaseHTTPRequestHandler):
         match self.path.split("/")[1]:
             case "it.png":
                 self._answer(200, png(), {"Content-Type": "text/html"})
+            case "notes.txt":
+                self._answer(200, b"Hey", {"Content-Type": "image/png"})
             case "to":
                 self._answer(302, b"", {"Location": self.path.removeprefix("/to/").replace("_", "/")})
             case "round":
