@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
+from bridle.chat.system_blocks import DROPPED, NONE
+from bridle.cli.options import Count
 from bridle.cli.sizes import byte_size, count
 from bridle.elsewhere.flags import spellings
 
@@ -32,6 +34,11 @@ class LimitOptions:
     "Most prompts in one call."
     max_choices: Annotated[int, Parameter(converter=count)] = 256
     "Most choices of one call, over all its prompts."
+    default_max_tokens: Count = None
+    (
+        "Most output tokens of a request that sets no limit, on every API. Default: what the API says, else the "
+        "checkpoint, else up to the context."
+    )
     max_connections: Annotated[int, Parameter(converter=count)] = 4096
     "Most open connections, WebSockets included; requests on further ones get a 429."
     receive_timeout: float = 30.0
@@ -39,12 +46,20 @@ class LimitOptions:
     send_timeout: float = 30.0
     "Seconds that a client may leave its connection full before it is cut."
     ping_interval: Annotated[float, Parameter(name=spellings("--ping-interval"))] = 15.0
-    "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
+    "Seconds after which a quiet stream gets a comment or a `ping` event, so that clients and proxies keep it open."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
     "Refuse bodies with any unknown field, even one that could not change a text."
+
+    drop_system_block: Annotated[tuple[str, ...], Parameter(negative="")] = DROPPED
+    (
+        "Leave out the blocks of `system` on /v1/messages that begin like this, since they differ in every session and "
+        "end the prefix cache; may be repeated; `none` keeps all."
+    )
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with these bounds."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         own = {name: given.pop(name) for name in _OF_THE_SERVER}
+        blocks = given.pop("drop_system_block")
+        given["drop_system_blocks"] = () if blocks == (NONE,) else blocks
         return replace(settings, http=replace(settings.http, **given), **own)

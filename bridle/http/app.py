@@ -91,6 +91,7 @@ def _state_of(
         tracing,
         settings.max_prompts,
         settings.max_choices,
+        default_max_tokens=settings.default_max_tokens,
         settings=settings,
         classes=settings.controller_classes,
         metrics=Metrics(registry, policies, traces),

@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from bridle.chat.system_blocks import DROPPED, NONE
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.http.transport.hosts import AllowedHosts
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from bridle.controllers.python import Controller
     from bridle.tools import ToolDesk
 
-_COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
+_COUNTS = (
+    "max_body_bytes",
+    "max_requests",
+    "max_prompt_tokens",
+    "max_prompts",
+    "max_choices",
+    "max_uploads",
+    "default_max_tokens",
+)
 
 
 #: The largest body of a request, unless a setting says otherwise: of text, and with pictures.
@@ -47,6 +56,8 @@ class HttpSettings:
     `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
     known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`. `controller_classes` are the
     operator's classes of controllers, which requests may choose; `policies` are what the operator demands of texts.
+    A request that sets no limit on its output has at most `default_max_tokens` (None: what its API says). Of a list of
+    `system` blocks on `/v1/messages` those are left out that begin with one of `drop_system_blocks`.
     """
 
     max_body_bytes: int | None = None
@@ -68,16 +79,11 @@ class HttpSettings:
     trace_share: float = 0.0
     controller_classes: Mapping[str, type[Controller]] = field(default_factory=dict)
     policies: PolicyBook | None = None
+    default_max_tokens: int | None = None
+    drop_system_blocks: tuple[str, ...] = DROPPED
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "max_requests",
-            "max_prompt_tokens",
-            "max_prompts",
-            "max_choices",
-            "max_uploads",
-        ):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
@@ -95,6 +101,9 @@ class HttpSettings:
             except ValueError as error:
                 raise InvalidRequest(f"trusted_proxies: {error}", "trusted_proxies") from None
         AllowedHosts(self.allowed_hosts or ())
+        if "" in self.drop_system_blocks:
+            message = f"drop_system_blocks has '', with which every block begins; name a beginning, or {NONE!r} alone"
+            raise InvalidRequest(message, "drop_system_blocks")
 
     def answering_to(self, host: str) -> HttpSettings:
         """The same settings with the allowed hosts of a server that listens on `host`."""

@@ -20,6 +20,8 @@ Prompt: TypeAlias = tuple[int, ...] | str
 MAX_MESSAGE_BYTES = 16 << 20
 #: `model_info` of a model that is still being loaded, or of none.
 UNAVAILABLE = "<unavailable>"
+#: The limit of a GENERATE that sets none.
+DEFAULT_MAX_TOKENS = 32
 #: The extensions, as `model_info` announces them under `lmtp`.
 FEATURES: Mapping[str, Any] = {
     "version": 1,
@@ -56,6 +58,7 @@ class Generate:
     `images` are the pictures of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
     `video` the videos. `trace` asks the server to keep how each token came to be (true), and to tell it as well
     (`events`).
+    Without `max_tokens` the server has its own limit: `DEFAULT_MAX_TOKENS` unless its operator says otherwise.
     Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
     of no use any more.
     """
@@ -63,7 +66,7 @@ class Generate:
     stream_id: StreamId
     model: str
     prompt: Prompt = ()
-    max_tokens: int = 32
+    max_tokens: int | None = None
     temperature: float | None = None
     top_logprobs: int = 1
     logit_bias: Mapping[int, float] = field(default_factory=dict)

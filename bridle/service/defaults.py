@@ -55,12 +55,14 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
     return found
 
 
-def filled(
-    sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str], room: int | None = None
-) -> SamplingParams:
-    """`sampling` with the model's defaults in place of what is not `given`. A length counts only where none is set, and
-    goes up to `room` (None: unknown, then it does not count)."""
+def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str]) -> SamplingParams:
+    """`sampling` with the model's defaults in place of what is not `given`, but for the length: `limited` has it."""
     missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
-    if "max_tokens" in defaults and sampling.max_tokens is None and room is not None:
-        missing["max_tokens"] = max(min(defaults["max_tokens"], room), sampling.min_tokens, 1)
     return sampling.with_(**missing) if missing else sampling
+
+
+def limited(sampling: SamplingParams, length: int | None, room: int) -> SamplingParams:
+    """`sampling` with at most `length` tokens where it sets no limit, as far as a prompt leaves `room`."""
+    if length is None or sampling.max_tokens is not None:
+        return sampling
+    return sampling.with_(max_tokens=max(min(length, room), sampling.min_tokens, 1))

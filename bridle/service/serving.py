@@ -25,6 +25,7 @@ from bridle.errors import EngineClosed, InvalidRequest
 from bridle.heap import return_free_memory
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service.admission import Admission, Ticket
+from bridle.service.defaults import limited
 from bridle.service.generation import Generation, Part
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.loading import LoadedModel
@@ -67,6 +68,7 @@ class Host:
     share for all front-ends, since they have one event loop.
     `classes` are the operator's classes of controllers, by name.
     `traces` keeps those that clients and the operator want, `policies` are what the operator demands of texts.
+    A request that sets no limit on its output has at most `default_max_tokens` (None: what its API says).
     """
 
     registry: ModelRegistry
@@ -83,6 +85,7 @@ class Host:
     classes: Mapping[str, type[Controller]] = field(default_factory=dict)
     traces: TraceBook = field(default_factory=TraceBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
+    default_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         registry = self.registry  # the admission must not keep the host alive
@@ -307,6 +310,16 @@ class Serving:
         check_sampling(model, sampling)
         return await model.in_text_thread(with_tokens, model, sampling) if sampling.has_texts else sampling
 
+    def limit(self, usual: int | None = None) -> int | None:
+        """The limit on outputs of a request that sets none: the operator's, which prompts that leave less room cut, or
+        else `usual`, that of the API."""
+        return usual if self.host.default_max_tokens is None else None
+
+    def _length(self) -> int | None:
+        """What takes the place of an open limit, as far as a prompt leaves room: as the operator says, or else the
+        checkpoint."""
+        return self.host.default_max_tokens or self.model.defaults.get("max_tokens")
+
     def _request(
         self,
         number: int,
@@ -319,6 +332,7 @@ class Serving:
     ) -> Request:
         """A checked request for one prompt, with a place in the order of service for all of its copies."""
         story, desk = self.story, self.model.tools
+        sampling = limited(sampling, self._length(), self.model.max_sequence_tokens - len(tokens))
         request = make_request(
             self.model,
             tokens,

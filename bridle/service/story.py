@@ -64,6 +64,7 @@ class Story:
     constraint: str | None = None
     policies: tuple[str, ...] = ()  # names and versions of those that hold
     tells_policies: bool = False  # to the client, in a header
+    dropped_blocks: int = 0  # of the client's instructions, as the operator wants
     traced: str | None = None  # what became of the client's wish for a trace, for a header
     sampling: SamplingParams | None = None
     usage: Usage | None = None
@@ -147,6 +148,8 @@ class Story:
                 told[name] = getattr(self, name)
         if self.policies:
             told["policies"] = ",".join(self.policies)
+        if self.dropped_blocks:
+            told["dropped_blocks"] = self.dropped_blocks
         if self.submitted is not None:
             told["priority"] = self.terms.priority
         if self.usage is not None:

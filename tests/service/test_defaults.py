@@ -11,7 +11,7 @@ import pytest
 
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.sampling import SamplingParams
-from bridle.service.defaults import filled, read_defaults
+from bridle.service.defaults import filled, limited, read_defaults
 from tests.service.fakes import fake_model
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -39,8 +39,8 @@ def test_what_no_request_could_have_is_left_alone(tmp_path: Path, caplog: pytest
 def test_a_requests_own_fields_win() -> None:
     model = replace(fake_model(), defaults={"temperature": 0.25, "top_k": 20, "max_tokens": 7})
     chat = ChatBody.model_validate({"messages": MESSAGES, "temperature": 1.0})
-    found = chat.filled(chat.sampling(max_tokens=None), model, 5)
-    assert (found.temperature, found.top_k, found.max_tokens) == (1.0, 20, 7)
+    found = chat.filled(chat.sampling(max_tokens=None), model)
+    assert (found.temperature, found.top_k, found.max_tokens) == (1.0, 20, None)
     told = ChatBody.model_validate({"messages": MESSAGES, "top_k": 0})
     found = told.filled(told.sampling(max_tokens=3), model)
     assert (found.temperature, found.top_k, found.max_tokens) == (0.25, 0, 3)
@@ -50,6 +50,10 @@ def test_a_requests_own_fields_win() -> None:
 
 def test_a_length_fits_the_room_that_there_is() -> None:
     unset = SamplingParams(max_tokens=None)
-    assert filled(unset, {"max_tokens": 50}, (), 20).max_tokens == 20
-    assert filled(unset, {"max_tokens": 50}, (), 0).max_tokens == 1
     assert filled(unset, {"max_tokens": 50}, ()).max_tokens is None
+    assert limited(unset, 50, 90).max_tokens == 50
+    assert limited(unset, 50, 20).max_tokens == 20
+    assert limited(unset, 50, 0).max_tokens == 1
+    assert limited(unset.with_(min_tokens=60), 50, 90).max_tokens == 60
+    assert limited(unset, None, 90).max_tokens is None
+    assert limited(SamplingParams(max_tokens=70), 50, 90).max_tokens == 70

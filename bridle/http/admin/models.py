@@ -75,6 +75,7 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
         "root": slot.name,
         "parent": None,
         "max_model_len": None if slot.model is None else slot.model.max_sequence_tokens,
+        "default_max_tokens": http.default_max_tokens,
         "state": slot.state.value,
         "task": None if slot.model is None else slot.model.info.task,
         "has_chat_template": None if slot.model is None else slot.model.tokenizer.chat_template.is_present,

@@ -49,6 +49,7 @@ def status_of_server(http: HttpState) -> dict[str, Any]:
             "max_prompt_tokens": admission.max_tokens,
             "refused": admission.num_refused,
         },
+        "default_max_tokens": http.default_max_tokens,
         "models": [_model(slot) for slot in http.registry.slots],
         "num_requests": len(stories),
         "requests": [_request(story) for story in stories[:MAX_REQUESTS]],

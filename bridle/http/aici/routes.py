@@ -122,9 +122,9 @@ class RunBody(ControllerFields, _Derived):
         usual = {"max_tokens": None, "temperature": 0.0}
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
-    def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int) -> SamplingParams:
+    def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
         """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
-        return filled(sampling, model.defaults, self._given(), model.max_sequence_tokens - num_prompt)
+        return filled(sampling, model.defaults, self._given())
 
     def _given(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in fields_on("openai") if name in RunBody.model_fields}
@@ -191,7 +191,7 @@ async def _begin(body: RunBody, serving: Serving) -> Generation:
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
     tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
-    sampling = body.filled(sampling, model, len(tokens[0]))
+    sampling = body.filled(sampling, model)
     generation = await serving.prepare(tokens, sampling, steering)
     for event in await generation.begin():
         if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):

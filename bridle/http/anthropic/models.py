@@ -19,7 +19,9 @@ def is_anthropic(request: Request) -> bool:
 def anthropic_row(row: Row) -> Row:
     """A model: OpenAI's row, with the fields that Anthropic's clients read."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return row | {"type": "model", "display_name": row["id"], "created_at": created}
+    most = {"max_input_tokens": row["max_model_len"], "max_tokens": row["max_model_len"]}
+    made = {"type": "model", "display_name": row["id"], "created_at": created, "lifecycle": "active"}
+    return row | made | most | dict.fromkeys(("capabilities", "deprecated_at", "retires_at", "line"))
 
 
 def anthropic_list(rows: list[Row]) -> Row:

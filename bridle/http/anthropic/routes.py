@@ -8,33 +8,37 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.chat.system_blocks import kept_blocks
 from bridle.chat.turn import Turn, TurnReader
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
-from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage_fields
+from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
 from bridle.http.errors import json_response
 from bridle.http.openai.chat import turn_of
 from bridle.http.state import http_state, serving_of
 from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.named_events import send_events, with_last_event
+from bridle.http.transport.named_events import named_event, send_events, with_last_event
 from bridle.http.transport.sse import SseResponse, SseWriter
-from bridle.outputs import Usage
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving
 
 #: The header that says how many tokens an answer may have, if that is less than was asked for.
 CAP_HEADER = "x-max-tokens"
+#: An event, since some clients close a stream that has no events for minutes, and comments are none.
+_PING = named_event({"type": "ping"})
 
 router = APIRouter(route_class=AnthropicRoute)
 
 
 @router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
 async def messages(body: MessagesBody, request: Request) -> Response:
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
+    serving = serving_of(request, body.trace)
+    _drop_blocks(body, request, serving)
+    answer = await run_while_connected(request.receive, _answer(body, serving))
     if not body.stream:
         return json_response(answer.whole(), headers=answer.headers)
     produce = with_last_event(answer.stream, call_of(request.scope), anthropic_body)
-    response = SseResponse(produce, http_state(request).settings)
+    response = SseResponse(produce, http_state(request).settings, ping=_PING)
     response.headers.update(answer.headers)
     return response
 
@@ -57,8 +61,16 @@ async def _turn(body: MessagesBody, serving: Serving) -> Turn:
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")
 async def count_tokens(body: MessagesBody, request: Request) -> Response:
     body.max_tokens = body.max_tokens or 1  # nothing is generated
-    turn = await run_while_connected(request.receive, _turn(body, serving_of(request)))
-    return json_response({"input_tokens": len(turn.prompt)})
+    serving = serving_of(request)
+    _drop_blocks(body, request, serving)
+    turn = await run_while_connected(request.receive, _turn(body, serving))
+    return json_response({"input_tokens": len(turn.prompt), "context_management": None})
+
+
+def _drop_blocks(body: MessagesBody, request: Request, serving: Serving) -> None:
+    """Remove the blocks of `system` that the operator does not want in prompts; the log line has their number."""
+    body.system, num_dropped = kept_blocks(body.system, http_state(request).settings.drop_system_blocks)
+    serving.story.dropped_blocks = num_dropped
 
 
 def _capped(turn: Turn, limit: int) -> tuple[Turn, dict[str, str]]:
@@ -88,20 +100,18 @@ class _Answer:
         output = self.generation.parts[0].outputs[0]
         found = self.turn.message(output.text)
         self.turn.keep(self.generation.model, self.generation.parts[0].request, [(output, found)])
-        message = self._message(blocks(found), self.generation.usage)
+        message = self._message(blocks(found))
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
         """The events of a call that streams."""
         (part,) = self.generation.parts
-        has_begun = False
+        # At once: to compute a long prompt takes longer than clients wait for a first event. What of the prompt was
+        # cached is not known yet; the counts at the end have it.
+        await send_events(writer, [{"type": "message_start", "message": self._message([])}])
 
         async def sink(part: Part, batch: object) -> None:
-            nonlocal has_begun
             events: list[dict[str, Any]] = []
-            if not has_begun and part.collector.has_prompt:
-                has_begun = True
-                events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
             for delta in part.reader.read():  # other output of a controller comes at the end
                 if delta.index == 0:
                     events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
@@ -113,26 +123,17 @@ class _Answer:
 
     def _ending(self, part: Part) -> list[dict[str, Any]]:
         stop = stop_fields(part.outputs[0], self._reader.has_calls)
-        usage = self._usage(self.generation.usage)
-        last = {"type": "message_delta", "delta": stop, "usage": usage} | self._note_fields()
-        return [last, {"type": "message_stop"}]
+        last = {"type": "message_delta", "delta": stop, "usage": self._usage(), "context_management": None}
+        return [last | self._note_fields(), {"type": "message_stop"}]
 
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
         return self.generation.parts[0].note_fields(0)
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
-        return usage_fields(usage, self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids))
+    def _usage(self) -> dict[str, Any]:
+        num_thinking = self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids)
+        return usage_fields(self.generation.usage, num_thinking)
 
-    def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        return {
-            "id": f"msg_{self.generation.story.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.generation.served_name,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage(usage),
-            "seed": self.generation.parts[0].request.sampling.seed,
-        }
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        made = message_shape(self.generation.story.id, self.generation.served_name, content, self._usage())
+        return made | {"seed": self.generation.parts[0].request.sampling.seed}

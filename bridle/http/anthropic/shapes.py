@@ -1,4 +1,7 @@
-"""A turn in Anthropic's shapes: whole, as a list of blocks, or streamed, as events that open, fill and close blocks."""
+"""A turn in Anthropic's shapes: whole, as a list of blocks, or streamed, as events that open, fill and close blocks.
+
+Fields that can be null in Anthropic's schema are there, because typed clients look them up without a default.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,31 @@ from bridle.http.openai.shapes import usage_shape
 from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]
+_NULL_STOP: Event = {"stop_sequence": None, "stop_details": None, "container": None}
+#: Counts of a message that the end of a stream does not repeat. Nobody pays for a place in the cache here.
+_NULL_COUNTS: Event = {
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+    "inference_geo": None,
+    "service_tier": "standard",
+    "speed": None,
+    "iterations": None,
+    "fallback_credit": None,
+}
+
+
+def message_shape(call_id: str, model: str, content: list[Event], usage: Event) -> Event:
+    """A message of the assistant whose end is still open; `stop_fields` close it."""
+    return {
+        "id": f"msg_{call_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": None,
+        "usage": usage | _NULL_COUNTS,
+        "diagnostics": None,
+        "context_management": None,
+    } | _NULL_STOP
 
 
 def blocks(found: ChatMessage) -> list[dict[str, Any]]:
@@ -20,23 +48,24 @@ def blocks(found: ChatMessage) -> list[dict[str, Any]]:
     if found.thoughts:
         made.append({"type": "thinking", "thinking": found.thoughts, "signature": ""})
     if found.content or not (found.calls or found.thoughts):
-        made.append({"type": "text", "text": found.content})
+        made.append(_text(found.content))
     return made + [_tool_use(call.id, call.name, _object(call.arguments)) for call in found.calls]
 
 
 def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
     """Why the answer ended."""
     if output.finish_reason is FinishReason.LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        return _NULL_STOP | {"stop_reason": "max_tokens"}
     if has_calls:
-        return {"stop_reason": "tool_use", "stop_sequence": None}
+        return _NULL_STOP | {"stop_reason": "tool_use"}
     if isinstance(output.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
+        return _NULL_STOP | {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+    return _NULL_STOP | {"stop_reason": "end_turn"}
 
 
 def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
-    """Anthropic's counts, in which cached tokens are no input tokens; the exact ones are in the details."""
+    """Anthropic's counts at the end of a stream, in which cached tokens are no input tokens; the exact ones are in the
+    details."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -44,6 +73,7 @@ def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": num_thinking}
         | usage_shape(usage, num_thinking)["completion_tokens_details"],
+        "server_tool_use": None,
     }
 
 
@@ -60,9 +90,7 @@ class BlockWriter:
 
     def close(self) -> list[Event]:
         """The events that end the last block. An answer without any block gets an empty one."""
-        return (
-            self._close() if self._number >= 0 else [*self._open("text", {"type": "text", "text": ""}), *self._close()]
-        )
+        return self._close() if self._number >= 0 else [*self._open("text", _text("")), *self._close()]
 
     def _of(self, piece: Piece) -> list[Event]:
         match piece:
@@ -70,7 +98,7 @@ class BlockWriter:
                 opened = self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": piece.text})]
             case Content():
-                opened = self._open("text", {"type": "text", "text": ""})
+                opened = self._open("text", _text(""))
                 return [*opened, self._delta({"type": "text_delta", "text": piece.text})]
             case CallBegun():
                 return self._open(f"call {piece.number}", _tool_use(piece.id, piece.name, {}))
@@ -94,8 +122,13 @@ class BlockWriter:
         return {"type": "content_block_delta", "index": self._number, "delta": delta}
 
 
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
 def _tool_use(call_id: str, name: str, value: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{call_id}", "name": name, "input": value}
+    block = {"type": "tool_use", "id": f"toolu_{call_id}", "name": name, "input": value}
+    return block | {"caller": {"type": "direct"}, "toolset_name": None}
 
 
 def _object(arguments: str) -> Any:

@@ -7,14 +7,16 @@ from bridle.errors import InvalidRequest
 from bridle.http.openai.schemas import BeamFields
 from bridle.sampling import SamplingParams
 from bridle.service.beams import beam_search
-from bridle.service.loading import LoadedModel
+from bridle.service.serving import Serving
 from bridle.service.steering import Steering
 
 
 def searching(
-    body: BeamFields, model: LoadedModel, sampling: SamplingParams, steering: Steering, width: int
+    body: BeamFields, serving: Serving, sampling: SamplingParams, steering: Steering, width: int
 ) -> tuple[SamplingParams, BeamSearch]:
     """What to ask the engine for, and the search that steers it."""
     if steering.controller is not None or steering.constraint is not None:
         raise InvalidRequest("use_beam_search goes with no controller and no constraint", "use_beam_search")
-    return beam_search(model, sampling, width, body.length_penalty, body.early_stopping)
+    if sampling.max_tokens is None:
+        sampling = sampling.with_(max_tokens=serving.host.default_max_tokens)
+    return beam_search(serving.model, sampling, width, body.length_penalty, body.early_stopping)

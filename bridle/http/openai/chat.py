@@ -56,10 +56,10 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
     steering, search = turn.steering, None
     if body.use_beam_search:
-        sampling, search = searching(body, model, turn.sampling, steering, width)
+        sampling, search = searching(body, serving, turn.sampling, steering, width)
         steering = Steering(search)
     else:
-        sampling = body.filled(turn.sampling, model, len(turn.prompt))
+        sampling = body.filled(turn.sampling, model)
     wanted: Wanted = {**turn.wanted, "tell_resuming": body.wants_resuming}
     generation = await serving.prepare([turn.prompt], sampling, steering, **wanted)
     if not body.stream:

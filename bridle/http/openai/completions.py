@@ -42,7 +42,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
-    plan = _plan(body)
+    plan = _plan(body, serving.limit(DEFAULT_MAX_TOKENS))
     model = await serving.hold(
         body.model,
         body.adapter,
@@ -56,7 +56,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     _check_steering(body, plan, steering)
     search = None
     if body.use_beam_search:
-        sampling, search = searching(body, model, plan.sampling, steering, plan.sampling.n)
+        sampling, search = searching(body, serving, plan.sampling, steering, plan.sampling.n)
         steering = Steering(search)
     else:
         sampling = body.filled(plan.sampling, model)
@@ -90,8 +90,9 @@ class _Plan:
     wants_usage: bool
 
 
-def _plan(body: CompletionBody) -> _Plan:
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+def _plan(body: CompletionBody, usual: int | None) -> _Plan:
+    """The plan for a body, with `usual` as its limit if it sets none."""
+    max_tokens = usual if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
     num_prompt = max((most for most in (echoed, body.prompt_logprobs) if most is not None), default=None)

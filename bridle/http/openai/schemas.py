@@ -214,12 +214,12 @@ class SamplingFields(ControllerFields, _Derived):
         given["ignore_eos"] = ignores_eos(self, self.ignore_eos)
         return SamplingParams(**(given | changes))
 
-    def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int = 0) -> SamplingParams:
+    def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
         """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
         if not model.defaults:
             return sampling
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
-        return filled(sampling, model.defaults, given, model.max_sequence_tokens - num_prompt)
+        return filled(sampling, model.defaults, given)
 
 
 #: Those with a rule of their own are left to each route.

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from bridle.errors import BridleError
 from bridle.http.errors import describe_validation, error_response, json_response, note_error
 from bridle.http.sglang.answer import Answer
-from bridle.http.sglang.schemas import SglangBody
+from bridle.http.sglang.schemas import DEFAULT_MAX_TOKENS, SglangBody
 from bridle.http.state import http_state, serving_of
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.shaped_route import checked_body
@@ -51,7 +51,7 @@ def _refusal(request: Request, error: BridleError) -> Response:
 async def _answer(body: SglangBody, serving: Serving) -> Answer:
     """Everything that can be refused is refused here; what does not stream is answered, too."""
     try:
-        given = body.completion()
+        given = body.completion(serving.limit(DEFAULT_MAX_TOKENS))
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
     num_top = body.num_top_logprobs

@@ -77,8 +77,9 @@ class SglangBody(Fields):
             return rid[number]
         return f"{rid or default}_{number}" if self.is_batch else rid or default
 
-    def completion(self) -> CompletionBody:
-        """The same as a body of completions. Raises `InvalidRequest`, and `ValidationError` about its fields."""
+    def completion(self, usual: int | None = DEFAULT_MAX_TOKENS) -> CompletionBody:
+        """The same as a body of completions, with `usual` as its limit if it sets none. Raises `InvalidRequest`, and
+        `ValidationError` about its fields."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("one of text and input_ids must be given", "text")
         if self.token_ids_logprob:
@@ -89,7 +90,7 @@ class SglangBody(Fields):
         beside = {"stream": self.stream, "model": self.model, "priority": self.priority, "deadline": self.deadline}
         prompt = self.text if self.text is not None else self.input_ids
         body = CompletionBody.model_validate(
-            {"max_tokens": DEFAULT_MAX_TOKENS}
+            {"max_tokens": usual}
             | self._sampling()
             | beside
             | {"prompt": prompt, "adapter": _one("lora_path", self.adapter), "trace": self.trace}

@@ -80,14 +80,14 @@ def check_truncate(plan: Plan, model: LoadedModel) -> None:
         _within("truncate", plan.truncate, 1, max_input_tokens(model))
 
 
-def settled(plan: Plan, given: Parameters, model: LoadedModel, num_prompt: int) -> SamplingParams:
+def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams:
     """The parameters, with what the model's checkpoint recommends for what the body leaves out. `do_sample` false asks
     for the likeliest tokens, so it says the temperature, too."""
     names = {own: meaning.names.get("tgi", own) for own, meaning in meanings().items()}
     said = {own for own, name in names.items() if name is not None and getattr(given, name, None) is not None}
     if given.do_sample is False:
         said.add("temperature")
-    return filled(plan.sampling, model.defaults, said, model.max_sequence_tokens - num_prompt)
+    return filled(plan.sampling, model.defaults, said)
 
 
 def max_input_tokens(model: LoadedModel) -> int:

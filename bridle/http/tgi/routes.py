@@ -106,7 +106,7 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
     if sources:
         seen, sights = await see_apart(model, tokens[0], sources)
         tokens = [seen]
-    sampling = settled(plan, given, model, len(tokens[0]))
+    sampling = settled(plan, given, model)
     generation = await serving.prepare(tokens, sampling, steering, apart=True, sights=sights)
     if not is_stream:
         await generation.run()

@@ -16,8 +16,12 @@ Event = dict[str, Any]
 
 async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
     """Send events in one write, each under the name in its `type`."""
-    lines = (b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) for event in events)
-    await writer.write(b"".join(line + b"\n\n" for line in lines))
+    await writer.write(b"".join(map(named_event, events)))
+
+
+def named_event(event: Event) -> bytes:
+    """The bytes of an event, under the name in its `type`."""
+    return b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def with_last_event(

@@ -22,6 +22,8 @@ from bridle.http.transport.call import Call, call_of, run_while_connected
 
 Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+#: What keeps a quiet stream open: a comment, which readers of events do not see.
+COMMENT_PING = b": ping\n\n"
 
 
 class _Patience:
@@ -112,14 +114,19 @@ class SseResponse(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, produce: Produce, settings: HttpSettings, shape: Callable[[BridleError], Any] = error_body
+        self,
+        produce: Produce,
+        settings: HttpSettings,
+        shape: Callable[[BridleError], Any] = error_body,
+        ping: bytes = COMMENT_PING,
     ) -> None:
-        """`shape` makes the body of an error."""
+        """`shape` makes the body of an error. `ping` is sent while the stream is quiet."""
         super().__init__(None, 200, _HEADERS, self.media_type)
         del self.headers["content-length"]
         self._produce = produce
         self._settings = settings
         self._shape = shape
+        self._ping = ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -143,7 +150,7 @@ class SseResponse(Response):
         """Produce beside pings. A client that takes no ping has left, also while there is nothing else to send."""
         try:
             async with asyncio.TaskGroup() as group:
-                ping = group.create_task(_ping(writer, self._settings.ping_interval))
+                ping = group.create_task(_send_pings(writer, self._ping, self._settings.ping_interval))
                 await self._produce(writer)
                 ping.cancel()
         except BaseExceptionGroup as errors:
@@ -154,10 +161,10 @@ def _event(payload: Any) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
-async def _ping(writer: SseWriter, interval: float) -> None:
-    """Send comment lines while nothing else is sent, so that proxies keep the connection."""
+async def _send_pings(writer: SseWriter, ping: bytes, interval: float) -> None:
+    """Send `ping` while nothing else is sent, so that clients and proxies keep the connection."""
     while True:
         before = writer.num_writes
         await asyncio.sleep(interval)
         if writer.num_writes == before:
-            await writer.write(b": ping\n\n")
+            await writer.write(ping)

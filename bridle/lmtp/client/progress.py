@@ -60,7 +60,7 @@ class Progress:
     def limit(self) -> int:
         """The most tokens that the stream can have, whatever the server sends."""
         if isinstance(self.request, Generate):
-            return self.request.max_tokens
+            return sys.maxsize if self.request.max_tokens is None else self.request.max_tokens
         return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
 
     @property
@@ -88,7 +88,7 @@ class Progress:
         if not self._can_continue():
             self._num_skipped = len(self.tokens)
             return [begun]
-        rest = replace(begun, max_tokens=request.max_tokens - len(self.tokens))
+        rest = replace(begun, max_tokens=self.limit - len(self.tokens))
         if isinstance(request.prompt, str) or request.buffer is not None:
             return self._continue_text(rest)
         return [replace(rest, prompt=(*request.prompt, *self.tokens))]
@@ -127,6 +127,8 @@ class Progress:
     def _can_continue(self) -> bool:
         request = self.request
         assert isinstance(request, Generate)
+        if request.max_tokens is None:  # what the server's limit leaves is not known here
+            return False
         is_free = request.controller is None and not request.controllers and request.constraint is None
         is_free = is_free and not (request.images or request.audio or request.video)  # drawn placeholders are no places
         return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)

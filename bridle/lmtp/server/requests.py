@@ -14,7 +14,7 @@ from bridle.elsewhere.fields import BY_NAME
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.lmtp.messages import Generate, Prompt, Score
+from bridle.lmtp.messages import DEFAULT_MAX_TOKENS, Generate, Prompt, Score
 from bridle.media import Source
 from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, new_seed
@@ -59,10 +59,11 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
     context, sights = await _seen(model, asked, context)
     steering = serving.steering(asked, asked.constraint, asked.rewind)
+    most = _limit(serving, asked, len(context))
     if len(asked.logit_bias) > _MAX_INLINE_BIASES:
-        sampling = await model.in_text_thread(_sampling, model, asked, len(context))
+        sampling = await model.in_text_thread(_sampling, model, asked, most)
     else:
-        sampling = _sampling(model, asked, len(context))
+        sampling = _sampling(model, asked, most)
     has_text = wants_text(asked) or bool(sampling.stop)
     return await serving.prepare([context], sampling, steering, detokenize=has_text, sights=sights)
 
@@ -119,13 +120,19 @@ def _first_token(model: LoadedModel) -> int:
     raise InvalidRequest("'prompt' is empty, and the model has no token that begins a text", "prompt")
 
 
-def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> SamplingParams:
-    if asked.max_tokens < 1:
+def _limit(serving: Serving, asked: Generate, num_context: int) -> int | None:
+    """The most tokens of the stream, as far as there is room for them; None if the operator's limit holds."""
+    if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
-    room = max(model.max_sequence_tokens - num_context, 1)
+    most = serving.limit(DEFAULT_MAX_TOKENS) if asked.max_tokens is None else asked.max_tokens
+    room = max(serving.model.max_sequence_tokens - num_context, 1)
+    return None if most is None else min(most, room)
+
+
+def _sampling(model: LoadedModel, asked: Generate, max_tokens: int | None) -> SamplingParams:
     vocab_size = model.info.vocab_size
     sampling = SamplingParams(
-        max_tokens=min(asked.max_tokens, room),
+        max_tokens=max_tokens,
         temperature=max(asked.temperature or 0.0, 0.0),
         logit_bias=_bias(asked.logit_bias, model.info),
         logprobs=min(max(asked.top_logprobs, 1), MAX_LOGPROBS, vocab_size),

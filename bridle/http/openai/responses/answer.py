@@ -44,7 +44,7 @@ async def begin(body: ResponsesBody, serving: Serving, most_tokens: int | None =
     chat = body.to_chat(model.name, model.modalities)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
-    sampling = chat.filled(turn.sampling, model, len(turn.prompt))
+    sampling = chat.filled(turn.sampling, model)
     if most_tokens is not None and limit is None:
         room = model.max_sequence_tokens - len(turn.prompt)
         sampling = sampling.with_(max_tokens=max(min(most_tokens, room), 1))
