@@ -61,6 +61,7 @@ def scripted_model(
     clock: Callable[[], float] = time.monotonic,
     tools: ToolDesk | None = None,
     runtime: RuntimePool | None = None,
+    num_blocks: int = 256,
     **options: Any,
 ) -> LoadedModel:
     """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does. `clock` is
@@ -68,7 +69,7 @@ def scripted_model(
     text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
-        num_blocks=256,
+        num_blocks=num_blocks,
         block_size=16,
         max_model_len=max_model_len,
         eos_token_ids=text.eos_token_ids,

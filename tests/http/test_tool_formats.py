@@ -323,3 +323,47 @@ def test_many_calls_that_begin_and_break_off_are_read_once() -> None:
     """Each of these tags stands in a string of the call before: none is looked at again when that turns out bad."""
     text = f'{OPEN}{{"a' * 20_000
     assert read(Hermes(), [text]) == (text, [])
+
+
+# -- calls without their tags ----------------------------------------------------------------------------------
+
+BARE = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+UNTAGGED = [
+    (BARE, "", [WANT]),
+    (f"\n {BARE}\n", "", [WANT]),
+    (f"```json\n{BARE}\n```", "", [WANT]),
+    (f"```\n{BARE}\n```\n", "", [WANT]),
+    ("{" + BARE + "}", "", [WANT]),
+    ("{" + BARE + "}}", "", [WANT]),
+    (f"```json\n{BARE}\n```\nDone.", "Done.", [WANT]),
+    (f"{BARE}\n{CALL}", "", [WANT, WANT]),
+    (BARE[:-1], BARE[:-1], []),  # cut off
+    (f"```json\n{BARE[:-1]}", f"```json\n{BARE[:-1]}", []),
+    (BARE.replace('"f"', '"g"'), BARE.replace('"f"', '"g"'), []),
+    ('{"name": "f"}', "", [("f", {})]),
+    ('{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": [1]}', []),
+    ('{"name": "fa"}', '{"name": "fa"}', []),
+    ('{"temperature": 5}', '{"temperature": 5}', []),
+    ("```json\n", "```json\n", []),
+    ("", "", []),
+    ("Here: " + BARE, "Here: " + BARE, []),
+    (CALL + BARE, BARE, [WANT]),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), UNTAGGED)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_answer_may_begin_with_a_call_without_tags(
+    text: str, content: str, calls: list[Any], is_whole: bool
+) -> None:
+    rules = CallRules(frozenset(("f", "other")), is_held=is_whole)
+    for pieces in ([text], [*text, ""]):
+        reader, found = Hermes().reader(rules=rules), Found()
+        for position, piece in enumerate(pieces):
+            found.add(reader.push(piece, is_last=position == len(pieces) - 1))
+        assert (found.content, [(call.name, _json(call.arguments)) for call in found.calls]) == (content, calls)
+
+
+def test_text_that_cannot_become_such_a_call_is_told_at_once() -> None:
+    reader = Hermes().reader(rules=CallRules(frozenset("f")))
+    assert [Found().add(reader.push(text)).content for text in ('{"na', 'mely": ', "5, ")] == ["", '{"namely": ', "5, "]

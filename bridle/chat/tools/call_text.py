@@ -17,6 +17,8 @@ class CallTextReader:
         self._held = ""
         self._call: JsonCallReader | None = None  # the one that is being read
         self._num_calls = 0
+        self._is_after_call = False
+        self._space = ""  # after a call
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
         """What became certain with `text`; with `is_last` nothing follows."""
@@ -45,11 +47,16 @@ class CallTextReader:
         if not call.is_over:
             return False
         self._call, self._held = None, call.rest
-        self._num_calls += not call.is_bad
+        if not call.is_bad:
+            self._num_calls, self._is_after_call, self._space = self._num_calls + 1, True, ""
         self._ended(call, pieces)
         return bool(self._held)
 
     def _say(self, text: str, pieces: list[Piece]) -> None:
-        """Content, but for white space after a call: it separates calls."""
-        if text and not (self._num_calls and not text.strip()):
+        """Content. White space after a call is only told with what follows: it may separate calls."""
+        text, self._space = self._space + text, ""
+        if self._is_after_call and not text.strip():
+            self._space = text
+        elif text:
+            self._is_after_call = False
             pieces.append(Content(text))
