@@ -127,9 +127,8 @@ def test_it_comes_before_what_a_checkpoint_recommends() -> None:
 
 def lmtp_limit(model: LoadedModel, default: int | None, **fields: Any) -> int | None:
     async def ask() -> int | None:
-        asked = decode_request(
-            encode_request(Generate(**{"stream_id": 1, "model": "scripted", "prompt": "Say"} | fields))
-        )
+        whole: dict[str, Any] = {"stream_id": 1, "model": "scripted", "prompt": "Say"} | fields
+        asked = decode_request(encode_request(Generate(**whole)))
         assert isinstance(asked, Generate)
         with ExitStack() as held:
             host = Host(ModelRegistry([model]), Admission(8, 1 << 20), default_max_tokens=default)

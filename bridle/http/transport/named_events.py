@@ -21,7 +21,7 @@ async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
 
 def named_event(event: Event) -> bytes:
     """The bytes of an event, under the name in its `type`."""
-    return b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
 
 
 def with_last_event(
