@@ -10,6 +10,7 @@ a recorder, which keeps them under `PREFIX/runs/CLIENT/notes`.
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import shutil
 import subprocess
@@ -19,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import httpx
 
 from lab.agents.clients import CLIENTS, Client
 from lab.agents.recorder import Exchange, recording
@@ -139,10 +138,14 @@ def serving(model: str, port: int, options: Sequence[str]) -> Iterator[None]:
 
 
 def _is_ready(port: int) -> bool:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200
-    except httpx.HTTPError:
+        link.request("GET", "/health/ready")
+        return link.getresponse().status == 200
+    except OSError:
         return False
+    finally:
+        link.close()
 
 
 def main() -> None:
