@@ -185,7 +185,7 @@ def test_defaults_and_nulls() -> None:
     message = decode_request(
         'GENERATE  {"model": "m", "prompt": [1, null, 2], "stream_id": 1, "logit_bias": null, "temperature": null}\n'
     )
-    assert message == Generate(stream_id=1, model="m", prompt=(1, 2), max_tokens=32, top_logprobs=1)
+    assert message == Generate(stream_id=1, model="m", prompt=(1, 2), top_logprobs=1)
     message = decode_request('GENERATE {"logit_bias": {"7": "3.5"}, "model": "m", "prompt": [1], "stream_id": 1}')
     assert isinstance(message, Generate)
     assert message.logit_bias == {7: 3.5}
