@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
+#: Parts of the last events of streams.
+_LAST_EVENTS = (b'"type":"response.completed"', b'"type":"message_stop"', b"data: [DONE]")
 #: How tool results stand in the bodies of the APIs.
 _RESULTS = (b'"tool_result"', b'"role":"tool"', b'"role": "tool"', b'"function_call_output"')
 
@@ -75,8 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(exchange)
             exchange.is_whole = True
-        except OSError:
+        except OSError:  # some clients leave after the last event, before the stream's end
             self.close_connection = True
+            exchange.is_whole = any(mark in exchange.answer for mark in _LAST_EVENTS)
         finally:
             self._note(exchange)
 
