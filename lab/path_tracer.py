@@ -143,7 +143,8 @@ async def _trace_http(tracer: Tracer, model: Any, names: list[str], found: dict[
     import uvicorn
 
     from bridle.http import ServeSettings, create_app
-    from bridle.http.server import bind, uvicorn_config
+    from bridle.http.server import uvicorn_config
+    from bridle.http.transport.listening import bind
     from bridle.service import ModelRegistry
 
     app = create_app(ModelRegistry([model]))
@@ -232,7 +233,7 @@ async def _trace_llm(tracer: Tracer, model: Any, name: str) -> Passed:
 
 async def trace(names: list[str]) -> dict[str, Passed]:
     """What one prompt passes on each of these APIs."""
-    from bridle.http.transport.logs import configure_logs
+    from bridle.logs import configure_logs
 
     configure_logs("json", "warning")
     tracer = Tracer()

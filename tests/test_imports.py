@@ -44,7 +44,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.telemetry",),
     ("bridle.elsewhere",),
     ("bridle.failures",),
-    ("bridle.errors", "bridle.shown", "bridle.control_group", "bridle.heap", "bridle.progress", "bridle.threads"),
+    (
+        "bridle.errors",
+        "bridle.shown",
+        "bridle.control_group",
+        "bridle.heap",
+        "bridle.logs",
+        "bridle.progress",
+        "bridle.threads",
+    ),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
+from bridle.cli.terminal import complaint
+
 INTERRUPTED = 130
 
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -44,7 +46,7 @@ def leave() -> NoReturn:
     """End the process now, without waiting for any thread, and say so last: what others log meanwhile is dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
-    line, told = f"{_SHOW_CURSOR if os.isatty(2) else ''}bridle: interrupted\n", 2
+    line, told = (_SHOW_CURSOR if os.isatty(2) else "") + complaint("interrupted", "info"), 2
     with contextlib.suppress(OSError):  # there may be no descriptor left
         told = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridle.cli import interrupts
+from bridle.cli import interrupts, terminal
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
+from bridle.logs import log_failures
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -38,20 +39,24 @@ _EXTRAS = {
 
 #: Commands for whose flags users of other servers look.
 _SERVING = ("serve", "serve-model")
+#: Commands whose log has a form to choose.
+_SERVICES = ("serve", "shard")
 #: What a further word of a command was probably meant for.
 _WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (None: those of the process, which is ours then) name; gives its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         interrupts.listen()
+        log_failures()
+    terminal.choose_form(is_json=bool(words) and words[0] in _SERVICES and _wants_json(words))
     with interrupts.ending_at_once():
         from cyclopts import CycloptsError
 
         from bridle.cli.app import app
 
-    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _warn_of_variables(words)
         with _settings_file(words):
@@ -97,7 +102,7 @@ def _warn_of_variables(words: Sequence[str]) -> None:
         from bridle.cli.setup_probes import variables
 
         for finding in variables(os.environ):
-            print(f"bridle: {finding.subject} {finding.text}; {finding.advice}", file=sys.stderr)
+            terminal.complain(f"{finding.subject} {finding.text}; {finding.advice}", level="warning")
 
 
 @contextmanager
@@ -137,18 +142,33 @@ def _meant_elsewhere(words: Sequence[str], message: str) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"bridle: {' '.join(message.split())}", file=sys.stderr)
+    terminal.complain(" ".join(message.split()))
     return code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether flags or the environment say that logs are JSON. The mistake may be in how the flags are written, so they
+    are not parsed here."""
+    given = os.environ.get("BRIDLE_LOG_FORMAT")
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word.partition("=")[0] in ("--log-format", "--log_format"):
+            given = word.partition("=")[2] or after
+    return given == "json"
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
     """The mistake on the command line. For a flag of another server, or a misplaced one, it says what to
     write instead."""
-    from cyclopts import UnknownOptionError, UnusedCliTokensError
+    from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+
+    from bridle.cli.slips import unknown_command, unknown_flag
 
     if isinstance(error, UnusedCliTokensError) and words:
         more = " ".join(error.unused_tokens or ())
         return f"{words[0]} takes no more words, but got {more!r}{_WHERE_TO.get(words[0], '')}"
+    here, path = _command_of(words)
+    if isinstance(error, UnknownCommandError):
+        return unknown_command(words[len(path)], [name for name in here if not name.startswith("-")])
     if isinstance(error, UnknownOptionError):
         flag = error.token.keyword or error.token.value
         flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it
@@ -159,6 +179,7 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
         known = advice(flag, _flags_of(words[0])) if words and words[0] in _SERVING else None
         if known is not None:
             return f"Unknown option: {flag}; {known}"
+        return unknown_flag(flag, " ".join(path))
     return str(error)
 
 
@@ -170,13 +191,18 @@ def _flags_of(command: str) -> set[str]:
 
 def _help_hint(words: Sequence[str]) -> str:
     """The help page closest to what was typed."""
+    return " ".join(["bridle", *_command_of(words)[1], "--help"])
+
+
+def _command_of(words: Sequence[str]) -> tuple[App, list[str]]:
+    """The command that the first words name, as far as they name one, and these words."""
     from bridle.cli.app import app
 
     here: App = app
-    path = ["bridle"]
+    path: list[str] = []
     for word in words:
         if word.startswith("-") or word not in here:
             break
         here = here[word]
         path.append(word)
-    return " ".join([*path, "--help"])
+    return here, path

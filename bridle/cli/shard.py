@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.options import ModelOptions, RoomOptions
+from bridle.cli.preflight import check_models
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def shard(
     """
     from bridle.cluster.address import check_address
     from bridle.cluster.parent import die_with_parent
-    from bridle.http.transport.logs import configure_logs
+    from bridle.logs import configure_logs
 
     if place.parent is not None:
         die_with_parent(place.parent)
@@ -91,6 +92,8 @@ def shard(
     config = room.add_to(model.to_config(name))
     if config.draft_model is not None:
         raise InvalidRequest("a draft model runs beside the engine that it drafts for, not in a shard", "draft_model")
+    if place.parent is None:  # otherwise the process that started this one has checked it
+        check_models(name, model.tokenizer, revision=model.revision)
     if place.rank:
         from bridle.deploy.group import run_member
 

@@ -1,8 +1,11 @@
-"""Makes text from servers and models harmless before it is printed, so that it cannot control the terminal."""
+"""Makes text from servers and models harmless before it is printed, so that it cannot control the terminal; and prints
+the command line's own complaints."""
 
 from __future__ import annotations
 
+import json
 import sys
+from datetime import UTC, datetime
 
 _SIGN = "\ufffd"
 _CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), _SIGN)
@@ -18,3 +21,25 @@ def harmless(text: str, *, on_one_line: bool = False) -> str:
 def say(text: str) -> None:
     """Print a line on standard output: a harmless one to a terminal, the exact text to a file or a pipe."""
     print(harmless(text) if sys.stdout.isatty() else text, flush=True)
+
+
+_is_json = False
+
+
+def choose_form(*, is_json: bool) -> None:
+    """Let complaints be JSON events, as the log that they stand in; otherwise they are lines for people."""
+    global _is_json
+    _is_json = is_json
+
+
+def complaint(text: str, level: str = "error") -> str:
+    """A line for standard error, as the log of this process has them."""
+    if not _is_json:
+        return f"bridle: {text}\n"
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return json.dumps({"event": text, "level": level, "timestamp": now}) + "\n"
+
+
+def complain(text: str, level: str = "error") -> None:
+    """Print a complaint on standard error."""
+    sys.stderr.write(complaint(text, level))

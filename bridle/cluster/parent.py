@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+from bridle.logs import log_variables
+
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 1.0
 _OPTIONS = "BRIDLE_"
@@ -16,8 +18,10 @@ _OPTIONS = "BRIDLE_"
 
 def child_environment() -> dict[str, str]:
     """The environment for a child: ours, without the variables that stand for flags. Those variables were for this
-    process. Flags meant for the child stand on its command line, which leaves out defaults."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+    process. Flags meant for the child stand on its command line, which leaves out defaults. Its logs are to look like
+    ours."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+    return ours | log_variables()
 
 
 def die_with_parent(parent: int) -> None:

@@ -19,6 +19,7 @@ from bridle.cluster.watchdog import WatchedExecutor
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Sampler
 from bridle.errors import BridleError
+from bridle.logs import LogFormat, configure_logs, configure_logs_as_told, log_failures
 from bridle.progress import Report
 from bridle.service.assembly import ExecutorLoader
 from bridle.service.control import ControlSettings
@@ -37,8 +38,7 @@ class ReplicaConfig(msgspec.Struct):
     shards: int = 0  # processes of the replica's own for its model; 0: in this one
     control: ControlSettings = ControlSettings("off")
     tools: ToolsElsewhere = ToolsElsewhere()  # what the server runs for its controllers
-    log_format: str = "auto"
-    log_level: str = "info"
+    log_format: LogFormat | None = None  # None: as the process that starts it logs
 
     def encode(self) -> str:
         """The JSON that `decode` reads."""
@@ -64,10 +64,9 @@ def main() -> int:
     from bridle.cluster.replica_server import serve_replica
     from bridle.controllers.free_part import compile_grammar
     from bridle.deploy.launcher import launch_shard
-    from bridle.http.transport.logs import configure_logs
     from bridle.service import load_model
 
-    configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]
+    configure_logs_as_told() if config.log_format is None else configure_logs(config.log_format)
     # A replica's shard needs no spare, since the other replicas take over its requests.
     launch = partial(launch_shard, shards=config.shards, stands_by=False)
     executors: ExecutorLoader = launch if config.shards else load_watched
@@ -75,7 +74,7 @@ def main() -> int:
     try:
         model = load_model(config.model, config.engine, control=config.control, executors=executors, tools=desk)
     except BridleError as error:
-        sys.stderr.write(f"error: {error}\n")
+        _log.error("%s", error)
         return 1
     try:
         assert model.constraints is not None
@@ -99,4 +98,5 @@ def _end_stuck(reason: str) -> None:
 
 
 if __name__ == "__main__":
+    log_failures()
     sys.exit(main())

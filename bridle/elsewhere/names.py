@@ -23,3 +23,18 @@ def nearest(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | Non
     }
     close = difflib.get_close_matches(name.replace("-", "_").lower(), sorted(plain), n=1, cutoff=alike)
     return plain[close[0]] if close else None
+
+
+def closest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The known name that is most like `name`; None if none is. Capitals, dashes and a missing owner (`owner/name`)
+    do not count."""
+    plain: dict[str, str] = {}
+    for each in known:
+        plain.setdefault(_plain(each), each)
+        plain.setdefault(_plain(each.rpartition("/")[2]), each)
+    found = difflib.get_close_matches(_plain(name)[:_MAX_CHARS], sorted(plain), n=1, cutoff=alike)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("_", "-")

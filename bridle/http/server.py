@@ -33,9 +33,10 @@ from bridle.http.process import settle_in
 from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState
 from bridle.http.transport.frames import bounded_frames
-from bridle.http.transport.logs import configure_logs
+from bridle.http.transport.listening import bind
 from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.http.transport.wire import bounded_protocol
+from bridle.logs import configure_logs
 from bridle.progress import bar
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
@@ -154,23 +155,6 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContex
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket on that address, not listening yet. Raises `InvalidRequest` with what to do about it."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise InvalidRequest(f"cannot listen on host {host!r}: {error}", "host") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise InvalidRequest(f"cannot listen on {host}:{port}: {reason}; choose another port", "port") from None
-    return listener
-
-
 def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
     """Refuse to open the server to the network by accident: without keys every client is an admin."""
     host = listener.getsockname()[0]
@@ -277,7 +261,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         undo.callback(registry.close)
         for alias in settings.aliases:
             registry.add_alias(alias, registry.slot_of(None).name)
-        load_named() if settings.log_level == "error" else load_named(bar)
+        load_named() if settings.log_level == "error" or settings.log_format == "json" else load_named(bar)
         undo.pop_all()
     return registry
 

@@ -12,6 +12,7 @@ from bridle.chat.system_blocks import DROPPED, NONE
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.http.transport.hosts import AllowedHosts
+from bridle.http.transport.listening import check_port
 from bridle.http.transport.tls import TlsFiles
 from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
@@ -150,8 +151,7 @@ class ServeSettings:
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidRequest(f"port is {self.port}; must be between 0 and 65535", "port")
+        check_port(self.port)
         if not self.grace_period >= 0:
             raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
         if self.keys is not None and self.no_auth:

@@ -22,7 +22,8 @@ from bridle.controllers.beams import BeamPool
 from bridle.controllers.composed_pool import with_composed
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
-from bridle.http.server import bind, uvicorn_config
+from bridle.http.server import uvicorn_config
+from bridle.http.transport.listening import bind
 from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore

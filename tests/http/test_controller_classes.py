@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from bridle.controllers.classes import load_classes
+from bridle.constraints import JsonSchema
+from bridle.controllers.classes import load_classes, make_controller
+from bridle.engine.request import name_of
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings
 from tests.http.harness import scripted_model, served, tokenizer
@@ -115,3 +117,11 @@ def test_the_command_refuses_it_before_anything_is_loaded(capfd: pytest.CaptureF
 
     assert main(["serve", "demo", "--controller-class", "no.such.module:A"]) != 0
     assert "no.such.module" in capfd.readouterr().err
+
+
+def test_a_trace_names_a_controller_as_the_request_did(file: Path) -> None:
+    classes = load_classes([f"short={file}:Only"])
+    assert name_of(make_controller(classes, "class:short", [1])) == "class:short"
+    make: Callable[..., object] = classes["short"]
+    assert name_of(make([1])) == "Only"
+    assert name_of(JsonSchema({"type": "object"})) == "json_schema"

@@ -14,7 +14,8 @@ import structlog
 
 from bridle.errors import InvalidRequest
 from bridle.http import ServeSettings, serve
-from bridle.http.server import bind, check_exposure
+from bridle.http.server import check_exposure
+from bridle.http.transport.listening import bind
 from bridle.service import LoadedModel
 
 

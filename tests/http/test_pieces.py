@@ -22,7 +22,7 @@ from bridle.errors import BridleError
 from bridle.http import HttpSettings
 from bridle.http.errors import describe_validation, error_body, error_response, status_of
 from bridle.http.openai.logprobs import CompletionLogprobs
-from bridle.http.transport.logs import configure_logs
+from bridle.logs import configure_logs
 from bridle.outputs import Logprob
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.service.fakes import ByteTokenizer, fake_model

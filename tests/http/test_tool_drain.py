@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 import httpx
 
 from bridle.http import HttpSettings, ServeSettings, create_app
-from bridle.http.server import DrainingServer, bind, uvicorn_config
+from bridle.http.server import DrainingServer, uvicorn_config
+from bridle.http.transport.listening import bind
 from bridle.service import ModelRegistry
 from bridle.tools import ToolDesk
 from tests.http.harness import scripted_model

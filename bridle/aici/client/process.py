@@ -25,6 +25,7 @@ from bridle.aici import protocol, replies
 from bridle.aici.channels import MIB, SharedChannels, create_link, remove_names
 from bridle.aici.client.recording import TraceWriter
 from bridle.errors import ControllerError, ProtocolError
+from bridle.logs import log_variables
 from bridle.traced import Header
 
 T = TypeVar("T")
@@ -124,7 +125,10 @@ class RuntimeProcess:
         stdin = subprocess.PIPE if self.config.is_ours else subprocess.DEVNULL
         try:
             return subprocess.Popen(  # noqa: S603 -- the operator's own command
-                self.config.arguments(self.prefix), stdin=stdin, start_new_session=True
+                self.config.arguments(self.prefix),
+                stdin=stdin,
+                env=os.environ | log_variables(),
+                start_new_session=True,
             )
         except OSError as error:
             command = self.config.command[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -35,21 +36,35 @@ from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary, load_vocabulary
 from bridle.controllers import standard
 from bridle.errors import BridleError, InvalidRequest
+from bridle.logs import configure_logs_as_told
 
+_log = logging.getLogger(__name__)
 _ADMIN = Auth("local", True)
+#: With one of these flags an engine started this process, and its lines belong into the engine's log.
+_SERVES = ("--server", "-s", "--nursery")
 
 
 def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
     """Run the command line; returns the exit status. A call that serves returns only when the engine, process `parent`
     (None: the present parent), is gone."""
-    parser = o.make_parser()
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(arguments)
+    is_service = any(flag in arguments for flag in _SERVES)
+    if is_service:
+        configure_logs_as_told("console")
+    parser = o.make_parser(is_service=is_service)
+    try:
+        options = parser.parse_args(arguments)
+    except InvalidRequest as error:
+        _log.error("%s", error)
+        return 2
     lifeline = Lifeline(parent or os.getppid(), is_piped=options.lifeline, stays=options.stay)
     try:
         return _run(options, parser, arguments, lifeline)
     except (BridleError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        if is_service:
+            _log.error("%s", error)
+        else:
+            sys.stderr.write(f"error: {error}\n")
         return 1
     finally:
         if options.server and not lifeline.holds():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -30,6 +31,7 @@ from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.sandbox import Sandbox
 from bridle.errors import InternalError, ShardUnavailable
 
+_log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 #: The lower bits of the id of a process's CPU clock (Linux's `CPUCLOCK_SCHED`). Above them stands the complement of its
 #: process id.
@@ -194,7 +196,7 @@ def _child(kind: str, descriptors: list[int], surroundings: Surroundings, sandbo
         else:
             be_compiler(descriptors, surroundings.limits)
     except BaseException as error:
-        os.write(2, f"runtime {kind} {os.getpid()} failed: {error!r}\n".encode())
+        _log.error("runtime %s %d failed: %r", kind, os.getpid(), error)
     finally:
         os._exit(1)
 

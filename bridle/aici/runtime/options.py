@@ -6,9 +6,11 @@ import argparse
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NoReturn
 
 from bridle.aici.masks import DTYPES
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, MIB, Limits
+from bridle.elsewhere.names import closest
 from bridle.errors import InvalidRequest
 
 #: Short tokenizer names of the original, and what they stand for on the hub.
@@ -41,9 +43,25 @@ class Dialect:
         return (128, 64) if self.name == "2" else (8, 16)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """All options. Their help is the reference of `bridle runtime`."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what a misspelled option may mean."""
+
+    def error(self, message: str) -> NoReturn:
+        flag = message.removeprefix("unrecognized arguments: ").split()[0]
+        meant = closest(flag, self._option_string_actions) if flag in message.split()[2:] else None
+        super().error(message + ("" if meant is None else f"; did you mean {meant}?"))
+
+
+class _ServiceParser(_Parser):
+    """A parser that raises `InvalidRequest` for a mistake, in place of usage lines that a log would have to take."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequest(f"the control runtime cannot start: {message}; see --aici-rtarg, `bridle runtime --help`")
+
+
+def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
+    """All options. Their help is the reference of `bridle runtime`. `is_service`: an engine gave them, not a person."""
+    parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )
     _add_serving(parser)

@@ -9,7 +9,7 @@ told to come back.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -24,6 +24,7 @@ from bridle.controllers import standard
 from bridle.controllers.standard.references import standard_name
 from bridle.errors import ControllerUnavailable, Overloaded
 
+_log = logging.getLogger(__name__)
 #: The owner of the shipped controllers. No user can have this name, because it contains a space.
 OWNER = Auth("shipped with bridle", True)
 #: A compilation that takes longer than this is reported, in seconds.
@@ -94,8 +95,7 @@ class Shipped:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """Do as `prepare`, in a thread, beginning with those that need no compilation. Errors are printed on the
-        terminal."""
+        """Do as `prepare`, in a thread, beginning with those that need no compilation. Errors are logged."""
         known = standard.manifest()
 
         def run() -> None:
@@ -103,7 +103,7 @@ class Shipped:
                 try:
                     self.prepare([name])
                 except Exception as error:
-                    tell(f"the controller {name} cannot be prepared: {error}")
+                    _log.error("the controller %s cannot be prepared: %s", name, error)
 
         threading.Thread(target=run, name="prepare", daemon=True).start()
 
@@ -117,7 +117,8 @@ class Shipped:
         return preparation
 
     def _compile(self, name: str, preparation: _Preparation) -> None:
-        told = threading.Timer(_WORTH_TELLING, tell, [f"making the controller {name} ready for this machine, once"])
+        text = "making the controller %s ready for this machine, once"
+        told = threading.Timer(_WORTH_TELLING, _log.info, [text, name])
         told.daemon = True
         told.start()
         try:
@@ -131,7 +132,7 @@ class Shipped:
         else:
             preparation.future.set_result(compiled)
             if code.milliseconds > 1000 * _WORTH_TELLING:
-                tell(f"the controller {name} is ready after {code.milliseconds / 1000:.1f} s")
+                _log.info("the controller %s is ready after %.1f s", name, code.milliseconds / 1000)
         finally:
             told.cancel()
             with self._lock:
@@ -141,16 +142,10 @@ class Shipped:
         try:
             return self._compilers.shipped(module, name)
         except ControllerUnavailable as error:
-            tell(f"{error}; the controller {name} is compiled instead")
+            _log.warning("%s; the controller %s is compiled instead", error, name)
             return None
 
 
 def _name_of(module: str) -> str | None:
     """The name of a shipped controller by its module id; None for any other module."""
     return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)
-
-
-def tell(text: str) -> None:
-    """Print a line on the terminal of the engine."""
-    sys.stderr.write(f"bridle runtime: {text}\n")
-    sys.stderr.flush()

@@ -6,6 +6,7 @@ process ends when the engine's process does, and ends everything that it started
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -31,13 +32,14 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
-from bridle.aici.runtime.shipped import Shipped, tell
+from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOps, SideOptions
 from bridle.aici.runtime.steps import Steps
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.errors import BridleError, ControllerError, InvalidRequest, Overloaded, ProtocolError
 
+_log = logging.getLogger(__name__)
 _SIDE_THREADS = 16
 #: How long to wait for the engine to read a reply before checking that it lives, in seconds.
 _REPLY_TIMEOUT = 600.0
@@ -252,7 +254,7 @@ class Supervisor:
             return p.encode(r.Failure(str(error), is_user_error, rid))
         except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
             trace = p.trace_of(request)
-            tell(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
+            _log.error("internal error: %r%s", error, f", traceparent {trace}" if trace else "")
             return p.encode(r.Failure(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
@@ -265,14 +267,14 @@ class Supervisor:
         """End the runtime: the engine is gone, or broke the channel for good, and can no longer clean up
         behind itself."""
         if self._engine_lives():
-            tell(f"{error}; ending")
+            _log.error("%s; ending", error)
         else:  # nobody is there to be told
             self._link.unlink()
         self.stop()
 
     def _worker_died(self, worker: WorkerPort) -> None:
         for name, trace in self._registry.worker_died(worker).items():
-            tell(f"the worker of request {name[:80]} died, traceparent {trace}")
+            _log.warning("the worker of request %s died, traceparent %s", name[:80], trace)
 
     def _orphaned(self, why: str) -> None:
         """End the runtime: without a nursery there can be no workers, and the engine starts a new runtime."""

@@ -18,7 +18,7 @@ from bridle.deploy.ray.files import tools_of
 from bridle.deploy.ray.settings import RaySettings
 from bridle.http.app import create_app
 from bridle.http.settings import HttpSettings
-from bridle.http.transport.logs import configure_logs
+from bridle.logs import configure_logs
 from bridle.service import LoadedModel, ModelRegistry, model_name
 from bridle.service.control import ControlStart, finish_control
 from bridle.service.defaults import read_defaults

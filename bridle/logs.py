@@ -1,22 +1,34 @@
-"""Logs as structlog writes them: readable lines on a terminal, JSON elsewhere. One line per request, from
-`call`."""
+"""Logs as structlog writes them: readable lines on a terminal, JSON elsewhere.
+
+A process passes its format on to those that it starts by environment variables (`log_variables`), so that all lines of
+a server look alike: those of its control runtime, shards and replicas, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from typing import Literal, TextIO
+import threading
+from types import TracebackType
+from typing import Any, Literal, TextIO, get_args
 
 import structlog
 from structlog.typing import Processor
 
 LogFormat = Literal["auto", "console", "json"]
 
+_FORMAT, _LEVEL = "BRIDLE_LOG_FORMAT", "BRIDLE_LOG_LEVEL"
+_LEVELS = ("debug", "info", "warning", "error")
+#: What child processes are told; empty until this process has set up its own logs.
+_told: dict[str, str] = {}
+
 
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format == "console"
+    _told.update({_FORMAT: "console" if is_console else "json", _LEVEL: level})
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
@@ -51,6 +63,43 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def configure_logs_as_told(default: LogFormat = "auto") -> None:
+    """Set up logging as the process wants that started this one, or by default if it did not say."""
+    log_format, level = os.environ.get(_FORMAT), os.environ.get(_LEVEL)
+    configure_logs(
+        log_format if log_format in get_args(LogFormat) else default,  # type: ignore[arg-type]  # it is one of them
+        level if level in _LEVELS else "info",
+    )
+
+
+def log_variables() -> dict[str, str]:
+    """The environment variables that make a child process log as this one does."""
+    return dict(_told)
+
+
+def log_failures() -> None:
+    """Log what would be printed of uncaught exceptions and warnings, in a process that is bridle's own. In readable
+    logs a traceback stays as Python prints it."""
+
+    def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _told.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            _log.critical("uncaught exception", exc_info=(kind, error, trace))
+
+    def failed_in_thread(args: Any) -> None:
+        if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+            failed(args.exc_type, args.exc_value, args.exc_traceback)
+
+    sys.excepthook = failed
+    threading.excepthook = failed_in_thread
+    sys.unraisablehook = failed_in_thread
+    logging.captureWarnings(True)
+
+
+_log = logging.getLogger("bridle")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
