@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from cyclopts import Group, Parameter
@@ -39,7 +39,7 @@ SERVER = Group("Server", sort_key=20)
 class Server:
     """The server to use, and the key for it."""
 
-    base_url: str | None = None
+    base_url: Annotated[str | None, Parameter(name=["--base-url", "--url"])] = None
     "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080. `#key=KEY` at its end is the key."
     key: str | None = None
     "API key."
@@ -95,6 +95,11 @@ class Api:
         """The server's state, as `GET /v1/status` gives it."""
         data: dict[str, Any] = self._json(self._request("status"))
         return data
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models and adapters that the server has or could load."""
+        data: dict[str, Any] = self._json(self._request("models"))
+        return list(data.get("data", ()))
 
     def adapters(self, model: str | None = None) -> list[dict[str, Any]]:
         """The LoRA adapters of a model."""

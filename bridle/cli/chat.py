@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from bridle.cli.control_options import ToolOptions
 from bridle.cli.options import Files, ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.preflight import check_models
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.cli.trace_options import TraceOptions
@@ -90,6 +91,7 @@ def chat(
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 
+    check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()
     specs = adapter_specs(talk.adapter)

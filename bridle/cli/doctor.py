@@ -35,6 +35,10 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
     port
         The port that `bridle serve` would listen on.
     """
+    from bridle.model.resolve import hub_name, local_path
+
+    if name is not None and local_path(name) is None:
+        hub_name(name)  # what cannot be a model is refused at once, and not after all other findings
     from rich.console import Console
 
     console = Console(highlight=False)

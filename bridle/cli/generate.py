@@ -13,10 +13,10 @@ from cyclopts import Parameter
 from bridle.cli.control_options import ToolOptions
 from bridle.cli.options import Files, ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.preflight import check_models
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.trace_options import TraceOptions
 from bridle.demo import DEMO_MODELS
-from bridle.elsewhere.names import nearest
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def generate(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     name, prompt = _model_and_prompt(words)
+    check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()
     tracing.check()
@@ -155,11 +156,9 @@ def _misuse(words: tuple[str, ...]) -> str:
     """What to write in place of so many words. A flag that is none counts as words, too."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
-        from bridle.cli.app import app
+        from bridle.cli.slips import unknown_flag
 
-        known = [name for each in app["generate"].assemble_argument_collection() for name in each.names]
-        meant = nearest(flag.partition("=")[0].lstrip("-"), [name.lstrip("-") for name in known], 0.6)
-        return f"Unknown option: {flag}." + (f" Did you mean --{meant}?" if meant is not None else "")
+        return unknown_flag(flag, "generate")
     if not words:
         return 'generate takes [MODEL] PROMPT, but got 0 words, as in: bridle generate "Once upon a time"'
     shown = " ".join(words)[:60]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bridle.cli.preflight import check_models
 from bridle.cli.terminal import harmless
 from bridle.errors import BridleError, ConnectionLost, UnsupportedFeature
 
@@ -50,6 +51,7 @@ def lmtp(
     tokenizer
         For servers that know tokens only: folder or hub id of the tokenizer. Default: MODEL.
     """
+    check_models(tokenizer)
     return asyncio.run(_talk(name, endpoint, tokens, tokenizer))
 
 

@@ -15,6 +15,7 @@ from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.interrupts import ending_at_once
 from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
+from bridle.cli.preflight import check_address, check_models
 from bridle.cli.sizes import count
 from bridle.cli.speculation_options import SpeculationOptions
 from bridle.elsewhere.flags import spellings
@@ -249,6 +250,9 @@ def serve(
     names
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
+    check_address(server.host, server.port)
+    check_models(*(name for name in names if name != "auto"), revision=model.revision)
+    check_models(model.draft_model, model.tokenizer)
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)

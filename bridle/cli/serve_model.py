@@ -19,6 +19,7 @@ from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.interrupts import ending_at_once
 from bridle.cli.policy_options import PolicyOptions
+from bridle.cli.preflight import check_address, check_models
 from bridle.cli.serve import ModelSetOptions
 from bridle.cli.sizes import count
 from bridle.config import DType, EngineConfig, ModelConfig
@@ -101,6 +102,9 @@ def serve_model(
         Folder, hub id or `demo`; `auto` loads what requests name, as far as `--models-dir`, `--allow-hub` and
         `--model-alias` let them.
     """
+    if lmtp.transport == "websocket":
+        check_address(lmtp.host, lmtp.port)
+    check_models(None if name == "auto" else name)
     from bridle.lmtp.server import LmtpSettings
 
     settings = _settings(name, lmtp, models, access)
@@ -165,9 +169,9 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     from contextlib import closing, nullcontext
 
     from bridle.http.server import load_registry
-    from bridle.http.transport.logs import configure_logs
     from bridle.lmtp.server import LmtpServer, LocalHost
     from bridle.lmtp.server.lines import stdio_link
+    from bridle.logs import configure_logs
     from bridle.service import Admission
     from bridle.service.policies import PolicyBook
 

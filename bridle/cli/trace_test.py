@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from bridle.cli.control_options import ControlOptions
 from bridle.cli.options import ModelOptions
+from bridle.cli.preflight import check_models
 from bridle.cli.programs import ENDINGS, check_program, controller_in
 from bridle.cli.runtime import lines_of, played_exchanges
 from bridle.cli.terminal import harmless
@@ -72,6 +73,7 @@ def check_traces(
     """
     from rich.console import Console
 
+    check_models(test.model, test.tokenizer, options.draft_model, revision=options.revision)
     cases = _cases(folder, test.controller)
     console = Console(highlight=False)
     found: list[tuple[Case, Verdict]] = []

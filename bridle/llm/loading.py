@@ -7,6 +7,7 @@ from typing import Any
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.llm import inputs
+from bridle.model.resolve import check_available
 from bridle.progress import Report
 from bridle.service import ControlSettings, LoadedModel, as_control, load_model
 from bridle.tools import ToolDesk
@@ -36,6 +37,7 @@ def load(
         raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
     engine = engine_config or EngineConfig(**of_engine)
+    check_available(config.model, config.revision)  # says which name may be meant; a server's clients are not told
     if has_adapters or engine.adapter_memory is not None:
         from bridle.model.footprint import settle_adapters
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from bridle.errors import BridleError, UnsupportedModel
+from bridle.errors import BridleError
+from bridle.model.hub import refusal
 from bridle.progress import on_download
 
 Progress = Callable[[float], None]
@@ -36,7 +37,7 @@ def fetch(
     except BridleError:
         raise
     except Exception as error:
-        raise _translate(error, model, revision) from error
+        raise refusal(error, model, revision) from error
     arriving.finish()
     return Path(folder)
 
@@ -101,26 +102,3 @@ def _silent_bar(tell: Callable[[float, float], None]) -> Any:
                 tell(self.n, self.total)
 
     return Bar
-
-
-def _translate(error: Exception, model: str, revision: str | None) -> BridleError:
-    """One of the hub client's many errors, as one sentence that says what to do."""
-    from huggingface_hub import errors
-
-    at = f" at revision {revision!r}" if revision else ""
-    if isinstance(error, errors.GatedRepoError):
-        return UnsupportedModel(f"model {model!r} is gated: accept its terms on the hub and set HF_TOKEN")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UnsupportedModel(f"model {model!r} has no revision {revision!r}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return UnsupportedModel(f"there is no folder {model!r}, and the hub has no such model (or it is private)")
-    if isinstance(error, errors.LocalEntryNotFoundError) or _is_offline():
-        return UnsupportedModel(
-            f"model {model!r}{at} is not in the local hub cache, and the hub cannot be reached "
-            f"(offline mode is {'on' if _is_offline() else 'off'})"
-        )
-    return UnsupportedModel(f"model {model!r}{at} could not be fetched: {type(error).__name__}: {error}")
-
-
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}

@@ -5,14 +5,16 @@ Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from bridle.demo import DEMO_MODELS, demo_model_path
+from bridle.elsewhere.names import closest
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.folder import unpack
 from bridle.gguf.shards import is_first_piece
 from bridle.model.fetching import Progress, fetch
+from bridle.model.hub import ask_hub, is_cached
 
 #: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
@@ -31,29 +33,70 @@ def resolve_model(model: str, revision: str | None = None, progress: Progress | 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
     `UnsupportedModel` if the hub does not have it or cannot be reached.
     """
-    if model in DEMO_MODELS:
-        return demo_model_path(model)
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return _unpacked(folder.resolve(), None)
-    if folder.is_file():
-        if folder.suffix.lower() != ".gguf":
-            raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
-        return unpack(folder)
-    repository, colon, kind = model.partition(":")
-    if colon and _HUB_ID.fullmatch(repository) and _FILE_TYPE.fullmatch(kind) and ".." not in model:
+    local = local_path(model)
+    if local is not None:
+        return _unpacked(local, None)
+    repository, kind = hub_name(model)
+    if kind is not None:
         wanted = (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")
         return _unpacked(fetch(repository, revision, wanted, (), progress), kind)
-    if not _HUB_ID.fullmatch(model) or ".." in model:
-        raise InvalidRequest(
-            f"{model!r} is neither 'demo', 'demo-sees', an existing folder, nor a hub id such as 'owner/name'", "model"
-        )
-    return fetch(model, revision, HUB_PATTERNS, HUB_IGNORED, progress)
+    return fetch(repository, revision, HUB_PATTERNS, HUB_IGNORED, progress)
+
+
+def check_available(model: str, revision: str | None = None) -> None:
+    """Check that a model is on this machine or on the hub, without torch and before anything is loaded. Raises as
+    `resolve_model` does."""
+    if local_path(model) is None:
+        repository, _ = hub_name(model)
+        if not is_cached(repository, revision):
+            ask_hub(repository, revision)
+
+
+def local_path(model: str) -> Path | None:
+    """The folder or GGUF file that a name means on this machine; None if it means none. Raises `UnsupportedModel` for
+    another file."""
+    if model in DEMO_MODELS:
+        return demo_model_path(model)
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path.resolve()
+    if not path.is_file():
+        return None
+    if path.suffix.lower() != ".gguf":
+        raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
+    return path
+
+
+def hub_name(model: str) -> tuple[str, str | None]:
+    """The hub repository that a name means, and the type of its GGUF file if it names one. Raises `InvalidRequest` for
+    what cannot be a hub id."""
+    repository, colon, kind = model.partition(":")
+    if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
+        return repository, kind or None
+    raise InvalidRequest(
+        f"{model!r} is neither 'demo', 'demo-sees', an existing folder, nor a hub id such as 'owner/name'"
+        f"{_neighbour(model)}",
+        "model",
+    )
+
+
+def _neighbour(model: str) -> str:
+    """A question with the file or folder whose name is closest to a path that leads nowhere."""
+    path = Path(model).expanduser()
+    try:
+        found = closest(path.name, os.listdir(path.parent)) if path.name else None
+    except OSError:
+        return f"; there is no folder {str(path.parent)!r} either"
+    return "" if found is None else f". Did you mean {str(path.parent / found)!r}?"
 
 
 def _unpacked(folder: Path, kind: str | None) -> Path:
     """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder with a
     configuration of its own is a model by itself."""
+    from bridle.gguf.folder import unpack  # it imports torch
+
+    if folder.is_file():
+        return unpack(folder)
     if kind is None and (folder / "config.json").is_file():
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))

@@ -1,0 +1,133 @@
+"""`bridle list`, `pull`, `ps` and `version`: models here, models of a server, and what is installed."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from bridle import __version__
+from bridle.cli.api import Server
+from bridle.cli.interrupts import ending_at_once
+from bridle.cli.terminal import say
+
+AsJson = Annotated[bool, Parameter(name="--json", negative="")]
+
+_SERVER = Server()
+#: What the backends are, by the distribution that has each.
+_PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_cpp_python"}
+
+
+def list_models(*, as_json: AsJson = False) -> int:
+    """List the models on this machine: name, where it came from, size, time of the last change.
+
+    These are the models that come with bridle, and those in the local Hugging Face cache.
+
+    Parameters
+    ----------
+    as_json
+        Print one JSON object a line.
+    """
+    from dataclasses import asdict
+
+    from bridle.model.stock import stored_models
+
+    found = list(stored_models())
+    if as_json:
+        _print_json(asdict(model) for model in found)
+        return 0
+    rows = [
+        (each.name, each.kind, _size(each.num_bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(each.modified)))
+        for each in found
+    ]
+    _print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
+    return 0
+
+
+def pull(name: Annotated[str, Parameter(name="NAME")], /, *, revision: str | None = None) -> int:
+    """Download a model into the local cache, so that other commands find it there. Prints its folder.
+
+    Parameters
+    ----------
+    name
+        A hub id such as `Qwen/Qwen3-0.6B`, or `owner/name:Q4_K_M` for a GGUF file.
+    revision
+        Branch, tag or commit of a hub model.
+    """
+    from bridle.model.stock import pull_model
+    from bridle.progress import shown
+
+    with shown(f"Pulling {name}", prints=True) as progress, ending_at_once():
+        folder = pull_model(name, revision, lambda share: progress("downloading", share))
+    print(folder)
+    return 0
+
+
+def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
+    """List the models and adapters that a running server has loaded, or is loading.
+
+    Parameters
+    ----------
+    as_json
+        Print one JSON object a line, as `/v1/models` gives it.
+    """
+    rows = [row for row in server.api().models() if row.get("state") != "loadable"]
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(("NAME", "STATE", "TASK", "CONTEXT", "BASE"), [_running(row) for row in rows])
+    return 0
+
+
+def version(*, as_json: AsJson = False) -> int:
+    """Show the versions of bridle, Python and the backends.
+
+    Parameters
+    ----------
+    as_json
+        Print one JSON object.
+    """
+    found = {"bridle": __version__, "python": platform.python_version()}
+    found |= {name: _installed(distribution) for name, distribution in _PARTS.items()}
+    if as_json:
+        _print_json([found])
+    else:
+        print("\n".join(f"{name:<14}{text}" for name, text in found.items()))
+    return 0
+
+
+def _installed(distribution: str) -> str:
+    """The version of a distribution. It is not imported: that takes seconds for torch."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _running(row: dict[str, Any]) -> tuple[str, ...]:
+    loading = row.get("loading")
+    state = str(row.get("state", "loaded"))
+    state += f" {100 * loading['share']:.0f}%" if isinstance(loading, dict) else ""
+    texts = (row.get("task"), row.get("max_model_len"), row.get("parent"))
+    return (str(row.get("id")), state, *("-" if text is None else str(text) for text in texts))
+
+
+def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_json(rows: Iterable[Any]) -> None:
+    for row in rows:
+        sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,22 @@
+"""What a command checks before it imports torch: the models that were named, and the address to listen on. Importing
+torch takes seconds, and a misspelled name should not."""
+
+from __future__ import annotations
+
+from bridle.model.resolve import check_available
+
+
+def check_models(*names: str | None, revision: str | None = None) -> None:
+    """Check that models are on this machine or on the hub; None stands for one that was not named. `revision` is that
+    of the first. Raises `InvalidRequest` and `UnsupportedModel`."""
+    for number, name in enumerate(names):
+        if name is not None:
+            check_available(name, None if number else revision)
+
+
+def check_address(host: str, port: int) -> None:
+    """Check that an address can be listened on. Raises `InvalidRequest`."""
+    from bridle.http.transport.listening import check_port, try_address
+
+    check_port(port)
+    try_address(host, port)

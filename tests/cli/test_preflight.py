@@ -1,0 +1,187 @@
+"""Wrong names and busy ports are refused before torch is imported, with the reason and the name that was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.cli import main
+from bridle.elsewhere.names import closest
+from tests.cli.fake_hub import COMMIT, fake_hub
+
+_RUN = """
+import json, sys
+from bridle.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([code, sorted({"torch", "transformers"} & set(sys.modules))]))
+"""
+
+
+def run(folder: Path, *words: str, **environment: str) -> tuple[int, list[str], str]:
+    """Run a command in a process of its own: its exit code, which slow modules it imported, and what it complained."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "BRIDLE_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *words],
+        env=plain | {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, slow = json.loads(done.stdout.splitlines()[-1])
+    return code, slow, done.stderr
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[dict[str, str]]:
+    with fake_hub() as url:
+        yield {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "./nope", "--port", "0"],
+        ["serve", "demo", "--draft-model", "./nope", "--port", "0"],
+        ["serve-model", "./nope", "--port", "0"],
+        ["shard", "./nope"],
+        ["generate", "./nope", "Once"],
+        ["chat", "./nope"],
+        ["check", "./nope"],
+        ["doctor", "./nope"],
+        ["quantize", "./nope", "out.gguf"],
+        ["run-batch", "none.jsonl", "--model", "./nope"],
+        ["test", "--model", "./nope"],
+        ["lmtp", "any", "--tokenizer", "./nope"],
+        ["pull", "./nope"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_leads_nowhere_is_refused_without_torch(words: list[str], tmp_path: Path) -> None:
+    code, slow, told = run(tmp_path, *words)
+    assert code == 2 and slow == []
+    assert told.startswith("bridle: './nope' is neither") and told.count("\n") == 1
+
+
+def test_replay_refuses_a_model_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text("{}\n")
+    code, slow, told = run(tmp_path, "replay", str(tmp_path / "some.jsonl"), "./nope")
+    assert (code, slow) == (2, []) and "'./nope' is neither" in told
+
+
+@pytest.mark.parametrize("command", ["serve", "serve-model"])
+def test_a_busy_port_is_refused_without_torch(command: str, tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        code, slow, told = run(tmp_path, command, "demo", "--host", "127.0.0.1", "--port", str(port))
+    assert (code, slow) == (2, [])
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "meant"),
+    [
+        ("Qwen/Qwen3-0.6", "was not found: there is no such folder, and http://127.0.0.1:", "Qwen/Qwen3-0.6B"),
+        ("nobody/zzzzzzzzzzzz", "has no such model (a private one needs HF_TOKEN)", None),
+        ("demo-see", "was not found", "demo-sees"),
+        ("org/gated", "is gated: accept its terms at http://127.0.0.1:", None),
+        ("org/broken", "answered with status 503", None),
+    ],
+)
+def test_the_hub_gives_its_reason(
+    name: str, reason: str, meant: str | None, tmp_path: Path, hub: dict[str, str]
+) -> None:
+    code, slow, told = run(tmp_path, "generate", name, "Once", **hub)
+    assert (code, slow) == (2, [])
+    assert f"model '{name}'" in told and reason in told
+    assert ("Did you mean" in told) == (meant is not None)
+    assert meant is None or told.rstrip().endswith(f"Did you mean {meant}?")
+
+
+def test_no_network_and_offline_mode_are_told_apart(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and nobody listens there
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        code, slow, told = run(tmp_path, "chat", "org/name", HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0")
+    assert (code, slow) == (2, [])
+    assert f"is not in the local hub cache, and {endpoint} cannot be reached" in told
+    code, slow, told = run(tmp_path, "chat", "org/name")
+    assert (code, slow) == (2, []) and "offline mode is on: unset HF_HUB_OFFLINE" in told
+
+
+def test_a_model_is_pulled_then_listed_and_suggested(tmp_path: Path, hub: dict[str, str]) -> None:
+    code, slow, told = run(tmp_path, "pull", "org/small-model", **hub)
+    assert (code, slow) == (0, []), told
+    folder = tmp_path / "hf" / "hub" / "models--org--small-model" / "snapshots" / COMMIT
+    assert (folder / "config.json").is_file()
+    code, slow, told = run(tmp_path, "generate", "org/smal-model", "Once")
+    assert code == 2 and told.rstrip().endswith("Did you mean org/small-model?")
+    code, slow, _ = run(tmp_path, "list")
+    assert (code, slow) == (0, [])
+
+
+def test_a_neighbour_of_a_wrong_path_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    _, _, told = run(tmp_path, "check", str(tmp_path / "my-modl"))
+    assert told.rstrip().endswith(f"Did you mean '{tmp_path / 'my-model'}'?")
+    _, _, told = run(tmp_path, "check", str(tmp_path / "no" / "my-model"))
+    assert f"there is no folder '{tmp_path / 'no'}' either" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("qwen3-0.6b", ("Qwen/Qwen3-0.6B", "demo"), "Qwen/Qwen3-0.6B"),
+        ("demoo", ("demo", "demo-sees"), "demo"),
+        ("--modle", ("--model", "--models-dir"), "--model"),
+        ("--prot", ("--mirostat", "--host"), None),
+        ("xyz", ("demo",), None),
+    ],
+)
+def test_the_closest_name(name: str, known: tuple[str, ...], meant: str | None) -> None:
+    assert closest(name, known) == meant
+
+
+# -- list, ps, version ---------------------------------------------------------------------------------------------
+
+
+def test_list_has_the_packaged_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    packaged = {row["name"]: row for row in rows if row["kind"] == "packaged"}
+    assert set(packaged) == {"demo", "demo-sees"} and packaged["demo"]["num_bytes"] > 1e6
+    assert main(["list"]) == 0
+    titles, *lines = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["NAME", "KIND", "SIZE", "MODIFIED"] and lines[0].split()[:2] == ["demo", "packaged"]
+
+
+def test_there_is_nothing_to_pull_for_what_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "demo"]) == 2
+    assert "'demo' comes with bridle: there is nothing to download" in capsys.readouterr().err
+    assert main(["pull", str(tmp_path)]) == 2
+    assert "is on this machine already" in capsys.readouterr().err
+
+
+def test_version_imports_no_backend(tmp_path: Path) -> None:
+    code, slow, _ = run(tmp_path, "version")
+    assert (code, slow) == (0, [])
+
+
+def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    import bridle
+
+    assert main(["version", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bridle"] == bridle.__version__ and found["torch"] == version("torch")
+    assert set(found) == {"bridle", "python", "torch", "transformers", "llama.cpp"}

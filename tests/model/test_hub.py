@@ -1,0 +1,20 @@
+"""`LLM` says which model may be meant, as the command line does; a server's clients are not told."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle import LLM
+from bridle.errors import UnsupportedModel
+from bridle.model import resolve_model
+
+
+def test_llm_says_which_model_is_meant() -> None:
+    with pytest.raises(UnsupportedModel, match=r"Did you mean Qwen/Qwen3-0\.6B\?"):
+        LLM("Qwen/Qwen3-0.6", use_tqdm_on_load=False)
+
+
+def test_a_load_by_itself_suggests_nothing() -> None:
+    with pytest.raises(UnsupportedModel, match="not in the local hub cache") as refused:
+        resolve_model("Qwen/Qwen3-0.6")
+    assert "Did you mean" not in str(refused.value)
