@@ -1,7 +1,7 @@
 """The tree of commands and what their help pages share.
 
-Each flag is also an environment variable, `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`, and an entry of a settings file.
-The command line wins over the environment, and that over the file.
+Each flag is also an environment variable (`bridle.cli.variables`), and an entry of a settings file. The command line
+wins over the environment, and that over the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cyclopts import App, Group, Parameter
-from cyclopts.config import Env
 
 from bridle import __version__
 from bridle.cli.adapters import app as adapters
@@ -24,6 +23,7 @@ from bridle.cli.generate import generate
 from bridle.cli.help_search import help_
 from bridle.cli.keys import app as keys
 from bridle.cli.lmtp import lmtp
+from bridle.cli.models import list_models, ps, pull, version
 from bridle.cli.new_controller import new_controller
 from bridle.cli.quantize import quantize
 from bridle.cli.replay import replay
@@ -34,6 +34,7 @@ from bridle.cli.serve_model import serve_model
 from bridle.cli.shard import shard
 from bridle.cli.top import top
 from bridle.cli.trace_test import check_traces
+from bridle.cli.variables import PREFIX, Variables
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -47,9 +48,9 @@ MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a hub id such as 
 GGUF file there), or one of the small models that come with bridle and need no download: `demo`, and `demo-sees` for
 pictures.
 
-Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`, and an entry of a YAML
-file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under `serve:`. The command line
-wins, then the environment.
+Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64` (help pages show the names),
+and an entry of a YAML file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under
+`serve:`. The command line wins, then the environment.
 
 `bridle help WORD` finds commands and flags by what they are about; `bridle doctor` looks for what is wrong here.
 """
@@ -71,7 +72,7 @@ app = App(
     help_format="markdown",
     version=f"bridle {__version__}",
     version_flags=["--version", "-V"],
-    config=[Env("BRIDLE_", command=False)],
+    config=[Variables(PREFIX)],
     default_parameter=Parameter(show_default=_shown_default),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
@@ -89,8 +90,10 @@ COMMANDS: tuple[tuple[Group, Callable[..., int], str], ...] = (
     (USING, generate, "[MODEL] PROMPT [OPTIONS]"),
     (USING, chat, "[MODEL] [OPTIONS]"),
     (USING, run_batch, "FILE [OPTIONS]"),
+    (USING, pull, "NAME [OPTIONS]"),
     (ASKING, infer, "PROMPT [OPTIONS]"),
     (ASKING, lmtp, "MODEL [HOST:PORT] [OPTIONS]"),
+    (ASKING, ps, "[OPTIONS]"),
     (ASKING, top, "[OPTIONS]"),
     (CONTROL, new_controller, "NAME [OPTIONS]"),
     (CONTROL, run, "[FILE] [OPTIONS]"),
@@ -124,6 +127,8 @@ def _add_family(group: Group, family: App) -> None:
 _add(HELP, help_, "[WORD...]", name="help")
 for row in COMMANDS:
     _add(*row)
+_add(USING, list_models, "[OPTIONS]", name="list")
+_add(HELP, version, "[OPTIONS]")
 _add(CONTROL, check_traces, "[FOLDER] [OPTIONS]", name="test")
 _add_family(SERVING, keys)
 _add(SERVING, runtime, "[OPTIONS]", help_flags=[], version_flags=[])

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Argument, Parameter
 
 from bridle.cli.other_words import advice
+from bridle.cli.variables import variables_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_ENVIRONMENT = "BRIDLE_"
 _MIN_LIKENESS = 0.6
 
 
@@ -30,16 +30,13 @@ class Entry:
     names: tuple[str, ...]
     text: str
     heading: str
+    variable: str = ""
+    "The environment variable that sets a flag."
     commands: list[str] = field(default_factory=list)
 
     @property
     def is_flag(self) -> bool:
         return self.names[0].startswith("-")
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets a flag."""
-        return _ENVIRONMENT + self.names[0].lstrip("-").replace("-", "_").upper()
 
     def rank(self, words: list[str]) -> int | None:
         """How well all of `words` match, smaller is better: a name, a part of a name, or the text; None if one does not
@@ -79,6 +76,29 @@ def flag_names() -> dict[str, set[str]]:
     return {
         name: {text.lstrip("-").lower() for argument in _arguments(command) for text in argument.names}
         for name, command in _commands(app, ())
+    }
+
+
+def command_names(path: str) -> set[str]:
+    """The names of a command's flags, with dashes, and of its arguments, as its help page shows them."""
+    from bridle.cli.app import app
+
+    here = app
+    for word in path.split():
+        here = here[word]
+    return {name for argument in _arguments(here) if argument.parameter.show is not False for name in argument.names}
+
+
+@cache
+def variable_names() -> set[str]:
+    """The environment variables of all flags."""
+    from bridle.cli.app import app
+
+    return {
+        variable
+        for name, command in _commands(app, ())
+        for argument in _arguments(command)
+        for variable in variables_of(name, argument)
     }
 
 
@@ -136,11 +156,11 @@ def _entries() -> tuple[Entry, ...]:
     from bridle.cli.app import app
 
     commands: list[Entry] = []
-    flags: dict[tuple[tuple[str, ...], str], Entry] = {}
+    flags: dict[tuple[tuple[str, ...], str, str], Entry] = {}
     for name, command in _commands(app, ()):
         commands.append(Entry((name,), _first_paragraph(command.help), "Commands"))
-        for entry in _flags(command):
-            flags.setdefault((entry.names, entry.text), entry).commands.append(name)
+        for entry in _flags(name, command):
+            flags.setdefault((entry.names, entry.text, entry.variable), entry).commands.append(name)
     return (*commands, *flags.values())
 
 
@@ -153,12 +173,13 @@ def _commands(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
         yield from _commands(app[word], name)
 
 
-def _flags(command: App) -> Iterator[Entry]:
+def _flags(command_name: str, command: App) -> Iterator[Entry]:
     for argument in _arguments(command):
         names = tuple(name for name in argument.names if name.startswith("-"))
         if names and argument.parameter.show is not False:
             heading = _heading(argument.parameter.group)
-            yield Entry(names, " ".join((argument.parameter.help or "").split()), heading)
+            text = " ".join((argument.parameter.help or "").split())
+            yield Entry(names, text, heading, next(iter(variables_of(command_name, argument)), ""))
 
 
 def _heading(group: object) -> str:

@@ -29,6 +29,8 @@ EXTRAS = {
 _PREFIX = "BRIDLE_"
 #: Variables of ours that are no flags.
 _OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CONFIG", "BRIDLE_FULL")
+#: Names that look like variables, and what to do instead.
+_WITHOUT_FLAG = {"BRIDLE_MODEL": "name the model on the command line, as in `bridle serve MODEL`; unset it"}
 _LOW_SHARED_MEMORY = 64 << 20
 _LOW_DISK = 2 << 30
 _MANY_FILES = 4_096
@@ -70,13 +72,13 @@ def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Variables that look like flags but are none: a misspelled variable would be ignored without a sign."""
-    from bridle.cli.help_search import flag_names
+    from bridle.cli.help_search import variable_names
 
-    known = {_PREFIX + name.replace("-", "_").upper() for names in flag_names().values() for name in names}
+    known = variable_names()
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known and name not in _OTHER_VARIABLES:
-            near = difflib.get_close_matches(name, [one for one in known if len(one) > len(_PREFIX) + 2], 1)
-            advice = f"is it {near[0]}?" if near else "see `bridle help`; unset it"
+            near = difflib.get_close_matches(name, known, 1)
+            advice = _WITHOUT_FLAG.get(name) or (f"is it {near[0]}?" if near else "see `bridle help`; unset it")
             yield Finding("problem", name, "is not a setting of bridle and has no effect", advice)
 
 

@@ -184,13 +184,12 @@ def test_the_defaults_of_limits_are_those_of_the_settings(served: Served) -> Non
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRIDLE_MODEL", "folder")
     monkeypatch.setenv("BRIDLE_PORT", "9000")
     monkeypatch.setenv("BRIDLE_MAX_NUM_SEQS", "7")
     monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")
     assert main(["serve", "--port", "9001"]) == 0
     (settings,) = served.calls
-    assert settings.model == ModelConfig(model="folder", dtype="bfloat16")
+    assert settings.model == ModelConfig(dtype="bfloat16")
     assert (settings.engine.max_num_seqs, settings.port) == (7, 9001)
 
 
@@ -268,12 +267,9 @@ def test_a_settings_file_may_name_arguments(served: Served, tmp_path: Path, monk
     file.write_text("serve:\n  model: [demo, org/name]\n  model-alias: small=demo\n")
     assert main(["--config", str(file), "serve"]) == 0
     assert main(["--config", str(file), "serve", "other"]) == 0
-    monkeypatch.setenv("BRIDLE_MODEL", "another")
-    assert main(["--config", str(file), "serve"]) == 0
     assert [settings.models.models for settings in served.calls if settings.models] == [
         ("demo", "org/name"),
         ("other",),
-        ("another",),
     ]
 
 
