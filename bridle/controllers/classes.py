@@ -67,6 +67,8 @@ def make_controller(classes: Mapping[str, type[Controller]], name: str, argument
         )
     make: Callable[..., Controller] = kind
     try:
-        return make() if argument is None or argument == "" else make(argument)
+        made = make() if argument is None or argument == "" else make(argument)
     except Exception as error:
         raise ControllerError(f"{name} could not be made: {type(error).__name__}: {error}") from error
+    made.asked_as = name
+    return made

@@ -110,6 +110,8 @@ class Controller:
     is_pure: ClassVar[bool] = False
     #: The place MODULE:CLASS and the argument by which an operator's policy made it, so that another process can, too.
     made_from: tuple[str, Any] | None = None
+    #: The name by which a request asked for it, which logs and traces show.
+    asked_as: str | None = None
 
     def start(self, prompt: tuple[int, ...]) -> Iterable[int] | None:
         """Called once, before anything is computed. May return another prompt."""
