@@ -1,4 +1,5 @@
-"""Tells how far loading is: a bar that moves on a terminal, elsewhere lines in the log, at sensible steps.
+"""Tells how far a long task is: a bar that moves on a terminal, elsewhere lines on standard error or in the log, at
+sensible steps.
 
 It knows nothing of models. What loads calls a `Report` with its present stage and the share that is done, from 0 to 1;
 a stage that is not part of the whole, such as a download before it, begins at 0 again.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ Report = Callable[[str, float], None]
 _log = logging.getLogger(__name__)
 #: Within a stage a line is written if so much more is done, and so many seconds have passed.
 _STEP, _SECONDS = 0.1, 5.0
+#: How long a task that prints its progress may say nothing, in seconds.
+_SILENCE = 10.0
 #: Who is told of downloads that nobody else watches, in the thread that downloads.
 _watching: ContextVar[Report | None] = ContextVar("watching", default=None)
 
@@ -53,18 +57,60 @@ class LoggedSteps:
         self._stage, self._share, self._at = stage, share, now
 
 
+class PrintedSteps:
+    """A `Report` that prints a line at least every `silence` seconds, from a thread, even if nothing is reported. A
+    task that is over sooner prints nothing."""
+
+    def __init__(self, title: str, console: Console, silence: float = _SILENCE) -> None:
+        self._title, self._console, self._silence = title, console, silence
+        self._stage, self._share, self._began = "", 0.0, time.monotonic()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bridle-progress", daemon=True)
+
+    def __call__(self, stage: str, share: float) -> None:
+        self._stage, self._share = stage, share
+
+    def __enter__(self) -> PrintedSteps:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._silence):
+            self._console.print(
+                self.line(time.monotonic() - self._began), markup=False, highlight=False, soft_wrap=True
+            )
+
+    def line(self, seconds: float) -> str:
+        """What is printed after so many seconds."""
+        stage = f": {self._stage}, {100 * self._share:.0f}%" if self._stage else ""
+        return f"{self._title}{stage}, {seconds:.0f} s so far"
+
+
 @contextmanager
-def shown(title: str, *, is_wanted: bool = True, console: Console | None = None) -> Iterator[Report]:
-    """A `Report` that moves a bar on standard error, which disappears at the end; or that writes lines to the log if
-    that is no terminal. Downloads within the block are told as well. Not `is_wanted`, it tells nobody."""
+def shown(
+    title: str, *, is_wanted: bool = True, prints: bool = False, console: Console | None = None
+) -> Iterator[Report]:
+    """A `Report` that moves a bar on standard error, which disappears at the end. If standard error is no terminal, it
+    writes lines to the log, or `prints` one now and then. Downloads within the block are reported as well. Not
+    `is_wanted`, it reports nothing."""
     if not is_wanted:
         yield silent
         return
     from rich.console import Console
 
     console = console or Console(stderr=True)
-    with _bar(title, console) if console.is_terminal else nullcontext(LoggedSteps(title)) as report, watched(report):
+    with _shown_on(title, console, prints=prints) as report, watched(report):
         yield report
+
+
+def _shown_on(title: str, console: Console, *, prints: bool) -> AbstractContextManager[Report]:
+    if console.is_terminal:
+        return _bar(title, console)
+    return PrintedSteps(title, console) if prints else nullcontext(LoggedSteps(title))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from transformers.utils import logging as library_logging
 from bridle import LLM
 from bridle.config import ModelConfig
 from bridle.model.loading import load_executor
-from bridle.progress import LoggedSteps, on_download, shown, watched
+from bridle.progress import LoggedSteps, PrintedSteps, on_download, shown, watched
 from bridle.service.keeper import ModelKeeper
 from bridle.service.slot import Slot
 from lab.doubles import encoders, tiny
 from tests.gguf.kit import pair
 from tests.service.loaders import FakeLoader
+from tests.waiting import PATIENCE
 
 Told = list[tuple[str, float]]
 
@@ -180,3 +182,41 @@ def test_quantizing_is_told_by_weights() -> None:
 def test_a_model_that_pools_tells_too(tmp_path: Path) -> None:
     folder = encoders.make_sentence_model("bert", tmp_path / "bert")
     check_moves(told_by(folder), "reading weights", 0.05, 0.9, 8)
+
+
+# -- printed -------------------------------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    """What is printed, and an event for each line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_line = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self.has_line.set()
+        return written
+
+
+def test_a_long_task_prints_where_there_is_no_terminal() -> None:
+    screen = Screen()
+    with PrintedSteps("Checking m", Console(file=screen, force_terminal=False), silence=0.01) as report:
+        report("comparing [all]", 0.25)
+        assert screen.has_line.wait(PATIENCE)
+        screen.has_line.clear()
+        assert screen.has_line.wait(PATIENCE)  # and again, though nothing more was reported
+    assert "Checking m: comparing [all], 25%, 0 s so far\n" in screen.getvalue()
+
+
+def test_a_short_task_prints_nothing() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with shown("Checking m", prints=True, console=console) as report:
+        report("comparing", 0.25)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("seconds", "line"), [(12.4, "Loading m, 12 s so far"), (100.0, "Loading m, 100 s so far")])
+def test_a_task_without_stages_tells_its_time(seconds: float, line: str) -> None:
+    assert PrintedSteps("Loading m", Console()).line(seconds) == line

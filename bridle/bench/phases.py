@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from bridle.bench.checkpoints import Checkpoint
 from bridle.bench.roof import loop_rate, product_rate, read_bandwidth
+from bridle.progress import PrintedSteps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _REACHED = 0.4
 #: Rounds of a loop of Python in a second, where the seconds of `Limits.python` were measured.
 _LOOPS = 35e6
+#: How long a part says nothing where there is no terminal, in seconds.
+_SILENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,12 @@ class Phases:
 
 @contextmanager
 def _moving(console: Console, words: str) -> Iterator[None]:
-    """Nothing is shown where there is no terminal. What is printed meanwhile appears above it if it goes to a terminal,
-    too, and goes where it should if that is a file."""
+    """What is printed meanwhile appears above it if it goes to a terminal, too, and goes where it should if that is a
+    file. Where there is no terminal, a long part is printed now and then."""
+    if not console.is_terminal:
+        with PrintedSteps(words, console, _SILENCE):
+            yield
+        return
     from rich.live import Live
     from rich.spinner import Spinner
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from bridle.cli.preflight import check_models
+
 
 def check(
     name: Annotated[str, Parameter(name="MODEL")],
@@ -31,10 +33,11 @@ def check(
     text
         File to read for that. Default: a short sample.
     """
+    check_models(name, revision=revision)
     from bridle.model.resolve import resolve_model
     from bridle.progress import shown
 
-    with shown(f"Checking {name}") as progress:
+    with shown(f"Checking {name}", prints=True) as progress:
         path = resolve_model(name, revision)
         progress("comparing with transformers", 0.3)
         from bridle.model.check import check_model, check_quality

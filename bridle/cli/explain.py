@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,6 @@ def explain(
     """
     from rich.console import Console
 
-    from bridle.traces import read
     from bridle.traces import schema as schema_of_lines
 
     if schema:
@@ -55,9 +55,23 @@ def explain(
     if top < 0:
         raise InvalidRequest(f"top is {top}; must not be negative", "top")
     console = Console(highlight=False, markup=False)
-    for trace in read(path):
+    for trace in _read(path):
         _show(console, trace, top, is_text_shown=tokens)
     return 0
+
+
+def _read(path: Path) -> Iterator[Trace]:
+    """The traces of a file; while a large one is read, standard error shows that."""
+    from bridle.progress import shown
+    from bridle.traces import read
+
+    traces = read(path)
+    while True:
+        with shown(f"Reading {path}", prints=True):
+            trace = next(traces, None)
+        if trace is None:
+            return
+        yield trace
 
 
 def _show(console: Console, trace: Trace, top: int, *, is_text_shown: bool) -> None:

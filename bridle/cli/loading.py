@@ -34,7 +34,7 @@ def loaded_model(
     with ExitStack() as stack:
         if tools is not None:
             stack.callback(tools.close)
-        with shown(f"Loading {config.model}") as progress, ending_at_once():
+        with shown(f"Loading {config.model}", prints=True) as progress, ending_at_once():
             from bridle.service.loading import load_model
 
             if adapters or more_adapters:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from bridle.cli.preflight import check_models
+
 
 def quantize(
     name: Annotated[str, Parameter(name="MODEL")],
@@ -32,9 +34,10 @@ def quantize(
     revision
         Branch, tag or commit of a hub model.
     """
+    check_models(name, revision=revision)
     from bridle.progress import shown
 
-    with shown(f"Quantizing {name}") as progress:
+    with shown(f"Quantizing {name}", prints=True) as progress:
         from bridle.service.export import quantize_model
 
         written = quantize_model(name, out, type, revision, progress)

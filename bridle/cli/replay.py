@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from bridle.cli.control_options import ControlOptions
 from bridle.cli.options import ModelOptions
+from bridle.cli.preflight import check_models
 from bridle.cli.programs import check_program, controller_in
 from bridle.cli.runtime import replay_exchanges
 from bridle.cli.steering_options import SteeringOptions
@@ -67,6 +68,7 @@ def replay(
 
     if not trace.is_file():
         raise InvalidRequest(f"there is no trace {trace}", "TRACE")
+    check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     header = header_of(trace)
     if header is not None and header.runtime is not None:
         return replay_exchanges(trace, name, model.revision, control)
@@ -96,8 +98,9 @@ def _replay_texts(
     console = Console(highlight=False)
     with _model_for(traces, name, steering, program, adapter, model) as (loaded, adapter_name):
         steers = _steering_for(loaded, steering, program)
-        for old in traces:
-            new = run_again(loaded, old, controller=steers(old), adapter=adapter_name)
+        for number, old in enumerate(traces, 1):
+            with _progress(old, number, len(traces)) as on_token:
+                new = run_again(loaded, old, controller=steers(old), adapter=adapter_name, on_token=on_token)
             made.append(new)
             found = compare(old, new)
             num_other += not found.is_same
@@ -108,6 +111,24 @@ def _replay_texts(
         write(made, save)
     print(f"requests: {len(traces)}; not the same: {num_other}")
     return 1 if num_other else 0
+
+
+@contextmanager
+def _progress(old: Trace, number: int, count: int) -> Iterator[Callable[[], None]]:
+    """Show how many tokens of a recorded request have been computed again; gives what to call for each."""
+    from bridle.progress import shown
+    from bridle.traced import Token
+
+    total, done = sum(isinstance(record, Token) for record in old.records), 0
+
+    def note() -> None:
+        nonlocal done
+        done += 1
+        progress(f"{done} of {total} tokens", min(done / max(total, 1), 1.0))  # another controller may write more
+
+    with shown(f"Replaying request {number} of {count}", prints=True) as progress:
+        progress(f"0 of {total} tokens", 0.0)
+        yield note
 
 
 @contextmanager

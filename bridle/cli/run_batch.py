@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.options import Drafts, ModelOptions
+from bridle.cli.preflight import check_models
 from bridle.cli.steering_options import SteeringOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
@@ -100,9 +101,10 @@ def run_batch(
     model
         The model that answers. In a request, `model` may be its name, the name of an adapter, or left out.
     """
-    from bridle.http.transport.logs import configure_logs
+    from bridle.logs import configure_logs
 
     batch.check()
+    check_models(model, options.draft_model, options.tokenizer, revision=options.revision)
     configure_logs("auto", "warning")
     with ExitStack() as stack:
         requests, target = _open(stack, file, batch.output)
@@ -156,15 +158,20 @@ def _served(
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:
     """Write every answer; returns the number of those that are errors."""
     import msgspec
-    from rich.console import Console
-    from rich.progress import Progress
 
     from bridle.http.openai.batch import answer_batch
+    from bridle.progress import shown
 
-    num_failed = 0
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("requests", total=len(requests))
-        async for answer in answer_batch(app, requests, max_in_flight, lambda: progress.advance(task)):
+    num_failed = num_done = 0
+
+    def note() -> None:
+        nonlocal num_done
+        num_done += 1
+        progress(f"{num_done} of {len(requests)}", num_done / len(requests))
+
+    with shown("Answering requests", prints=True) as progress:
+        progress(f"0 of {len(requests)}", 0.0)
+        async for answer in answer_batch(app, requests, max_in_flight, note):
             num_failed += answer["response"]["status_code"] >= 400
             target.write(msgspec.json.encode(answer) + b"\n")
             target.flush()

@@ -30,13 +30,20 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
 def replay_exchanges(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
     """Play the trace of a control runtime against a fresh one, for the vocabulary of model `name`. Returns 1 if any
     reply differs."""
+    from bridle.progress import shown
+
     num_same = num_other = 0
-    for difference in played_exchanges(trace, name, revision, control):
-        if difference is None:
-            num_same += 1
-            continue
-        num_other += 1
-        print("\n".join(lines_of(difference, str(trace))))
+    with shown(f"Replaying {trace}", prints=True) as progress:
+        progress("starting the control runtime", 0.0)
+        total = count_exchanges(trace)
+        for difference in played_exchanges(trace, name, revision, control):
+            if difference is None:
+                num_same += 1
+            else:
+                num_other += 1
+                print("\n".join(lines_of(difference, str(trace))))
+            done = num_same + num_other
+            progress(f"{done} of {total} exchanges", done / max(total, done))
     print(f"{num_same + num_other} exchanges, {num_other} with another reply")
     return 1 if num_other else 0
 
@@ -54,6 +61,14 @@ def played_exchanges(
         raise InvalidRequest(f"no control runtime can be started: {obstacle}")
     folder = resolve_model(name, revision)
     return play(trace, settings.runtime_config(folder, guess_num_logits(folder)))
+
+
+def count_exchanges(trace: Path) -> int:
+    """How many exchanges a trace of a control runtime has."""
+    from bridle.traced import Exchange
+    from bridle.traces import read_records
+
+    return sum(isinstance(record, Exchange) for _, record in read_records(trace))
 
 
 def lines_of(difference: Difference, file: str) -> list[str]:

@@ -6,13 +6,15 @@ another one. A module that was asked for by a name is taken by its hash: names m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest
+from bridle.outputs import Traced
 from bridle.service.prompts import build_request
 from bridle.service.running import run
 from bridle.service.tracing import controller_of, modules_of, ran_form, sampling_of, traces_of
-from bridle.traced import Trace
+from bridle.traced import Token, Trace
 
 if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
@@ -24,10 +26,11 @@ def replay(
     *,
     controller: object | None = None,
     adapter: str | None = None,
+    on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
     """The trace of another run of the request that `trace` tells of; `controller` steers it in place of the recorded
-    one, and `adapter` is the name of its adapter here. Raises `InvalidRequest` if it cannot be asked for again: also if
-    a module that steered it is gone."""
+    one, and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has
+    recorded. Raises `InvalidRequest` if it cannot be asked for again: also if a module that steered it is gone."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} pictures, which a trace does not keep", "TRACE")
@@ -45,7 +48,11 @@ def replay(
         trace=True,
     )
     with run(model.client, request, header.text) as running:
-        (made,) = traces_of(model, [running.read()])  # it was asked for
+        for events in running:
+            for event in events:
+                if isinstance(event, Traced) and isinstance(event.record, Token):
+                    on_token()
+        (made,) = traces_of(model, [running.output])  # it was asked for
     return made
 
 
