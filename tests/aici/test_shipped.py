@@ -107,14 +107,16 @@ def test_code_of_the_package_is_not_compiled(compilers: SlowCompilers) -> None:
 
 
 def test_damaged_code_of_the_package_is_told_and_compiled(
-    compilers: SlowCompilers, capsys: pytest.CaptureFixture[str]
+    compilers: SlowCompilers, caplog: pytest.LogCaptureFixture
 ) -> None:
     compilers.in_package = ControllerUnavailable("the standard controller x is damaged")
     compilers.may_go.set()
     shipped = shipped_with(compilers, 30_000)
     shipped.compiled(shipped.install(SMALL))
     assert compilers.num_compiled == 1
-    assert "x is damaged; the controller uppercase is compiled instead" in capsys.readouterr().err
+    (told,) = caplog.records
+    assert told.levelname == "WARNING" and told.name.startswith("bridle.")
+    assert "x is damaged; the controller uppercase is compiled instead" in told.getMessage()
 
 
 def _code_for_here() -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from bridle.cluster.parent import child_environment
 from bridle.deploy.child import Child
+from bridle.logs import log_variables
 from tests.deploy.kit import await_spare, children
 from tests.waiting import PATIENCE
 
@@ -134,11 +135,15 @@ def test_without_the_word_it_ends() -> None:
 
 
 def test_children_are_told_by_their_command_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag that the command line has set back to its default would come again through the environment."""
+    """A flag that the command line has set back to its default would come again through the environment. The form of
+    logs is that of this process, whatever the environment says."""
+    monkeypatch.setattr("bridle.logs._told", {"BRIDLE_LOG_FORMAT": "json", "BRIDLE_LOG_LEVEL": "info"})
+    monkeypatch.setenv("BRIDLE_LOG_FORMAT", "console")
     monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")
     monkeypatch.setenv("BRIDLE_CONFIG", "settings.yaml")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     environment = child_environment()
-    assert not [name for name in environment if name.startswith("BRIDLE_")]
+    assert {name: value for name, value in environment.items() if name.startswith("BRIDLE_")} == log_variables()
+    assert environment["BRIDLE_LOG_FORMAT"] == "json"
     assert environment["OTEL_TRACES_EXPORTER"] == "none"
     assert environment["PATH"] == os.environ["PATH"]
