@@ -81,13 +81,10 @@ class StopOnRepetition:
 
 
 def name_of(controller: object) -> str:
-    """What steers a request, for logs and traces: the name that the request gave it, or that of its class. bridle's own
-    classes have the names of request fields, such as `json_schema`."""
-    kind = type(controller)
-    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
-    names = [getattr(controller, field, None) for field in ("asked_as", "module", "__name__")]
-    usual = own if kind.__module__.partition(".")[0] == "bridle" else kind.__name__
-    return str(next(filter(None, names), usual))[:_MAX_NAME_CHARS]
+    """What steers a request, for logs and traces: the name that the request gave it, or else that of its class."""
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
+    names = (getattr(controller, field, None) for field in ("asked_as", "module", "__name__"))
+    return str(next(filter(None, names), kind))[:_MAX_NAME_CHARS]
 
 
 # -- what was asked for ------------------------------------------------------------------------------------

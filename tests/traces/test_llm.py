@@ -60,7 +60,7 @@ def test_a_trace_adds_up_to_its_output(llm: LLM) -> None:
 def test_a_controller_of_this_process_is_named(llm: LLM) -> None:
     (output,) = llm.generate("one", controller=Restless(), trace=True, use_tqdm=False)
     assert output.trace is not None
-    assert output.trace.header.controller == {"name": "Restless"}
+    assert output.trace.header.controller == {"name": "restless"}
     assert rebuild(output.trace)[0].token_ids == output.outputs[0].token_ids
     with pytest.raises(InvalidRequest, match="restless, which is code of the process"):
         controller_of(output.trace.header.controller)
