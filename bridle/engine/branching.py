@@ -191,8 +191,8 @@ class Branching:
                 self._steering.note_foreseen(seq)
                 self._progress.fail(seq, _nothing_left(seq))
             elif seq.output.num_banned:
-                self._steering.report(seq, ())
-                self._steering.retract(seq)
+                self._progress.put_right(seq)
+                self._steering.report(seq)
             return
         seq.draws.num_draws += 1
         candidates = None
@@ -207,14 +207,13 @@ class Branching:
             return
         if mu is not None and draw_has_mirostat(seq, draw.branch):
             seq.draws.mus.append((len(seq.tokens) + 1, mu))
-        ended = self._progress.append(seq, token, logprob, forced=False)
-        if seq.control.pool is not None:
-            num_kept = len(seq.tokens) - 1
-            if splice is not None and not ended:
-                self._progress.force(seq, splice.ff_tokens)
-            self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token, candidates)
-        if seq.output.num_banned:
-            self._steering.retract(seq)
+        self._progress.append(seq, token, logprob, forced=False)
+        is_kept = not seq.output.num_banned or self._progress.put_right(seq)
+        if seq.control.pool is None:
+            return
+        if splice is not None and is_kept and not seq.is_over:
+            is_kept = self._progress.force(seq, splice.ff_tokens)
+        self._steering.report(seq, *((token, candidates) if is_kept else ()))
 
 
 def draws_next(item: Scheduled) -> bool:

@@ -82,8 +82,10 @@ class DraftedDraws:
         while self._accept_draft(draw, row, result, right):
             way = next(ways, None)
             if way is not None and not way.sample:
-                right.num_tokens += self._force_drafted(draw.seq, way.splices[0].ff_tokens)
-                way = None if draw.seq.is_finished else next(ways, None)
+                forced = way.splices[0].ff_tokens
+                num_forced = self._force_drafted(draw.seq, forced)
+                right.num_tokens += num_forced
+                way = None if draw.seq.is_finished or num_forced < len(forced) else next(ways, None)
             if way is None:
                 break
             if draw.seq.control.pool is not None:
@@ -109,10 +111,12 @@ class DraftedDraws:
         return True
 
     def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were computed; returns how many entered before the output ended."""
-        num_before = len(seq.tokens)
+        """Append forced tokens that were computed; returns how many entered before the output ended, or none if a policy
+        has changed the text."""
+        num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
         self._steering.force(seq, 0, tokens)
-        num_forced = len(seq.tokens) - num_before
+        is_same = seq.output.usage.rewound_tokens == num_rewound
+        num_forced = len(seq.tokens) - num_before if is_same else 0
         if not seq.is_finished:
             for _ in range(num_forced):
                 self._scheduler.advance(seq)

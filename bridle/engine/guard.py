@@ -135,6 +135,11 @@ class Hit:
         """Whether something else is to be drawn."""
         return isinstance(self.rule, TextRule) and self.rule.action == "retry"
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another text takes its place."""
+        return isinstance(self.rule, TextRule) and self.rule.action == "replace"
+
 
 class RuleFailed(Exception):
     """A rule could not be applied."""

@@ -7,7 +7,7 @@ This module knows nothing of wire formats.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -56,9 +56,11 @@ class OutputText:
         self._num_released = 0
         self._is_closed = False  # a stop string ended it
         self.closed_by = "", ""  # name and version of the policy that changed its end
-        # Of each token where the text ends after it, and whether it was forced; kept only where tokens may have to go.
+        # Of each token where the text ends after it, whether it was forced, and whether it ends inside of a character;
+        # kept only where tokens may have to go.
         self._ends: list[int] = []
         self._forced: list[bool] = []
+        self._is_cut: list[bool] = []
         self.num_told = 0  # tokens that the client knows, which do not go
         self.goes_by_last = False  # a banned phrase goes by its last token that was drawn, not by its first
 
@@ -69,7 +71,11 @@ class OutputText:
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
-        return count if self._watch is None else self._watch.num_settled(count, self.num_told)
+        if self._watch is None:
+            return count
+        while self.num_told < count and self._is_cut[count - 1]:  # what takes its place may have to begin before it
+            count -= 1
+        return self._watch.num_settled(count, self.num_told)
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
         """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
@@ -88,7 +94,10 @@ class OutputText:
         if self.may_go:
             self._ends.append(self._num_chars)
             self._forced.append(forced)
+            self._is_cut.append(self._state.is_waiting)
         hit = None if self._watch is None else self._watch.push(piece)
+        if hit is not None and hit.is_replaced and self._is_cut[-1] and hit.end > self._num_chars - len(piece):
+            hit = None  # the token has a part of the next character, too; with the next token the match is found again
         if hit is not None and isinstance(hit.rule, TextRule):
             return Released("", num_banned=self._num_hit(hit), hit=hit)
         if self._window:
@@ -99,8 +108,10 @@ class OutputText:
 
     def _num_hit(self, hit: Hit) -> int:
         """How many tokens must go because of a match. Where another way is to be taken, the first of them is one that
-        was drawn, if any was."""
+        was drawn, if any was. Where it is replaced, no character may be cut in two."""
         first = first_token(self._ends, hit.start, self.num_told)
+        while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
+            first -= 1
         if hit.takes_another_way:
             drawn = [at for at in range(first, len(self._ends)) if not self._forced[at]]
             first = drawn[-1 if self.goes_by_last else 0] if drawn else first
@@ -110,11 +121,14 @@ class OutputText:
         """Whether the first of the last `num_tokens` tokens was drawn."""
         return not self._forced[-num_tokens]
 
-    def around(self, hit: Hit, num_tokens: int) -> tuple[str, str]:
-        """The text before a match, in the last `num_tokens` tokens, and the text behind it."""
+    def around(self, hit: Hit, num_tokens: int) -> tuple[str, str, int]:
+        """The text before a match in the last `num_tokens` tokens, the text behind it in the token in which it ends,
+        and how many tokens follow that one."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
-        return self._watch.slice(begin, hit.start), self._watch.slice(hit.end, self._num_chars)
+        last = bisect_left(self._ends, hit.end)
+        behind = self._watch.slice(hit.end, self._ends[last])
+        return self._watch.slice(begin, hit.start), behind, len(self._ends) - last - 1
 
     def close(self, hidden: str) -> tuple[int, str] | None:
         """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
@@ -140,7 +154,8 @@ class OutputText:
         if num_tokens == 0:
             return 0
         self._num_chars -= self._state.rewind(num_tokens)
-        del self._pieces[-num_tokens:], self._ends[-num_tokens:], self._forced[-num_tokens:]
+        del self._pieces[-num_tokens:], self._ends[-num_tokens:]
+        del self._forced[-num_tokens:], self._is_cut[-num_tokens:]
         self.num_told = min(self.num_told, len(self._ends))
         if self._watch is not None:
             self._watch.rewind(num_tokens)
@@ -170,7 +185,7 @@ class OutputText:
         twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned, watch)
         twin._pieces = self._pieces.copy()
         twin.num_told, twin.goes_by_last = self.num_told, self.goes_by_last
-        twin._ends, twin._forced = self._ends.copy(), self._forced.copy()
+        twin._ends, twin._forced, twin._is_cut = self._ends.copy(), self._forced.copy(), self._is_cut.copy()
         twin._num_chars = self._num_chars
         twin._num_released = self._num_released
         return twin

@@ -6,7 +6,6 @@ output ends, as the rule wants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from bridle.engine.guard import BudgetRule, Hit, RuleFailed, TextRule
@@ -27,8 +26,6 @@ class Changes(Protocol):
     def rewind(self, seq: Sequence, num_tokens: int) -> None: ...
 
     def drop_held(self, seq: Sequence, num_tokens: int) -> None: ...
-
-    def force(self, seq: Sequence, tokens: Iterable[int]) -> bool: ...
 
     def finish(self, seq: Sequence, reason: FinishReason, stop: int | str | None = None) -> None: ...
 
@@ -55,14 +52,14 @@ class Policing:
         """Count what a policy did."""
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
-    def ban(self, seq: Sequence) -> int:
-        """Take back the tokens that say what is forbidden, and forbid the first of them where it stood; returns how
-        many went. The output ends with an error if that has happened too often."""
+    def ban(self, seq: Sequence) -> tuple[int, ...] | None:
+        """Take back the tokens that say what is forbidden. Returns the tokens that a policy puts in their place; None if
+        the output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The
+        output ends with an error if that has happened too often."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
-        output.num_banned, output.hit = 0, None
+        output.num_banned, output.hit, seq.control.rewritten_by = 0, None, ""
         if hit is not None:
-            self._ban_by(seq, hit, num_tokens)
-            return num_tokens
+            return self._ban_by(seq, hit, num_tokens)
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
         self._changes.rewind(seq, num_tokens)
@@ -71,14 +68,14 @@ class Policing:
         if output.num_retries > MAX_RETRIES:
             message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
-        return num_tokens
+        return None
 
-    def _ban_by(self, seq: Sequence, hit: Hit, num_tokens: int) -> None:
+    def _ban_by(self, seq: Sequence, hit: Hit, num_tokens: int) -> tuple[int, ...] | None:
         """Take back what a rule forbids, and do what it wants done."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
-        before, behind = output.text.around(hit, num_tokens) if rule.action == "replace" else ("", "")
+        replaced = self._replaced(seq, hit, rule, num_tokens) if rule.action == "replace" else None
         changes.rewind(seq, num_tokens)
         self._note(rule.policy, rule.version, _DONE[rule.action])
         output.num_retries += 1
@@ -89,14 +86,23 @@ class Policing:
         elif output.num_retries > MAX_RETRIES:
             message = f"policy {rule.policy}: {MAX_RETRIES} ways to go on all led to what it forbids"
             changes.fail(seq, ControllerError(message))
-        elif rule.action == "replace":
-            spelled = self._decoder.tokens_of(before + rule.replacement + behind) if self._decoder else ()
-            changes.force(seq, spelled)
+        elif replaced is not None:
+            seq.control.rewritten_by = rule.policy
+            return replaced
         elif not is_drawn:
             message = f"policy {rule.policy} forbids what is forced at position {len(seq.tokens)}"
             changes.fail(seq, ControllerError(message))
         else:
             output.bans.setdefault(len(seq.tokens), set()).add(token)
+        return None
+
+    def _replaced(self, seq: Sequence, hit: Hit, rule: TextRule, num_tokens: int) -> tuple[int, ...]:
+        """The tokens that stand for the last `num_tokens`. Those behind the match stay what they are: the last of them
+        may end inside of a character."""
+        assert seq.output.text is not None and self._decoder is not None
+        before, behind, num_kept = seq.output.text.around(hit, num_tokens)
+        spelled = self._decoder.tokens_of(before + rule.replacement + behind)
+        return (*spelled, *seq.tokens[len(seq.tokens) - num_kept :])
 
     def close(self, seq: Sequence) -> str:
         """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""

@@ -8,6 +8,7 @@ of controllers and devices.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -173,8 +174,30 @@ class Progress:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not drawn. Returns whether the output ended; then the rest of them is dropped."""
-        return any(self.append(seq, token, forced=True) for token in tokens)
+        """Append tokens that were not drawn, up to one that ends the output. Where a policy replaces a part of the text,
+        what follows that part still follows. Returns False, and drops the rest, if another way is to be taken."""
+        waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
+        while waiting:
+            if num_spelled:
+                num_spelled -= 1
+            else:  # however many matches there are among them, all of them are one attempt
+                seq.output.num_retries = min(seq.output.num_retries, num_retries)
+            has_ended = self.append(seq, waiting.popleft(), forced=True)
+            if seq.output.num_banned:
+                replaced = self.policing.ban(seq)
+                if replaced is None:
+                    return False
+                waiting.extendleft(reversed(replaced))
+                num_spelled += len(replaced)
+            elif has_ended:
+                break
+        return True
+
+    def put_right(self, seq: Sequence) -> bool:
+        """Take back what is forbidden, and append what a policy puts in its place. Returns False if another way is to be
+        taken instead."""
+        replaced = self.policing.ban(seq)
+        return replaced is not None and self.force(seq, replaced)
 
     # -- log-probabilities -------------------------------------------------------------------------------
 

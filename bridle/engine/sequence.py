@@ -85,6 +85,11 @@ class Sequence:
         return self.queue.status is SequenceStatus.FINISHED
 
     @property
+    def is_over(self) -> bool:
+        """Whether it gets no further token, even if its client still lacks scores."""
+        return self.is_finished or self.output.ending is not None
+
+    @property
     def is_controlled(self) -> bool:
         return self.control.pool is not None
 
@@ -135,6 +140,7 @@ class Sequence:
         self.num_prompt = min(self.num_prompt, num_tokens)
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, num_tokens)
         self.output.num_scored = min(self.output.num_scored, num_tokens)
+        self.control.num_kept = min(self.control.num_kept, num_tokens)
         while self.draws.mus and self.draws.mus[-1][0] > num_tokens:
             self.draws.mus.pop()
         self.clamp_computed()
@@ -151,6 +157,7 @@ class Sequence:
         self.tokens += tokens
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
         self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
+        self.control.num_told = self.control.num_kept = len(self.tokens)
 
     def clamp_computed(self) -> None:
         """Lower `num_computed` so that at least one token goes through the model before the next draw (engine invariant

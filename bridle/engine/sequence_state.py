@@ -97,6 +97,9 @@ class ControlState:
     held_at: float = 0.0  # the last step in which it held the sequence up
     held_seconds: float = 0.0  # that it did so, so far
     spliced_at: int = -1  # how many tokens there were after the last splice
+    num_told: int = 0  # how many tokens it was told of,
+    num_kept: int = 0  # how many of those are still there; written by the sequence, too
+    rewritten_by: str = ""  # the policy that has put another text in place of what was drawn or forced; by `Policing`
     log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
 
     @property

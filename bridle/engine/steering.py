@@ -72,40 +72,36 @@ class Steering:
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.news = first
+        seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
         """Forget a sequence that was taken back before its pool heard of it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
-    def report(
-        self,
-        seq: Sequence,
-        tokens: tuple[int, ...],
-        backtrack: int = 0,
-        sampled: int | None = None,
-        candidates: Candidates = None,
-    ) -> None:
-        """Note that tokens of `seq` became known, so that its controller will be asked what next."""
+    def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
+        """Note that the tokens of `seq` are others than its controller was told, so that it will be asked what next.
+        `sampled` was drawn, among `candidates`."""
         control = seq.control
         if control.pool is None:
             return
         control.num_moves += 1
-        if sampled is None or backtrack or len(tokens) > 1:
+        control.answer, news = None, control.news or Ask(seq.id)
+        tokens, backtrack = tuple(seq.tokens[control.num_kept :]), control.num_told - control.num_kept
+        known, by = news.tokens, control.rewritten_by or news.rewritten_by
+        is_further = not (backtrack or by) and len(tokens) > len(known) and tokens[: len(known)] == known
+        if sampled is None or not is_further or len(tokens) > len(known) + 1:
             control.spliced_at = len(seq.tokens)
-        control.answer, news = None, control.news
-        if news is None:
-            control.news = Ask(seq.id, tokens, backtrack, sampled, candidates)
-        else:  # a fork's first ask also names its parent; several drafts of a step are told together
-            known = () if backtrack else news.tokens
-            control.news = replace(
-                news,
-                tokens=(*known, *tokens),
-                backtrack=backtrack,
-                sampled=sampled,
-                candidates=candidates,
-                num_foreseen=len(known),
-            )
+        control.rewritten_by = ""
+        control.news = replace(  # a fork's first ask also names its parent; several drafts of a step are told together
+            news,
+            tokens=tokens,
+            backtrack=backtrack,
+            sampled=sampled,
+            candidates=candidates,
+            num_foreseen=len(known) if is_further else 0,
+            rewritten_by=by,
+        )
 
     def note_foreseen(self, seq: Sequence) -> None:
         """Note that the output ends by the answer that was foreseen after the last token its controller has yet to be
@@ -128,6 +124,7 @@ class Steering:
             if seq.output.ending is not None:
                 control.news, control.is_dismissed = replace(control.news, final=True), True
             asks.setdefault(control.pool, []).append(control.news)
+            control.num_told = control.num_kept = control.num_told + len(control.news.tokens) - control.news.backtrack
             control.news, control.awaits_answer = None, True
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
@@ -242,31 +239,9 @@ class Steering:
     ) -> None:
         """Take tokens back and append others. `sampled` was drawn, among `candidates`, and is replaced by them."""
         self._progress.rewind(seq, backtrack)
-        num_kept = len(seq.tokens)
-        self._progress.force(seq, tokens)
+        is_kept = self._progress.force(seq, tokens)
         seq.clamp_computed()
-        self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled, candidates)
-        if seq.output.num_banned:
-            self.retract(seq)
-
-    def retract(self, seq: Sequence) -> None:
-        """Take back what is forbidden. What the controller would be told of this step changes with it: tokens that it
-        has not heard of yet are left out, others are taken back, and what is forced instead is told."""
-        while seq.output.num_banned and not seq.is_finished:
-            num_before = len(seq.tokens)
-            num_tokens = self._progress.policing.ban(seq)
-            news = seq.control.news
-            if news is not None and not seq.is_finished:
-                num_left = max(len(news.tokens) - num_tokens, 0)
-                num_heard = max(num_tokens - len(news.tokens), 0)
-                seq.control.news = replace(
-                    news,
-                    tokens=(*news.tokens[:num_left], *seq.tokens[num_before - num_tokens :]),
-                    backtrack=news.backtrack + num_heard,
-                    sampled=None,
-                    candidates=None,
-                    num_foreseen=0,
-                )
+        self.report(seq, *((sampled, candidates) if is_kept else ()))
 
     def suspend(self, seq: Sequence) -> None:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""

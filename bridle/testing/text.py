@@ -53,6 +53,11 @@ class PieceState:
         self._tokens: list[int] = []
         self._certain = [0]  # characters after each token, from none on
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last token ends inside of a character."""
+        return len(self._text(final=True)) > self._certain[-1]
+
     def push(self, token: int) -> str:
         """Append a token; gives the characters that became certain."""
         self._tokens.append(token)

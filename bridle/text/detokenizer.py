@@ -70,6 +70,11 @@ class ByteText:
         self._lead = 0
         self._restart(len(prompt))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last token ends inside of a character."""
+        return bool(self._waiting)
+
     def push(self, token: int) -> str:
         """Append a token; gives the characters that became certain."""
         text: str | None

@@ -27,6 +27,11 @@ class WindowText:
         self._lengths = array("i")  # characters that became certain with each token
         self._waits = array("b")  # visible tokens not yet given out as text, after each token
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last token ends inside of a character."""
+        return bool(self._waits) and self._waits[-1] > 0
+
     def push(self, token: int) -> str:
         """Append a token; gives the characters that became certain."""
         self._tokens.append(token)

@@ -24,7 +24,8 @@ class Ask:
     decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
     it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
     `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are tokens that are likely
-    to be drawn next, for a pool that `is_told_ahead`.
+    to be drawn next, for a pool that `is_told_ahead`. `rewritten_by` is the policy that has put another text in place of
+    a part of what was drawn or forced; beside that part, all of it was done.
     """
 
     seq_id: int
@@ -42,6 +43,7 @@ class Ask:
     may_force: bool = True
     variables: tuple[tuple[str, bytes], ...] = ()
     ahead: tuple[int, ...] = ()
+    rewritten_by: str = ""
 
 
 class StoredValue(NamedTuple):

@@ -9,6 +9,11 @@ from typing import Protocol
 class TextState(Protocol):
     """The text of one growing output. It is copied on a fork."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last token ends inside of a character, whose rest has to come."""
+        raise NotImplementedError
+
     def push(self, token: int) -> str:
         """Append a token; returns the characters that became certain."""
         raise NotImplementedError
