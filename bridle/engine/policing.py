@@ -6,10 +6,11 @@ output ends, as the rule wants.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from bridle.engine.guard import BudgetRule, Hit, RuleFailed, TextRule
-from bridle.engine.interfaces import TextDecoder
+from bridle.engine.interfaces import Change, TextDecoder
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError, InvalidRequest
@@ -17,6 +18,7 @@ from bridle.outputs import FinishReason
 
 #: How often in a row an output may take another way, because it led to what is forbidden.
 MAX_RETRIES = 256
+Tokens = Seq[int]
 _DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
 
 
@@ -57,9 +59,25 @@ class Policing:
         the output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The
         output ends with an error if that has happened too often."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
-        output.num_banned, output.hit, seq.control.rewritten_by = 0, None, ""
-        if hit is not None:
-            return self._ban_by(seq, hit, num_tokens)
+        output.num_banned, output.hit = 0, None
+        replaced = self._ban_by(seq, hit, num_tokens) if hit is not None else self._ban_phrase(seq, num_tokens)
+        if replaced is None:
+            self.note_change(seq, num_tokens)
+        return replaced
+
+    def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
+        """Note for the controller what is other than it has decided, from the end of the sequence on."""
+        if seq.control.pool is not None:
+            seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
+
+    def take_changes(self, seq: Sequence) -> tuple[Change, ...]:
+        """What was noted since the last call."""
+        changes, seq.output.changes = seq.output.changes, []
+        return tuple(changes)
+
+    def _ban_phrase(self, seq: Sequence, num_tokens: int) -> None:
+        """Take back one of a request's own banned phrases."""
+        output = seq.output
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
         self._changes.rewind(seq, num_tokens)
@@ -68,14 +86,13 @@ class Policing:
         if output.num_retries > MAX_RETRIES:
             message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
-        return None
 
     def _ban_by(self, seq: Sequence, hit: Hit, num_tokens: int) -> tuple[int, ...] | None:
         """Take back what a rule forbids, and do what it wants done."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
-        replaced = self._replaced(seq, hit, rule, num_tokens) if rule.action == "replace" else None
+        spelled, kept = self._spelled(seq, hit, rule, num_tokens) if rule.action == "replace" else ((), ())
         changes.rewind(seq, num_tokens)
         self._note(rule.policy, rule.version, _DONE[rule.action])
         output.num_retries += 1
@@ -86,9 +103,9 @@ class Policing:
         elif output.num_retries > MAX_RETRIES:
             message = f"policy {rule.policy}: {MAX_RETRIES} ways to go on all led to what it forbids"
             changes.fail(seq, ControllerError(message))
-        elif replaced is not None:
-            seq.control.rewritten_by = rule.policy
-            return replaced
+        elif rule.action == "replace":
+            self.note_change(seq, num_tokens - len(kept), len(spelled), rule.policy)
+            return *spelled, *kept
         elif not is_drawn:
             message = f"policy {rule.policy} forbids what is forced at position {len(seq.tokens)}"
             changes.fail(seq, ControllerError(message))
@@ -96,13 +113,13 @@ class Policing:
             output.bans.setdefault(len(seq.tokens), set()).add(token)
         return None
 
-    def _replaced(self, seq: Sequence, hit: Hit, rule: TextRule, num_tokens: int) -> tuple[int, ...]:
-        """The tokens that stand for the last `num_tokens`. Those behind the match stay what they are: the last of them
-        may end inside of a character."""
+    def _spelled(self, seq: Sequence, hit: Hit, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
+        """What takes the place of the last `num_tokens`, and those of them, behind the match, that stay what they are:
+        the last of these may end inside of a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)
         spelled = self._decoder.tokens_of(before + rule.replacement + behind)
-        return (*spelled, *seq.tokens[len(seq.tokens) - num_kept :])
+        return spelled, seq.tokens[len(seq.tokens) - num_kept :]
 
     def close(self, seq: Sequence) -> str:
         """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""

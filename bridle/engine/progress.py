@@ -186,6 +186,7 @@ class Progress:
             if seq.output.num_banned:
                 replaced = self.policing.ban(seq)
                 if replaced is None:
+                    self.policing.note_change(seq, len(waiting))
                     return False
                 waiting.extendleft(reversed(replaced))
                 num_spelled += len(replaced)

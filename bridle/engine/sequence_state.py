@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from bridle.engine.decision import Awaited, Decision
 from bridle.engine.guard import Hit
-from bridle.engine.interfaces import Ask, ControllerPool
+from bridle.engine.interfaces import Ask, Change, ControllerPool
 from bridle.engine.output_text import OutputText
 from bridle.engine.step_cost import Tally
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
@@ -99,7 +99,6 @@ class ControlState:
     spliced_at: int = -1  # how many tokens there were after the last splice
     num_told: int = 0  # how many tokens it was told of,
     num_kept: int = 0  # how many of those are still there; written by the sequence, too
-    rewritten_by: str = ""  # the policy that has put another text in place of what was drawn or forced; by `Policing`
     log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
 
     @property
@@ -199,6 +198,7 @@ class OutputState:
     num_banned: int = 0  # the last tokens, which say what is forbidden and must go
     hit: Hit | None = None  # the rule of an operator because of which they must
     num_retries: int = 0  # since text was last released
+    changes: list[Change] = field(default_factory=list)  # that its controller was not told of
     prompt_sent: bool = False
     num_scored: int = 0  # tokens whose log-probability is known or not wanted
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)

@@ -88,11 +88,10 @@ class Steering:
         control.num_moves += 1
         control.answer, news = None, control.news or Ask(seq.id)
         tokens, backtrack = tuple(seq.tokens[control.num_kept :]), control.num_told - control.num_kept
-        known, by = news.tokens, control.rewritten_by or news.rewritten_by
-        is_further = not (backtrack or by) and len(tokens) > len(known) and tokens[: len(known)] == known
+        known, changes = news.tokens, (*news.changes, *self._progress.policing.take_changes(seq))
+        is_further = not (backtrack or changes) and len(tokens) > len(known) and tokens[: len(known)] == known
         if sampled is None or not is_further or len(tokens) > len(known) + 1:
             control.spliced_at = len(seq.tokens)
-        control.rewritten_by = ""
         control.news = replace(  # a fork's first ask also names its parent; several drafts of a step are told together
             news,
             tokens=tokens,
@@ -100,7 +99,7 @@ class Steering:
             sampled=sampled,
             candidates=candidates,
             num_foreseen=len(known) if is_further else 0,
-            rewritten_by=by,
+            changes=changes,
         )
 
     def note_foreseen(self, seq: Sequence) -> None:

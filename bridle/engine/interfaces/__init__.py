@@ -11,6 +11,7 @@ from __future__ import annotations
 from bridle.engine.interfaces.controllers import (
     Answer,
     Ask,
+    Change,
     ControllerPool,
     ForesightedPool,
     ForetoldPool,
@@ -41,6 +42,7 @@ __all__ = [
     "Answer",
     "Ask",
     "BatchedMedia",
+    "Change",
     "ControllerPool",
     "Drawing",
     "EarlySampler",

@@ -12,6 +12,17 @@ from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
 
+class Change(NamedTuple):
+    """Tokens that were drawn or forced, and are not what was decided: from place `start` on, `num_removed` of them went
+    and `num_added` others came, put there by `policy`. It is empty if another way is to be taken. Places count from the
+    start of the sequence, in the text as the changes before have left it, with all that was still to be forced."""
+
+    start: int
+    num_removed: int
+    num_added: int = 0
+    policy: str = ""
+
+
 @dataclass(slots=True)  # not frozen, since one is made for each token; nobody changes it
 class Ask:
     """Tokens of a sequence just became known: what next?
@@ -24,8 +35,8 @@ class Ask:
     decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
     it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
     `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are tokens that are likely
-    to be drawn next, for a pool that `is_told_ahead`. `rewritten_by` is the policy that has put another text in place of
-    a part of what was drawn or forced; beside that part, all of it was done.
+    to be drawn next, for a pool that `is_told_ahead`. `changes` are what was done otherwise than it was decided, because
+    the text may not be in an output.
     """
 
     seq_id: int
@@ -43,7 +54,13 @@ class Ask:
     may_force: bool = True
     variables: tuple[tuple[str, bytes], ...] = ()
     ahead: tuple[int, ...] = ()
-    rewritten_by: str = ""
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def rewritten_by(self) -> str:
+        """The policy that has put another text in place of a part of what was drawn or forced, if all of the rest was
+        done as it was decided."""
+        return self.changes[-1].policy if self.changes else ""
 
 
 class StoredValue(NamedTuple):
