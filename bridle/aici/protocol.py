@@ -20,6 +20,7 @@ EXTENSIONS = (
     "ahead",
     "bias",
     "candidates",
+    "changes",
     "constraints",
     "deadline_ms",
     "discard",
@@ -39,6 +40,7 @@ EXTENSIONS = (
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 SeqId = Annotated[int, Meta(ge=0, lt=2**62)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Change = tuple[Count, Count, Count, str]
 
 
 # -- requests, on the main channel and on the side channel ----------------------------------------------------
@@ -95,7 +97,9 @@ class MidOp(Struct, omit_defaults=True):
     has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
     `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
     `variables` are set before it is asked: names, and values in hexadecimal; `ahead` are tokens that are likely to come
-    next, of which clones of it are told; the first `foreseen` of `tokens` were drawn as its clones had been told.
+    next, of which clones of it are told; the first `foreseen` of `tokens` were drawn as its clones had been told;
+    `changes` are what was done otherwise than it wanted: from which place on, how many tokens went, how many others
+    came, and the policy that put these there.
     """
 
     id: SeqId
@@ -110,6 +114,7 @@ class MidOp(Struct, omit_defaults=True):
     variables: list[tuple[str, str]] | UnsetType = UNSET
     ahead: list[TokenId] | UnsetType = UNSET
     foreseen: Count | UnsetType = UNSET
+    changes: list[Change] | UnsetType = UNSET
 
 
 class MidProcess(Message, tag="mid_process"):

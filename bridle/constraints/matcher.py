@@ -6,7 +6,8 @@ Copying and taking back cost microseconds. One thread at a time; different match
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bridle.constraints.child import byte_tokenizer, reason
@@ -163,6 +164,20 @@ class Matcher:
             if why != "it allows no text at all":
                 parts.append(why)
         return "; ".join(parts)
+
+
+@contextmanager
+def fitting(policy: str, constraint: str) -> Iterator[None]:
+    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one."""
+    try:
+        yield
+    except ControllerError as error:
+        if not policy:
+            raise
+        raise ControllerError(
+            f"constraint: got {constraint}; policy {policy} has put another text in the place of one that it forbids, and "
+            f"that does not fit the constraint: {error}. Allow such text in the constraint, or ask for another output."
+        ) from None
 
 
 def end_row(vocabulary: Vocabulary) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from bridle.constraints.compiler import Compiler
 from bridle.constraints.limits import ConstraintLimits
-from bridle.constraints.matcher import Matcher, end_row
+from bridle.constraints.matcher import Matcher, end_row, fitting
 from bridle.constraints.spec import Constraint
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.constraints.workers import Workers
@@ -25,6 +25,7 @@ from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
+from bridle.shown import shown
 
 #: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
 #: thread.
@@ -43,6 +44,7 @@ class _Instance:
     come, for which it took so many `seconds_ahead`."""
 
     matcher: Matcher
+    name: str = ""
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
@@ -100,7 +102,7 @@ class ConstraintPool:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                self._opened[request.id] = _Instance(compiled.result().copy())
+                self._opened[request.id] = _Instance(compiled.result().copy(), shown(constraint.to_dict()))
             except BaseException as error:  # a cancelled compilation is one too
                 future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
             else:
@@ -124,7 +126,7 @@ class ConstraintPool:
                 opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
                 parent = self._live[ask.parent]
-                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.is_slow)
+                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.name, parent.is_slow)
         known: list[_Answered] = []
         masks: list[_Due] = []
         work: list[Callable[[], None]] = []
@@ -177,7 +179,8 @@ class ConstraintPool:
         try:
             if ask.request is None:
                 matcher.rollback(ask.backtrack)
-                matcher.commit(ask.tokens)
+                with fitting(ask.rewritten_by, instance.name):
+                    matcher.commit(ask.tokens)
             if ask.final:
                 return Answer(log=_last_words(matcher))
             if matcher.is_complete:

@@ -102,7 +102,8 @@ class Output:
 
     def _follow(self, ask: Ask) -> None:
         """Compare what happened with what was shown, or expected. If it is something else, because the engine took
-        tokens back by itself, all scripts are void."""
+        tokens back by itself, all scripts are void. They go on where a policy has but put another text in place of a
+        part."""
         shown, expected = self.shown, self.expected
         self.shown, self.expected = (), (0, ())
         same = 0 if ask.backtrack else num_same(shown, ask.tokens)
@@ -110,7 +111,7 @@ class Output:
         self.length += len(tokens) - backtrack
         if backtrack or tokens:
             self._move_all(backtrack, tokens, ask)
-            if (backtrack, tokens) != expected:
+            if (backtrack, tokens) != expected and not ask.rewritten_by:
                 for part in self.parts:
                     part.script = None
                     if part.untold is not None:  # a draw that it was to hear of is gone
@@ -121,7 +122,7 @@ class Output:
 
     def _move_all(self, backtrack: int, tokens: tuple[int, ...], ask: Ask) -> None:
         for part in self.parts:
-            part.move(backtrack, tokens, ask.sampled, ask.candidates)
+            part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes)
 
     def _take_draw(self, way: Sequence[Way], ask: Ask) -> None:
         """Tell all of a draw. If it sets off a splice, what is left of that becomes the script of who wanted it."""
@@ -129,7 +130,7 @@ class Output:
         for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
             assert isinstance(branch, Branch)
             top = ask.candidates[: branch.top_logprobs] if ask.candidates and branch.top_logprobs else None
-            part.move(ask.backtrack, ask.tokens, ask.sampled, top)
+            part.move(ask.backtrack, ask.tokens, ask.sampled, top, ask.changes)
             part.decision = None
             if branch.splices and ask.sampled is not None:
                 splice = matching(branch, ask.sampled)
@@ -145,7 +146,7 @@ class Output:
                 raise self._clash(-len(ask.tokens)).between(
                     first, number, f"token {ask.sampled} was drawn, for which they force different tokens"
                 )
-        taken = 0 if ask.tokens else ask.backtrack + 1  # the drawn token included
+        taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the drawn token included
         rest = rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
         if rest is None:
             return
@@ -159,9 +160,9 @@ class Output:
     def _begin_scripts(self, way: Sequence[Way], ask: Ask) -> None:
         """Go on along one way of a fork on which something is forced. Its first piece was applied."""
         piece = piece_of(way, self._clash())
-        is_applied = piece == (ask.backtrack, ask.tokens)
+        is_applied = piece == (ask.backtrack, ask.tokens) or bool(ask.rewritten_by)
         for part, each in zip(self.parts, way, strict=True):
-            part.move(ask.backtrack, ask.tokens)
+            part.move(ask.backtrack, ask.tokens, changes=ask.changes)
             if isinstance(each, Splice):
                 part.decision, part.script = None, rest_of(each, piece) if is_applied else None
             else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bridle.engine.decision import Decision, Splice
-from bridle.engine.interfaces import Answer, Ask, ControllerPool
+from bridle.engine.interfaces import Answer, Ask, Change, ControllerPool
 
 Candidates = tuple[tuple[int, float], ...] | None
 
@@ -30,7 +30,14 @@ class Part:
     ahead: tuple[int, ...] = ()
     answer: Answer | None = None
 
-    def move(self, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None, top: Candidates = None) -> None:
+    def move(
+        self,
+        backtrack: int,
+        tokens: tuple[int, ...],
+        sampled: int | None = None,
+        top: Candidates = None,
+        changes: tuple[Change, ...] = (),
+    ) -> None:
         """Note that tokens went and came."""
         self.has_relented = False
         if self.ahead:
@@ -41,14 +48,19 @@ class Part:
                 return
         news = self.untold
         if news is None:
-            self.untold = Ask(self.id, tokens, backtrack, sampled, top)
+            self.untold = Ask(self.id, tokens, backtrack, sampled, top, changes=changes)
             return
         kept = news.tokens[: max(len(news.tokens) - backtrack, 0)]
         further = max(backtrack - len(news.tokens), 0)
         if sampled is None:
             sampled, top = news.sampled, news.candidates
         self.untold = replace(
-            news, tokens=kept + tokens, backtrack=news.backtrack + further, sampled=sampled, candidates=top
+            news,
+            tokens=kept + tokens,
+            backtrack=news.backtrack + further,
+            sampled=sampled,
+            candidates=top,
+            changes=news.changes + changes,
         )
 
     @property

@@ -88,7 +88,9 @@ class ComposedPool:
             output = self._live.get(ask.seq_id)
             if output is None:
                 continue
-            if output.is_plain and not (ask.backtrack or ask.final or ask.candidates or ask.parent is not None):
+            if output.is_plain and not (
+                ask.backtrack or ask.final or ask.candidates or ask.changes or ask.parent is not None
+            ):
                 output.ask_on(ask, self._asks)
             else:
                 self._tell(ask, output)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from bridle.constraints.matcher import Matcher, end_row
+from bridle.constraints.matcher import Matcher, end_row, fitting
 from bridle.constraints.pool import ConstraintPool
 from bridle.constraints.spec import Constraint
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Decision
+from bridle.shown import shown
 
 _INVERTED = bytes(255 - byte for byte in range(256))
 
@@ -108,8 +109,10 @@ class FreePart(Controller):
         if view.num_rewound:
             self._forget(view.num_rewound)
         if len(view.tokens) > view.num_prompt:
-            for token in view.new_tokens:
-                self._see(token)
+            form = shown(self.then.form.to_dict()) if view.rewritten_by and self.then is not None else ""
+            with fitting(view.rewritten_by, form):
+                for token in view.new_tokens:
+                    self._see(token)
         if self._phase is _Phase.FREE:
             return self._in_free_part()
         if self.then is None:

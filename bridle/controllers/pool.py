@@ -232,6 +232,7 @@ def _update(view: SequenceView, ask: Ask) -> None:
     view.tokens.extend(ask.tokens)
     view.new_tokens, view.num_rewound = ask.tokens, ask.backtrack
     view.sampled, view.candidates, view.may_force = ask.sampled, ask.candidates, ask.may_force
+    view.rewritten_by = ask.rewritten_by
 
 
 def _as_error(error: Exception, where: str) -> ControllerError:

@@ -31,6 +31,8 @@ class SequenceView:
     None if none was. `candidates` are the likeliest tokens of that draw with their log-probabilities, best first, if
     the last decision asked for them (`top_logprobs`). `index` numbers the output within its request. `may_force` is
     False for a controller that `is_lenient` where another does not allow the tokens that it has just wanted to force.
+    `rewritten_by` is the policy that has put another text in place of a part of what was drawn or forced since the last
+    call.
     """
 
     tokens: list[int]
@@ -42,6 +44,7 @@ class SequenceView:
     sampled: int | None = None
     candidates: tuple[tuple[int, float], ...] | None = None
     may_force: bool = True
+    rewritten_by: str = ""
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
     _caller: Caller | None = None

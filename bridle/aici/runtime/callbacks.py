@@ -84,7 +84,7 @@ def _call(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float, answer: 
     if isinstance(op, m.Step2):
         for name, value in op.variables:
             hosted.instance.variables.execute(WriteVar(name, value, "Set"))
-        choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
+        choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms, op.changes)
         choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
         answer.result = m.Chosen(choice.branches, turns)
         answer.masks = [memoryview(mask) for mask in choice.masks]

@@ -83,6 +83,7 @@ class Engine2:
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
         step.turns = 1 if op.turns is UNSET else min(max(op.turns, 1), MAX_TURNS)
         step.ahead = [] if op.ahead is UNSET else op.ahead[:MAX_AHEAD]
+        step.changes = [] if op.changes is UNSET else op.changes
         step.foreseen = 0 if op.foreseen is UNSET else op.foreseen
         if step.foreseen > len(op.tokens) or (step.foreseen and op.backtrack):
             raise InvalidRequest(

@@ -147,6 +147,7 @@ class Guest2(_Guest):
         fork_group: Sequence[int],
         candidates: Sequence[tuple[int, float]] | None,
         budget_ms: float,
+        changes: Sequence[tuple[int, int, int, str]] = (),
     ) -> GuestDecision:
         argument: dict[str, Any] = {
             "backtrack": backtrack,
@@ -156,6 +157,8 @@ class Guest2(_Guest):
         }
         if candidates is not None:
             argument["candidates"] = candidates
+        if changes:
+            argument["changes"] = changes
         data = self.instance.callback("aici_mid_process", msgspec.json.encode(argument), budget_ms)
         result: _GuestBranches = self._decode(_branches_decoder, data, "aici_mid_process")
         if result.error is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bridle.aici.replies import Branch, MidResult, PreResult, Splice
@@ -108,6 +109,7 @@ class Hosted:
         group: list[int],
         candidates: list[tuple[int, float]] | None,
         budget_ms: float,
+        changes: Sequence[tuple[int, int, int, str]] = (),
     ) -> GuestDecision:
         """Run one op of mid_process."""
         self._account(backtrack, len(tokens))
@@ -115,7 +117,7 @@ class Hosted:
             return self._count_wait(GuestDecision([self._resting()]))
         self._stage.wait = None
         if isinstance(self.guest, Guest2):
-            choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms)
+            choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms, changes)
         else:
             choice = self._step_old(self.guest, backtrack, tokens, group, budget_ms)
         self._check_backtrack(choice)

@@ -24,7 +24,7 @@ class Packed(Struct, array_like=True, tag=True):
 class Step2(Packed):
     """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
     `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were drawn as clones
-    of the guest had been told; clones are told of those `ahead`, after its answer."""
+    of the guest had been told; clones are told of those `ahead`, after its answer. `changes` are passed on to it."""
 
     key: int
     seq_id: int
@@ -39,6 +39,7 @@ class Step2(Packed):
     variables: list[tuple[str, str]] = []
     foreseen: int = 0
     ahead: list[int] = []
+    changes: list[tuple[int, int, int, str]] = []
 
 
 class PostPre(Packed):

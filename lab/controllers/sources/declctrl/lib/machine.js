@@ -1,6 +1,6 @@
 // Runs the steps of a program. A step that may end is not ended by force: the model may go on in it, or begin the next
 // one, whichever token it draws. Both are allowed by the same mask.
-import { getPromptLen, numTokens } from "aici/driver"
+import { getPromptLen, numChanges, numTokens } from "aici/driver"
 import { logLevel } from "aici/level"
 import { MidProcessResult, Splice } from "aici/results"
 import { fork, Label, NextToken, stop, waitVars } from "aici/steps"
@@ -15,7 +15,7 @@ const labels = new Map()
 
 /** Run a program to its end. */
 export async function run(steps) {
-  labels.set("prompt", getPromptLen())
+  labels.set("prompt", new Label(getPromptLen()))
   let first = null // the token that began the step before it was its turn
   for (let queue = steps; queue.length; ) {
     const [step, ...rest] = queue
@@ -45,9 +45,9 @@ async function write(step, part, first) {
 }
 
 function placeOf({ following, path }) {
-  const place = labels.get(following)
+  const place = labels.get(following)?.ptr
   if (place === undefined) throw new ProgramError(`${path}.Fixed.following: no step with the label ${following} has run`)
-  for (const [label, end] of labels) if (end > place) labels.delete(label)
+  for (const [label, end] of labels) if (end.ptr > place) labels.delete(label)
   return place
 }
 
@@ -77,17 +77,27 @@ class Instead extends Given {
 /** A step is over, and its text ends at `end`. */
 function finish(step, text, end) {
   new Scope().run(step.stmts, text).commit()
-  if (step.label !== null) labels.set(step.label, end)
+  if (step.label !== null) labels.set(step.label, new Label(end))
 }
 
 // -- what the model writes ------------------------------------------------------------------------------------
 
 /** Gives the token that belongs to the next step already, or null. */
 async function generate(step, part, rest, first) {
+  const begin = new Label(numTokens() - (first === null ? 0 : 1))
   if (first !== null) await take(part, first)
   let next = null
-  const follower = followerOf(part, step, rest[0])
+  let seen = numChanges()
+  let follower = followerOf(part, step, rest[0])
   while (!part.mustEnd() && next === null) {
+    if (seen !== numChanges()) {
+      // policies have changed the text: what is there now counts
+      seen = numChanges()
+      part = partOf(step, new Scope())
+      for (const token of begin.tokensSince()) part.append(token)
+      follower = followerOf(part, step, rest[0])
+      continue
+    }
     const forced = part.forcedTokens()
     if (forced.length) {
       await new Given(forced).run()
@@ -96,6 +106,7 @@ async function generate(step, part, rest, first) {
     }
     const draw = new Draw(part, follower())
     await draw.run()
+    if (seen !== numChanges()) continue
     if (draw.isEnd) break
     if (draw.isOurs) await take(part, draw.token)
     else next = draw.token

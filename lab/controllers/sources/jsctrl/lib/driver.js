@@ -16,6 +16,7 @@ const state = {
   promptLength: 0,
   pending: null, // {backtrack, tokens, removed}, not handed over yet
   flushed: null, // the same, handed over in the last answer
+  changes: [], // [start, removed, added]: what policies have made of this side's tokens
   entry: null, // {step, resolve, reject, asked} that the script awaits
   main: null, // set by `start`
   onNext: null, // told when the script awaits the next step
@@ -28,6 +29,18 @@ const state = {
 export const getTokens = () => state.tokens.slice()
 export const numTokens = () => state.tokens.length
 export const tokensFrom = (index) => state.tokens.slice(index)
+
+/** How often something else came than the script wanted, because a policy does not allow that. */
+export const numChanges = () => state.changes.length
+
+/** Where a place is now that was known when there were so many changes. One inside of what was replaced is its start. */
+export function movedPlace(place, seen) {
+  for (const [start, removed, added] of state.changes.slice(seen)) {
+    if (place >= start + removed) place += added - removed
+    else if (place > start) place = start
+  }
+  return place
+}
 
 /** Tokens of the prompt. It is known before the script runs. */
 export const getPrompt = async () => state.tokens.slice(0, state.promptLength)
@@ -100,6 +113,7 @@ export function prompt(text) {
 export function mid(text) {
   const told = JSON.parse(text)
   return guarded(() => {
+    if (told.changes) state.changes.push(...told.changes)
     if (state.flushed) verify(told)
     else apply(told)
     return JSON.stringify(decide())

@@ -9,10 +9,10 @@ import {
   regexConstraint,
   substrConstraint,
 } from "aici/constraints"
-import { submit } from "aici/driver"
+import { numChanges, submit } from "aici/driver"
 import { logLevel } from "aici/level"
 import { MidProcessResult, Splice } from "aici/results"
-import { ConstrainedToken, NextToken } from "aici/steps"
+import { ConstrainedToken, Label, NextToken } from "aici/steps"
 import { fromBinary, inspect, log, toBinary, toBytes, toText } from "aici/text"
 import { backtrackSupported, detokenize, eosToken, setVar, tokenize } from "aici/tokens"
 
@@ -99,6 +99,13 @@ class Made {
     this.binary += toBinary(detokenize(tokens))
   }
 
+  /** Policies have changed something: this is there now. */
+  replace(tokens) {
+    this.tokens = []
+    this.binary = ""
+    this.add(tokens)
+  }
+
   /** What is left of the draft, as long as it comes true; the host keeps it, so it is told once. */
   proposed() {
     const { draft, tokens } = this
@@ -159,12 +166,16 @@ export async function generate(options = {}) {
   checkOptions(options)
   if (logLevel() && Object.keys(options).length) log("GEN-OPT", options)
   const made = new Made(options)
-  const constraint = constraintOf(options)
-  const step = new Drawn(made, () => constraint, samplingOf(options))
-  step.finished = constraint.eosForced()
+  const step = new Drawn(made, () => constraintOf(options), samplingOf(options))
+  step.finished = step.constraint.eosForced()
+  const begin = new Label()
   let reason
+  let seen = numChanges()
   while (!(reason = made.reasonToStop(step.finished))) {
-    made.add(await step.run())
+    const tokens = await step.run()
+    if (seen === numChanges()) made.add(tokens)
+    else made.replace(begin.tokensSince())
+    seen = numChanges()
     if (step.candidates.length) made.candidates.push(step.candidates)
   }
   const bytes = fromBinary(made.binary)

@@ -1,6 +1,6 @@
 // The steps that a script can await.
 import { Constraint } from "aici/constraints"
-import { numTokens, submit, tokensFrom } from "aici/driver"
+import { movedPlace, numChanges, numTokens, submit, tokensFrom } from "aici/driver"
 import { logLevel } from "aici/level"
 import { Branch, MidProcessResult, PreProcessResult } from "aici/results"
 import { log, toText } from "aici/text"
@@ -55,10 +55,23 @@ export class Noop extends NextToken {
   }
 }
 
-/** A place in the text: where the sequence ends now. */
+/** A place in the text: where the sequence ends now. It moves with what policies change before it. */
 export class Label {
+  #place
+  #seen = numChanges()
+
   constructor(ptr = numTokens()) {
-    this.ptr = ptr
+    this.#place = ptr
+  }
+
+  get ptr() {
+    if (this.#seen < numChanges()) this.ptr = movedPlace(this.#place, this.#seen)
+    return this.#place
+  }
+
+  set ptr(place) {
+    this.#place = place
+    this.#seen = numChanges()
   }
 
   tokensSince() {
@@ -105,6 +118,8 @@ export class FixedTokens extends NextToken {
 export class ConstrainedToken extends NextToken {
   #constraint = null
   #make
+  #begin = null // where its text begins
+  #seen = 0
 
   constructor(make, sampling = {}) {
     super()
@@ -113,7 +128,28 @@ export class ConstrainedToken extends NextToken {
   }
 
   get constraint() {
-    return (this.#constraint ??= this.#make())
+    if (this.#constraint) this.#renew()
+    else {
+      this.#constraint = this.#make()
+      this.#begin = new Label()
+      this.#seen = numChanges()
+    }
+    return this.#constraint
+  }
+
+  /** Where policies have changed the text: begin again, with the text as it is now. Returns whether that was done. */
+  #renew() {
+    if (this.#seen === numChanges()) return false
+    this.#seen = numChanges()
+    const made = this.#make()
+    if (made === this.#constraint) return false
+    this.#constraint = made
+    try {
+      for (const token of this.#begin.tokensSince()) made.appendToken(token)
+    } catch (error) {
+      throw new Error(`constraint: a policy has changed the text, and what is there now does not fit: ${error.message}. Allow such text in the constraint.`)
+    }
+    return true
   }
 
   /** So much of what the constraint leaves no choice about is appended at once. */
@@ -135,7 +171,7 @@ export class ConstrainedToken extends NextToken {
   }
 
   postProcess(backtrack, tokens) {
-    for (const token of tokens) this.constraint.appendToken(token)
+    if (!(this.#constraint && this.#renew())) for (const token of tokens) this.constraint.appendToken(token)
     this.finished = tokens.includes(eosToken()) || this.constraint.eosForced()
   }
 }

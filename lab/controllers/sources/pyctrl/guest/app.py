@@ -47,6 +47,7 @@ class _Session:
         callbacks = driver.registered()
         sequence.state.sampled = step.get("sampled")
         sequence.state.candidates = [Candidate(*pair) for pair in step.get("candidates") or ()]
+        sequence.state.changes += step.get("changes") or ()
         is_first, self._is_first = self._is_first, False
         return driver.ask(callbacks, step, is_first=is_first).lower()
 

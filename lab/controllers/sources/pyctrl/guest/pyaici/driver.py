@@ -77,6 +77,7 @@ class AiciAsync(AiciCallbacks):
         self._is_told = False  # whether the step hears of what is done next
         self._has_forked = False  # whether the step's own pre_process has
         self._ahead: Splice | None = None
+        self._before: list[int] = []  # the tokens when it began to run ahead
         self._held: MidProcessResult | None = None
         self._failure: BaseException | None = None
         self._has_begun = False
@@ -99,8 +100,11 @@ class AiciAsync(AiciCallbacks):
         return self._decide(fork_group)
 
     def _hear(self, backtrack: int, tokens: list[int]) -> None:
-        if self._ahead is not None:  # told and reckoned with before
-            self._ahead = None
+        if self._ahead is not None:  # told and reckoned with before, unless a policy had something else done
+            ahead, self._ahead = self._ahead, None
+            if (backtrack, tokens) != (ahead.backtrack, ahead.ff_tokens):
+                sequence.state.tokens[:] = self._before
+                sequence.apply(backtrack, tokens)
             return
         sequence.apply(backtrack, tokens)
         if self._is_told:
@@ -111,6 +115,7 @@ class AiciAsync(AiciCallbacks):
             raise self._failure
         ahead = Splice()
         ran = False
+        self._before = []
         while len(ahead.ff_tokens) < _MAX_AHEAD:
             step = self._step
             try:
@@ -130,6 +135,8 @@ class AiciAsync(AiciCallbacks):
                     return result
                 self._held = result  # until what ran ahead is carried out
                 break
+            if not ran:
+                self._before = sequence.get_tokens().copy()
             ran = True
             sequence.apply(splice.backtrack, splice.ff_tokens)
             ahead.add_splice(splice)

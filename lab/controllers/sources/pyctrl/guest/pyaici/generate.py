@@ -22,7 +22,7 @@ from pyaici.constraints import (
     SubStrConstraint,
 )
 from pyaici.results import Branch, MidProcessResult, Splice, checked_sampling
-from pyaici.sequence import Candidate
+from pyaici.sequence import Candidate, Label, num_changes
 from pyaici.steps import ConstrainedToken, NextToken, log
 from pyaici.tokens import TokenSet, all_tokens, detokenize, eos_token, tokenize
 from pyaici.variables import set_var
@@ -121,7 +121,7 @@ async def gen(
 
 async def _collect(step: _Draw, stop_at: str | None, max_tokens: int) -> Generation:
     """Await the step until it is time to stop."""
-    made = Generation()
+    made, begin, seen = Generation(), Label(), num_changes()
 
     def limit(forced: list[int]) -> list[int]:
         """As many of these tokens as there is room for, and none after the stop text."""
@@ -135,9 +135,12 @@ async def _collect(step: _Draw, stop_at: str | None, max_tokens: int) -> Generat
     step.limit = limit
     while len(made.tokens) < max_tokens:
         tokens = await step
-        made.tokens += tokens
-        seen = sequence.state.candidates if len(tokens) == 1 else []
-        made.candidates += [seen, *([] for _ in tokens[1:])][: len(tokens)]
+        if seen == num_changes():
+            made.tokens += tokens
+        else:
+            made.tokens, seen = begin.tokens_since(), num_changes()
+        considered = sequence.state.candidates if len(tokens) == 1 else []
+        made.candidates += [considered, *([] for _ in tokens[1:])][: len(tokens)]
         if stop_at is not None and stop_at in made.text:
             made.reason = "stop_at"
             break

@@ -37,6 +37,7 @@ class _State:
     num_prompt: int = 0
     sampled: int | None = None  # what was drawn in the last step, kept or not
     candidates: list[Candidate] = field(default_factory=list)
+    changes: list[tuple[int, int, int, str]] = field(default_factory=list)  # start, removed, added, policy
 
 
 state = _State()
@@ -88,11 +89,31 @@ def backtrack_supported() -> bool:
     return bool(get_config("backtrack"))
 
 
+def num_changes() -> int:
+    """How often something else came than the script wanted, because a policy does not allow that."""
+    return len(state.changes)
+
+
 class Label:
-    """A place: after the last token so far."""
+    """A place: after the last token so far. It moves with what policies change before it."""
 
     def __init__(self) -> None:
         self.ptr = len(get_tokens())
+
+    @property
+    def ptr(self) -> int:
+        """How many tokens are before it. Inside of what was replaced it is where that begins."""
+        for start, removed, added, _ in state.changes[self._seen :]:
+            if self._place >= start + removed:
+                self._place += added - removed
+            elif self._place > start:
+                self._place = start
+        self._seen = num_changes()
+        return self._place
+
+    @ptr.setter
+    def ptr(self, place: int) -> None:
+        self._place, self._seen = place, num_changes()
 
     def tokens_since(self) -> list[int]:
         """The tokens after it."""

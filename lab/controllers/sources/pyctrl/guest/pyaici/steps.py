@@ -14,7 +14,7 @@ from typing import Any
 from pyaici import sequence
 from pyaici.constraints import Constraint
 from pyaici.results import Branch, MidProcessResult, PostProcessResult, PreProcessResult
-from pyaici.sequence import Label, get_tokens, self_seq_id
+from pyaici.sequence import Label, get_tokens, num_changes, self_seq_id
 from pyaici.tokens import TokenSet, all_tokens, eos_token, tokenize, tokens_repr
 from pyaici.variables import get_var
 
@@ -96,13 +96,29 @@ class ConstrainedToken(NextToken):
         super().__init__()
         self.mk_constraint = mk_constraint
         self._constraint: Constraint | None = None
+        self._begin = Label()  # where its text begins
+        self._seen = 0
 
     @property
     def constraint(self) -> Constraint:
         """Made when it is needed: that can take a moment."""
+        self._renew()
         if self._constraint is None:
-            self._constraint = self.mk_constraint()
+            self._constraint, self._begin, self._seen = self.mk_constraint(), Label(), num_changes()
         return self._constraint
+
+    def _renew(self) -> bool:
+        """Where policies have changed the text: begin again, with the text as it is now. Says whether that was done."""
+        if self._constraint is None or self._seen == num_changes():
+            return False
+        self._constraint, self._seen = self.mk_constraint(), num_changes()
+        try:
+            for token in self._begin.tokens_since():
+                self._constraint.append_token(token)
+        except ValueError as error:
+            what = "a policy has changed the text, and what is there now does not fit"
+            raise ValueError(f"constraint: {what}: {error}. Allow such text in the constraint.") from None
+        return True
 
     def allowed(self) -> TokenSet:
         """What may come next; the end if nothing may."""
@@ -118,7 +134,7 @@ class ConstrainedToken(NextToken):
         return MidProcessResult.bias(self.allowed())
 
     def post_process(self, backtrack: int, tokens: list[int]) -> Any:
-        for token in tokens:
+        for token in () if self._renew() else tokens:
             self.constraint.append_token(token)
         if self.constraint.eos_forced():
             self.finished = True
