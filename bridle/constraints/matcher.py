@@ -12,6 +12,7 @@ from typing import Any
 
 from bridle.constraints.child import byte_tokenizer, reason
 from bridle.constraints.limits import PARSER_LIMITS
+from bridle.constraints.spec import Constraint
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.errors import ControllerError, InvalidRequest
 
@@ -167,16 +168,17 @@ class Matcher:
 
 
 @contextmanager
-def fitting(policy: str, constraint: str) -> Iterator[None]:
-    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one."""
+def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
+    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one. The
+    constraint's own words may be what the policy forbids, so only its kind is told."""
     try:
         yield
     except ControllerError as error:
-        if not policy:
+        if not policy or constraint is None:
             raise
         raise ControllerError(
-            f"constraint: got {constraint}; policy {policy} has put another text in the place of one that it forbids, and "
-            f"that does not fit the constraint: {error}. Allow such text in the constraint, or ask for another output."
+            f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text must "
+            f"fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
         ) from None
 
 

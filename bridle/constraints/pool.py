@@ -25,7 +25,6 @@ from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
-from bridle.shown import shown
 
 #: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
 #: thread.
@@ -44,7 +43,7 @@ class _Instance:
     come, for which it took so many `seconds_ahead`."""
 
     matcher: Matcher
-    name: str = ""
+    constraint: Constraint | None = None
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
@@ -102,7 +101,7 @@ class ConstraintPool:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                self._opened[request.id] = _Instance(compiled.result().copy(), shown(constraint.to_dict()))
+                self._opened[request.id] = _Instance(compiled.result().copy(), constraint)
             except BaseException as error:  # a cancelled compilation is one too
                 future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
             else:
@@ -126,7 +125,7 @@ class ConstraintPool:
                 opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
                 parent = self._live[ask.parent]
-                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.name, parent.is_slow)
+                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.constraint, parent.is_slow)
         known: list[_Answered] = []
         masks: list[_Due] = []
         work: list[Callable[[], None]] = []
@@ -179,7 +178,7 @@ class ConstraintPool:
         try:
             if ask.request is None:
                 matcher.rollback(ask.backtrack)
-                with fitting(ask.rewritten_by, instance.name):
+                with fitting(ask.rewritten_by, instance.constraint):
                     matcher.commit(ask.tokens)
             if ask.final:
                 return Answer(log=_last_words(matcher))

@@ -18,7 +18,6 @@ from bridle.constraints.spec import Constraint
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Decision
-from bridle.shown import shown
 
 _INVERTED = bytes(255 - byte for byte in range(256))
 
@@ -109,8 +108,7 @@ class FreePart(Controller):
         if view.num_rewound:
             self._forget(view.num_rewound)
         if len(view.tokens) > view.num_prompt:
-            form = shown(self.then.form.to_dict()) if view.rewritten_by and self.then is not None else ""
-            with fitting(view.rewritten_by, form):
+            with fitting(view.rewritten_by, None if self.then is None else self.then.form):
                 for token in view.new_tokens:
                     self._see(token)
         if self._phase is _Phase.FREE:

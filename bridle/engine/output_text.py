@@ -96,8 +96,8 @@ class OutputText:
             self._forced.append(forced)
             self._is_cut.append(self._state.is_waiting)
         hit = None if self._watch is None else self._watch.push(piece)
-        if hit is not None and hit.is_replaced and self._is_cut[-1] and hit.end > self._num_chars - len(piece):
-            hit = None  # the token has a part of the next character, too; with the next token the match is found again
+        if hit is not None and hit.is_replaced and self._num_until(hit.end) is None:
+            hit = None  # it is found again with the rest of that character
         if hit is not None and isinstance(hit.rule, TextRule):
             return Released("", num_banned=self._num_hit(hit), hit=hit)
         if self._window:
@@ -122,13 +122,18 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: Hit, num_tokens: int) -> tuple[str, str, int]:
-        """The text before a match in the last `num_tokens` tokens, the text behind it in the token in which it ends,
-        and how many tokens follow that one."""
+        """The text before a match in the last `num_tokens` tokens, the text behind it in the tokens in which it ends, and
+        how many tokens follow those."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
-        last = bisect_left(self._ends, hit.end)
-        behind = self._watch.slice(hit.end, self._ends[last])
-        return self._watch.slice(begin, hit.start), behind, len(self._ends) - last - 1
+        num_until = self._num_until(hit.end) or len(self._ends)
+        behind = self._watch.slice(hit.end, self._ends[num_until - 1])
+        return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
+
+    def _num_until(self, end: int) -> int | None:
+        """How many tokens have the text up to `end` and cut no character in two; None if the last token does."""
+        first = bisect_left(self._ends, end)
+        return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
     def close(self, hidden: str) -> tuple[int, str] | None:
         """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
