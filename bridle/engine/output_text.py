@@ -73,9 +73,10 @@ class OutputText:
             count -= 1
         if self._watch is None:
             return count
-        while self.num_told < count and self._is_cut[count - 1]:  # what takes its place may have to begin before it
-            count -= 1
-        return self._watch.num_settled(count, self.num_told)
+        count = self._watch.num_settled(count, self.num_told)
+        while self.num_told < count and self._is_cut[count - 1]:  # what replaces its other part has to begin before it
+            count = self._watch.num_settled(count - 1, self.num_told)
+        return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
         """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
