@@ -169,16 +169,16 @@ class Matcher:
 
 @contextmanager
 def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
-    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one. The
-    constraint's own words may be what the policy forbids, so only its kind is told."""
+    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one.
+    The constraint's own words may be what the policy forbids, so only its kind is told."""
     try:
         yield
     except ControllerError as error:
         if not policy or constraint is None:
             raise
         raise ControllerError(
-            f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text must "
-            f"fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
+            f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text "
+            f"must fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
         ) from None
 
 

@@ -111,8 +111,8 @@ class DraftedDraws:
         return True
 
     def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were computed; returns how many entered before the output ended, or none if a policy
-        has changed the text."""
+        """Append forced tokens that were computed; returns how many entered before the output ended, or none if a
+        policy has changed the text."""
         num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
         self._steering.force(seq, 0, tokens)
         is_same = seq.output.usage.rewound_tokens == num_rewound

@@ -61,6 +61,20 @@ def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]
     return [replace(each, text=piece) for each, piece in zip(settled, pieces, strict=True)]
 
 
+def trim(seq: Sequence, num_chars: int) -> int:
+    """Take characters off the end of the text that no client has: an earlier token that is held back has text of later
+    ones, which are gone. Returns how many went."""
+    output, left = seq.output, num_chars
+    for each in reversed(output.unsent):
+        kept = max(len(each.text) - left, 0)
+        left, each.text = left - len(each.text) + kept, each.text[:kept]
+    for number in reversed(range(len(output.held))):
+        text = output.held[number].text
+        kept = max(len(text) - left, 0)
+        left, output.held[number] = left - len(text) + kept, replace(output.held[number], text=text[:kept])
+    return num_chars - left
+
+
 def release(seq: Sequence) -> list[TokenEvent]:
     """Hold nothing back any longer; returns what was held."""
     held, seq.output.held = seq.output.held, []

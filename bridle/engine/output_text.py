@@ -123,8 +123,8 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: Hit, num_tokens: int) -> tuple[str, str, int]:
-        """The text before a match in the last `num_tokens` tokens, the text behind it in the tokens in which it ends, and
-        how many tokens follow those."""
+        """The text before a match in the last `num_tokens` tokens, the text behind it in the tokens in which it ends,
+        and how many tokens follow those."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)

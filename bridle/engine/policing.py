@@ -55,12 +55,16 @@ class Policing:
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
-        """Take back the tokens that say what is forbidden. Returns the tokens that a policy puts in their place; None if
-        the output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The
-        output ends with an error if that has happened too often."""
+        """Take back the tokens that say what is forbidden. Returns those that a policy puts in their place; None if the
+        output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The output
+        ends with an error if that has happened too often."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
         output.num_banned, output.hit = 0, None
-        replaced = self._ban_by(seq, hit, num_tokens) if hit is not None else self._ban_phrase(seq, num_tokens)
+        replaced = None
+        if hit is not None:
+            replaced = self._ban_by(seq, hit, num_tokens)
+        else:
+            self._ban_phrase(seq, num_tokens)
         if replaced is None:
             self.note_change(seq, num_tokens)
         return replaced

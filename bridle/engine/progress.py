@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from bridle.engine.held import hold, push_guarded, release, watch_of
+from bridle.engine.held import hold, push_guarded, release, trim, watch_of
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText, Released
 from bridle.engine.policing import Policing
@@ -162,6 +162,8 @@ class Progress:
         num_chars = 0
         if output.text is not None:
             num_chars = output.text.rewind(num_generated, num_hidden)
+            num_trimmed = trim(seq, num_chars)
+            num_chars, num_hidden = num_chars - num_trimmed, num_hidden + num_trimmed
             if num_tokens > num_generated:
                 self._open_text(seq)
         output.bans = {at: tokens for at, tokens in output.bans.items() if at <= len(seq.tokens)}
@@ -174,8 +176,8 @@ class Progress:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not drawn, up to one that ends the output. Where a policy replaces a part of the text,
-        what follows that part still follows. Returns False, and drops the rest, if another way is to be taken."""
+        """Append tokens that were not drawn, up to one that ends the output. Where a policy replaces a part of the
+        text, what follows it still follows. Returns False, and drops the rest, if another way is to be taken."""
         waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
         while waiting:
             if num_spelled:
@@ -195,8 +197,8 @@ class Progress:
         return True
 
     def put_right(self, seq: Sequence) -> bool:
-        """Take back what is forbidden, and append what a policy puts in its place. Returns False if another way is to be
-        taken instead."""
+        """Take back what is forbidden, and append what a policy puts in its place. Returns False if another way is to
+        be taken instead."""
         replaced = self.policing.ban(seq)
         return replaced is not None and self.force(seq, replaced)
 

@@ -121,10 +121,10 @@ def check_places(guard: Guard, acts: list[tuple[bool, tuple[int, ...]]], asked: 
         before = [token for _, done in acts[:number] for token in done]
         after = [token for _, done in acts[number:] for token in done]
         parts = DECODER.decode(before), DECODER.decode(after)
-        is_between = "".join(parts) == whole and all("\ufffd" not in part for part in parts)
-        if is_between and "".join(replaced(guard, part) for part in parts) == replaced(guard, whole):
-            if all(replaced(guard, parts[0] + part) == replaced(guard, parts[0]) + part for part in ("a", "b", "x")):
-                assert DECODER.decode(tokens[:place]) == replaced(guard, parts[0]), (number, place)
+        left, right = (replaced(guard, part) for part in parts)
+        is_apart = "".join(parts) == whole and "\ufffd" not in whole and left + right == replaced(guard, whole)
+        if is_apart and all(replaced(guard, parts[0] + part) == left + part for part in ("a", "b", "x")):
+            assert DECODER.decode(tokens[:place]) == left, (number, place)
 
 
 def replace_prompt(ask: Ask) -> Ask:
@@ -150,7 +150,14 @@ def test_all_but_the_match_stays(guard: Guard, acts: list[tuple[bool, tuple[int,
     fields: dict[str, object] = {"logprobs": 0} if how == "scored" else {}
     if how == "beside":
         controller = compose(controller, FakeController(lambda view: watch(onlooker, view)))
-    lab = Lab(vocab_size=SIZE, decoder=DECODER, eos_token_ids=(EOS,), max_model_len=4000, num_blocks=2000, composed=how == "beside")
+    lab = Lab(
+        vocab_size=SIZE,
+        decoder=DECODER,
+        eos_token_ids=(EOS,),
+        max_model_len=4000,
+        num_blocks=2000,
+        composed=how == "beside",
+    )
     (replay,) = lab.run(make_request(guard=guard, controller=controller, max_tokens=3000, **fields))
     output = replay.first
     assert output.reason is FinishReason.CONTROLLER, output.finished

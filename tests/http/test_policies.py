@@ -65,6 +65,17 @@ class Says(Controller):
         return Decision.splice(0, (self.tokens[self.at - 1],))
 
 
+class Writes(Says):
+    """The same in one splice."""
+
+    def next(self, view: SequenceView) -> Decision:
+        self.at += 1
+        if self.at > 1:
+            view.log("sees " + tokenizer().decode(view.generated))
+            return Decision.stop()
+        return Decision.splice(0, self.tokens)
+
+
 def says(text: str) -> list[str]:
     plain = text.replace("\u200b", "").lower()
     return [each for each in SECRETS if each in plain]
@@ -79,7 +90,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> PolicyBook:
 
 @pytest.fixture(scope="module")
 def client(book: PolicyBook) -> Iterator[TestClient]:
-    classes = {**load_classes([]), "Says": Says}
+    classes = {**load_classes([]), "Says": Says, "Writes": Writes}
     model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
     with local_client(model, HttpSettings(policies=book, controller_classes=classes)) as made:
         yield made
@@ -90,7 +101,7 @@ def length_of(route: str, count: int) -> dict[str, Any]:
     return {name: count}
 
 
-@pytest.mark.parametrize("controller", [None, "class:Says"])
+@pytest.mark.parametrize("controller", [None, "class:Says", "class:Writes"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_route_says_what_is_forbidden(client: TestClient, route: str, controller: str | None) -> None:
     fields: dict[str, Any] = length_of(route, 200) | ({} if route == "/generate" else {"temperature": 0.0})
@@ -120,7 +131,7 @@ def test_who_gets_no_trace_is_told_why(book: PolicyBook, tmp_path: Path) -> None
     keys.close()
 
 
-@pytest.mark.parametrize("controller", [None, "class:Says"])
+@pytest.mark.parametrize("controller", [None, "class:Says", "class:Writes"])
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in ("/generate", "/v1/run")])
 def test_no_stream_shows_it_at_any_moment(client: TestClient, route: str, controller: str | None) -> None:
     fields: dict[str, Any] = length_of(route, 200) | {"temperature": 0.0, "stream": True}
@@ -184,6 +195,11 @@ async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyBook) -> Non
     assert "[e-mail]" in text and not says(text)
     setup = Setup(model)
     setup.host.policies = book
+    forcing = {"prompt": "x", "max_tokens": 200, "text": True, "controller": "class:Writes"}
+    setup.host.classes = {"Writes": Writes}
+    told = await setup.connect().ask("GENERATE", **forcing)
+    assert "".join(str(each.get("text", "")) for each in told) == DONE
+    assert tokenizer().decode([each["token"] for each in told if "token" in each]) == DONE
     told = await setup.connect().ask("GENERATE", prompt="x", max_tokens=200, temperature=0, text=True)
     assert not says("".join(str(each.get("text", "")) for each in told))
     assert not says(tokenizer().decode([each["token"] for each in told if "token" in each]))
@@ -192,6 +208,8 @@ async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyBook) -> Non
     assert "[e-mail]" in output.outputs[0].text and not says(output.outputs[0].text)
     forced = (await llm.generate_async(["x"], max_tokens=200, controller=Says()))[0].outputs[0]
     assert not says(forced.text) and "[e-mail]" in forced.text and "[e-mail]" in forced.logs and not says(forced.logs)
+    whole = (await llm.generate_async(["x"], max_tokens=200, controller=Writes()))[0].outputs[0]
+    assert whole.text == DONE and whole.logs == f"sees {DONE}\n"
     await setup.close()
 
 

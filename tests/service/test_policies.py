@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridle.constraints import Regex
 from bridle.controllers import Controller, SequenceView
 from bridle.controllers.composition import MAX_CONTROLLERS, Composed, own_of
 from bridle.controllers.thinking import ThinkingBudget
@@ -123,6 +124,22 @@ class Forces(Controller):
         return Decision.splice(0, self.tokens[done : done + 1]) if done < len(self.tokens) else Decision.stop()
 
 
+class Writes(Forces):
+    """The same in one splice; then it says what is there."""
+
+    def next(self, view: SequenceView) -> Decision:
+        if view.generated:
+            view.log(tokenizer().decode(view.generated))
+            return Decision.stop()
+        return Decision.splice(0, self.tokens)
+
+
+class Idle(Controller):
+    """An operator's class that lets everything pass."""
+
+    max_rewind = 0
+
+
 class Only(Controller):
     """An operator's class: certain tokens and no others."""
 
@@ -215,6 +232,34 @@ def test_a_constraint_holds_beside_what_a_request_brings() -> None:
     assert run(form).text.isdigit() and len(run(form).text) == 3
     assert run(form, controller=Forces("123")).text == "123"
     assert run(form, controller=Forces("abc")).error is not None
+
+
+FRUIT = {"name": "fruit", "kind": "phrases", "phrases": ["red apple"], "action": "replace", "replacement": "[fruit]"}
+
+
+def test_what_a_policy_puts_in_place_has_to_fit_a_constraint() -> None:
+    form = Regex("One (red apple|.fruit.) and two pears")
+    output = run(FRUIT, controller=form, reply="One red apple and two pears")
+    assert output.text == "One [fruit] and two pears" and output.error is None
+    output = run(FRUIT, controller=Regex("One red apple and two pears"))
+    told = str(output.error)
+    assert told.startswith(
+        "constraint: got a regex; what policy fruit puts in the place of a text must fit it, but token"
+    )
+    assert "'[" in told and "after" not in told and told.endswith("or leave out what the policy replaces.")
+    beside = run(FRUIT, python("Idle"), controller=Regex("One red apple and two pears"))
+    assert "controller 1 (regex): constraint: got a regex; what policy fruit puts" in str(beside.error)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_script_beside_others_writes_all_but_the_match(count: int) -> None:
+    text = "One red apple and two green pears. " * count
+    output = run(FRUIT, python("Idle"), controller=Writes(text), max_tokens=500)
+    assert (
+        output.error is None
+        and output.text == text.replace("red apple", "[fruit]")
+        and output.logs == output.text + "\n"
+    )
 
 
 def test_characters_are_masked_ahead_and_held_to_when_forced() -> None:

@@ -203,7 +203,7 @@ def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:
     if ask.variables:
         op.variables = [(name, value.hex()) for name, value in ask.variables]
     if ask.changes and "changes" in extensions:
-        op.changes = [tuple(change) for change in ask.changes]
+        op.changes = list[protocol.Change](ask.changes)
     if ask.candidates is not None:
         op.candidates = list(ask.candidates)
     if ask.request is not None:

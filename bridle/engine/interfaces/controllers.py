@@ -35,8 +35,8 @@ class Ask:
     decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
     it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
     `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are tokens that are likely
-    to be drawn next, for a pool that `is_told_ahead`. `changes` are what was done otherwise than it was decided, because
-    the text may not be in an output.
+    to be drawn next, for a pool that `is_told_ahead`. `changes` are what was done otherwise than it was decided,
+    because the text may not be in an output.
     """
 
     seq_id: int
