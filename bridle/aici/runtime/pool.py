@@ -8,6 +8,7 @@ isolation (or for guests that can only be forked with their process) a worker be
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import select
 import socket
@@ -20,12 +21,12 @@ from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame
-from bridle.aici.runtime.shipped import tell
 from bridle.aici.runtime.storage import RequestState
 from bridle.aici.runtime.worker_port import WorkerPort
 from bridle.control_group import num_cores
 from bridle.errors import Overloaded, ShardUnavailable
 
+_log = logging.getLogger(__name__)
 _replies = m.decoder(m.Created | m.SplitDone)
 #: When each worker of a tenant has more sequences than this, another one is started, if there is room.
 _COMFORTABLE = 4
@@ -195,7 +196,7 @@ class WorkerPool:
                 except PeerGone:
                     self.bury(worker)
                 except Exception as error:  # it says what no worker says; the others have to be heard all the same
-                    tell(f"a worker broke its channel and is ended: {error!r}")
+                    _log.error("a worker broke its channel and is ended: %r", error)
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
