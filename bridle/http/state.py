@@ -23,9 +23,9 @@ from bridle.service.trace_book import HEADER, Wish, wish_of
 class HttpState(Host):
     """Shared state of all HTTP front ends.
 
-    Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for them),
-    WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be parsed at
-    a time, so that parsers do not delay other requests.
+    Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
+    them), WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be
+    parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
