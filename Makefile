@@ -14,7 +14,11 @@ PY := $(VENV)/bin/python
 # and where this checkout lies. A changed pin installs again; an unchanged one costs nothing.
 KEY := $(shell (pwd; cat pyproject.toml constraints.txt) | cksum | tr ' ' '-')
 STAMP := $(VENV)/.bridle-$(KEY)
-INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Where PyTorch's wheels without CUDA are, which machines without an NVIDIA driver get: megabytes instead of gigabytes.
+# If it does not answer within seconds, or is empty, pip's own indexes decide.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+INSTALL = $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt \
+	$$($(PY) scripts/torch_index.py '$(TORCH_INDEX)')
 # An environment that came from elsewhere may lack pip.
 NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 || \
 	$(PYTHON) -m pip --python $(PY) install --quiet pip
@@ -33,6 +37,7 @@ help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS='more flags'"
+	@echo "  TORCH_INDEX=$(TORCH_INDEX) (PyTorch for machines without an NVIDIA driver)"
 
 serve: $(STAMP)-core ## serve the demo models (or MODEL=...) on port 8080 (or PORT=...)
 	@$(PY) -m bridle serve $(SERVED) --host $(HOST) --port $(PORT) $(ARGS)
