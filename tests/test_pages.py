@@ -7,11 +7,14 @@ is named with it, so that none is forgotten.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from bridle.cli.run import _settings_file
 from bridle.service import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
+from tests.pages import blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
 from tests.sources import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -74,25 +78,55 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", HERE)
-def test_programs_run(
-    page: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """From top to bottom: a program may use what one above it has made."""
+def test_programs_run(page: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom: a program may use what one above it has made. What it prints is what the page shows."""
+    log_elsewhere()
     if page in WRITING:
         monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for program in blocks(page, "python"):
-        code = compile(program.replace(SERVED_AT, server), page, "exec", dont_inherit=True)
-        if not any(word in program for word in ENDLESS):
-            exec(code, names)
-    printed = capsys.readouterr().out
+    printed = run_programs(blocks_of(PAGES[page].replace(SERVED_AT, server)), page, {}, ENDLESS)
     assert printed.strip() or not any("print(" in program for program in blocks(page, "python"))
-    if page == "README.md":
-        assert re.search(r"^(Yes|No)$", printed, re.MULTILINE)  # what `YesOrNo` allows
-    if page == "docs/controllers.md":
-        assert re.search(r"^The answer is \d+$", printed, re.MULTILINE) and "\n in the sandbox\n" in printed
-    if page == "docs/http.md":
-        assert '{"city": "Rome"}' in printed  # as the comment says
+
+
+COMMANDS = sorted(
+    page
+    for page, text in PAGES.items()
+    if page != "docs/writing-controllers.md"  # it has a test of its own
+    and any(block.output is not None and block.language != "python" for block in blocks_of(text))
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("page", COMMANDS)
+def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) -> None:
+    """In a shell, in a folder that has what a checkout has. The first tutorial is followed to the letter, from a shell
+    that does not know the environment; of the others what is shown with its output is run."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    found, path = blocks_of(PAGES[page].replace(SERVED_AT, server)), path_without_this_python()
+    if page == "docs/first-server.md":
+        if not (Path(sys.prefix) / "bin" / "bridle").exists() or find_spec("pip") is None:
+            pytest.skip("this Python is no environment that bridle is installed in")
+        found = [block for block in found if block.text != "make serve\n"]  # the fixture is that server
+        assert len([block for block in found if block.language == "sh"]) > 5
+    else:
+        found = [block for block in found if block.output is not None or block.file]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+    run_commands(found, tmp_path, path, server)
+
+
+def test_shown_outputs_are_compared() -> None:
+    assert set(COMMANDS) >= {"docs/first-server.md", "docs/declarative.md", "docs/scripts-javascript.md"}
+    assert shows("a ... c\n...\nz\n", "a b c\nany\nlines\nz \n") and shows("...\nz\n", "z\n")
+    assert not any(shows("a ... c\n", printed) for printed in ("a b d\n", "a b\nc\n", "a b c\nmore\n"))
+    (block,) = blocks_of("Save this as `a.js`:\n\n```js\ncode\n```\n\n```output\nshown\n```\n")
+    assert (block.text, block.output, block.file) == ("code\n", "shown\n", "a.js")
+    with pytest.raises(AssertionError, match="the page shows"):
+        block.check("something else\n")
+
+
+def test_every_shown_output_belongs_to_a_block() -> None:
+    for page, text in PAGES.items():
+        assert text.count("```output\n") == [block.output is None for block in blocks_of(text)].count(False), page
 
 
 def test_pages_with_programs_are_known() -> None:

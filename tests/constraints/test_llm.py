@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from bridle.text import Tokenizer
 from tests.constraints.kit import matcher, tokens_of
+from tests.pages import blocks_of, run_programs
 from tests.sources import ROOT
 from tests.text import kit
 
@@ -216,14 +217,13 @@ async def test_leaving_while_a_grammar_compiles_harms_nobody(llm: LLM) -> None:
     assert json.loads((await staying)[0].text).startswith("value ")
 
 
-def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(ROOT / "docs" / "constraints.md")
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, str(page), "exec"), names)
-    number, color, person, apples = capsys.readouterr().out.splitlines()
+def test_the_page_runs() -> None:
+    page = ROOT / "docs" / "constraints.md"
+    names: dict[str, Any] = {}
+    printed = run_programs(blocks_of(page.read_text(encoding="utf-8")), str(page), names)
+    number, color, person, apples = printed.splitlines()
     assert re.fullmatch("[0-9]{1,3}", number)
     assert color in (" red", " blue")
     assert {"name", "age"} <= set(json.loads(person))
     assert apples == "apples"
-    names["llm"].close()  # type: ignore[attr-defined]
+    names["llm"].close()
