@@ -76,9 +76,13 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return _nibbles(blocks[:, 4:]).float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
 
 
+def _integers_q5_0(blocks: Tensor) -> Tensor:
+    """[B, 22] bytes -> int8 [B, 32], -16 to 15"""
+    return (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).to(torch.int8) - 16
+
+
 def _q5_0(blocks: Tensor) -> Tensor:
-    whole = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return (whole.float() - 16) * _half(blocks[:, :2])
+    return _integers_q5_0(blocks).float() * _half(blocks[:, :2])
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
@@ -102,7 +106,10 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
     """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none:
-    only those of MXFP4 are whole numbers, and half precision does not have all of its scales."""
+    those of Q5_0 and MXFP4 are whole numbers with a scale; half precision does not have all scales of MXFP4."""
+    if kind == "Q5_0":
+        blocks = rows.reshape(-1, 22)
+        return _as_q8_0(blocks[:, :2], _integers_q5_0(blocks), rows)
     if kind != "MXFP4":
         return None
     integers, exponents = _split_mxfp4(rows.reshape(-1, 17))
@@ -110,7 +117,12 @@ def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
     if bool((beyond & integers.any(1, keepdim=True)).any()):
         return None
     scales = torch.where(beyond, 0.0, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)).half()
-    return torch.cat((scales.view(torch.uint8), integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
+    return _as_q8_0(scales.view(torch.uint8), integers, rows)
+
+
+def _as_q8_0(scales: Tensor, integers: Tensor, rows: Tensor) -> Tensor:
+    """The bytes of half-precision scales [B, 2] and int8 [B, 32], in as many rows as `rows`"""
+    return torch.cat((scales, integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
 
 
 _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {

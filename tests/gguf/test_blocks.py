@@ -79,6 +79,12 @@ def test_mxfp4_is_that_of_the_package_and_exact_in_8_bits() -> None:
     assert exact_q8_0("MXFP4", far) is not None
 
 
+def test_q5_0_is_exact_in_8_bits() -> None:
+    blocks = torch.from_numpy(quantize(_weights(5).numpy(), GGMLQuantizationType.Q5_0))
+    exact = exact_q8_0("Q5_0", blocks)
+    assert exact is not None and torch.equal(decode_blocks("Q8_0", exact), decode_blocks("Q5_0", blocks))
+
+
 @pytest.mark.parametrize("kind", sorted(RARE))
 def test_rare_types_are_decoded_by_the_package(kind: str) -> None:
     form = TYPES_BY_NAME[kind]
