@@ -143,7 +143,10 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         assert {"type": "string"} in prompt["anyOf"]
         assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
         posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
-        assert [path for path, post in posts.items() if "requestBody" not in post] == ["/v1/policies/reload"]
+        assert [path for path, post in posts.items() if "requestBody" not in post] == [
+            "/v1/policies/reload",
+            "/v1/websocket_tickets",
+        ]
 
 
 def test_the_openapi_document_describes_errors_as_they_are() -> None:

@@ -70,6 +70,7 @@ OTHERS = {
     "/v1/score",
     "/v1/tool_results/{call_id}",
     "/v1/unload_lora_adapter",
+    "/v1/websocket_tickets",
     "/v2/rerank",
 }
 

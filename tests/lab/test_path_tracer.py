@@ -8,7 +8,8 @@ import sys
 
 from tests.sources import ROOT
 
-MAX_FILES, MAX_FUNCTIONS = 45, 250
+#: Text files in messages and the sharing of prefill between prompts are part of the way of each chat.
+MAX_FILES, MAX_FUNCTIONS = 49, 280
 NUM_TRIES = 3
 
 
