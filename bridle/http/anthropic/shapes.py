@@ -123,7 +123,8 @@ class BlockWriter:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "citations": None}
+    """Return a text block. Without `citations`: the AI SDK takes a list or no such field, but not null."""
+    return {"type": "text", "text": text}
 
 
 def _tool_use(call_id: str, name: str, value: Any) -> dict[str, Any]:
