@@ -126,7 +126,7 @@ PY: dict[str, tuple[str, list[str]]] = {
         """,
         ["line 4, in main"],
     ),
-    "while it is read": ("n = 0\nwhile True:\n    n += 1", ["line 3, in <module>"]),
+    "while it is read": ("n = 0\n\nwhile True: n += 1", ["line 3, in <module>"]),
     "after a step": (
         """
         import pyaici.server as aici
