@@ -57,15 +57,15 @@ check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
 bench: $(STAMP)-core ## run the engine benchmark (ARGS=--quick for a short one)
 	@$(PY) -m bridle bench engine $(ARGS)
 
-bench-all: $(STAMP)-dev ## run every benchmark, those of lab/ too (hours; ARGS=--quick for a short one)
+bench-all: $(STAMP)-dev ## run every benchmark, those of dev/ too (hours; ARGS=--quick for a short one)
 	@for name in `$(PY) -m bridle bench | cut -d' ' -f1`; do \
 		echo "== $$name"; $(PY) -m bridle bench $$name $(ARGS) || exit 1; done
 
 controllers: $(STAMP)-controllers ## rebuild the standard controllers and compare (ARGS=--write ships them)
-	@$(PY) -m lab.controllers.rebuild $(ARGS)
+	@$(PY) -m dev.controllers.rebuild $(ARGS)
 
 kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--write ships them)
-	@$(PY) -m lab.native.rebuild $(ARGS)
+	@$(PY) -m dev.cpu_kernels.rebuild $(ARGS)
 
 # Without scripts of packages: what is fetched is what the lock file has the hashes of, and none of it runs on installing.
 web: ## build the playground from web/ (needs Node; ARGS=--check compares)
@@ -81,7 +81,7 @@ install: $(STAMP)-core ## install bridle into .venv
 
 clean: ## remove caches and the virtual environment
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find bridle lab tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find bridle dev tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Without the venv module's bundled pip (some systems split it off), the pip that is there installs one.
 $(PY):

@@ -18,47 +18,13 @@ if TYPE_CHECKING:
     from bridle.aici.client.reference import WasmController as WasmController
     from bridle.config import EngineConfig as EngineConfig
     from bridle.config import ModelConfig as ModelConfig
-    from bridle.constraints.spec import (
-        After as After,
-    )
-    from bridle.constraints.spec import (
-        Choice as Choice,
-    )
-    from bridle.constraints.spec import (
-        Concat as Concat,
-    )
-    from bridle.constraints.spec import (
-        Constraint as Constraint,
-    )
-    from bridle.constraints.spec import (
-        Gbnf as Gbnf,
-    )
-    from bridle.constraints.spec import (
-        JsonObject as JsonObject,
-    )
-    from bridle.constraints.spec import (
-        JsonSchema as JsonSchema,
-    )
-    from bridle.constraints.spec import (
-        Lark as Lark,
-    )
-    from bridle.constraints.spec import (
-        OneOf as OneOf,
-    )
-    from bridle.constraints.spec import (
-        Regex as Regex,
-    )
-    from bridle.constraints.spec import (
-        Substring as Substring,
-    )
-    from bridle.constraints.spec import (
-        Yacc as Yacc,
-    )
+    from bridle.controller_tools.call import Call as Call
+    from bridle.controller_tools.limits import ToolLimits as ToolLimits
     from bridle.controllers.python import Controller as Controller
     from bridle.controllers.python import SequenceView as SequenceView
-    from bridle.engine.decision import Branch as Branch
-    from bridle.engine.decision import Decision as Decision
-    from bridle.engine.decision import Splice as Splice
+    from bridle.engine.control.decision import Branch as Branch
+    from bridle.engine.control.decision import Decision as Decision
+    from bridle.engine.control.decision import Splice as Splice
     from bridle.errors import (
         BridleError as BridleError,
     )
@@ -141,15 +107,51 @@ if TYPE_CHECKING:
     )
     from bridle.sampling import SamplingParams as SamplingParams
     from bridle.sampling import Watermark as Watermark
-    from bridle.tools.call import Call as Call
-    from bridle.tools.limits import ToolLimits as ToolLimits
+    from bridle.structured_output.spec import (
+        After as After,
+    )
+    from bridle.structured_output.spec import (
+        Choice as Choice,
+    )
+    from bridle.structured_output.spec import (
+        Concat as Concat,
+    )
+    from bridle.structured_output.spec import (
+        Constraint as Constraint,
+    )
+    from bridle.structured_output.spec import (
+        Gbnf as Gbnf,
+    )
+    from bridle.structured_output.spec import (
+        JsonObject as JsonObject,
+    )
+    from bridle.structured_output.spec import (
+        JsonSchema as JsonSchema,
+    )
+    from bridle.structured_output.spec import (
+        Lark as Lark,
+    )
+    from bridle.structured_output.spec import (
+        OneOf as OneOf,
+    )
+    from bridle.structured_output.spec import (
+        Regex as Regex,
+    )
+    from bridle.structured_output.spec import (
+        Substring as Substring,
+    )
+    from bridle.structured_output.spec import (
+        Yacc as Yacc,
+    )
 
 __version__ = "0.1.0"
+
+import_module("bridle.deprecated_names").install()
 
 _HOMES = {
     "bridle.aici.client.reference": ("WasmController",),
     "bridle.config": ("EngineConfig", "ModelConfig"),
-    "bridle.constraints.spec": (
+    "bridle.structured_output.spec": (
         "After",
         "Choice",
         "Concat",
@@ -164,7 +166,7 @@ _HOMES = {
         "Yacc",
     ),
     "bridle.controllers.python": ("Controller", "SequenceView"),
-    "bridle.engine.decision": ("Branch", "Decision", "Splice"),
+    "bridle.engine.control.decision": ("Branch", "Decision", "Splice"),
     "bridle.errors": (
         "BridleError",
         "ContextOverflow",
@@ -197,8 +199,8 @@ _HOMES = {
         "Usage",
     ),
     "bridle.sampling": ("SamplingParams", "Watermark"),
-    "bridle.tools.call": ("Call",),
-    "bridle.tools.limits": ("ToolLimits",),
+    "bridle.controller_tools.call": ("Call",),
+    "bridle.controller_tools.limits": ("ToolLimits",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

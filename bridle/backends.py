@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from bridle.config import ModelConfig
     from bridle.engine.interfaces import Sampler
     from bridle.llamacpp.executor import LlamaExecutor
+    from bridle.load_progress import Report
     from bridle.model.executor import LocalExecutor
-    from bridle.model.pooled.executor import PooledExecutor
-    from bridle.progress import Report
+    from bridle.model.pooling.executor import PooledExecutor
 
 
 def check_backend(config: ModelConfig) -> None:

@@ -136,7 +136,8 @@ def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of scheduling: what a step may hold, how long prompts wait for one, how long requests may be. None takes
-    what suits the backend; `bridle.engine.batching` says what that is, docs/batching.md what each of them trades.
+    what suits the backend; `bridle.engine.scheduling.batching` says what that is, docs/batching.md what each of them
+    trades.
 
     A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts,
     for at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together. While

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from bridle.errors import BridleError
-from bridle.traced import Later, Record, Trace, made
-from bridle.traced.colours import page_of
+from bridle.traces import Later, Record, Trace, made
+from bridle.traces.highlight import page_of
 
 
 class FinishReason(str, Enum):

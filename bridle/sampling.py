@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridle.errors import InvalidRequest, UnknownKeyword
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 MAX_N = 64
 MAX_STOP_STRINGS = 64
@@ -129,8 +129,8 @@ _ALIKE = 0.7
 
 def _unknown(name: str) -> UnknownKeyword:
     """The error for a field that there is not, with what there is in its place."""
-    from bridle.elsewhere.fields import BY_NAME
-    from bridle.elsewhere.names import nearest
+    from bridle.compat.request_fields import BY_NAME
+    from bridle.compat.suggestions import nearest
 
     row, known = BY_NAME.get(name), meanings()
     here = "" if row is None else row.here
@@ -324,7 +324,7 @@ def drafts_of(given: Any) -> Any:
     if not isinstance(given, str) or given not in DRAFT_WORDS:
         words = ", ".join(map(repr, DRAFT_WORDS))
         raise InvalidRequest(
-            f"speculate is {shown(given)}; must be {words}, or a number of tokens up to {MAX_DRAFTS}", "speculate"
+            f"speculate is {short_repr(given)}; must be {words}, or a number of tokens up to {MAX_DRAFTS}", "speculate"
         )
     return DRAFT_WORDS[given]
 
@@ -404,7 +404,7 @@ def _check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
                 f"logit_bias names a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
                 "logit_bias",
             )
-        _check_addend(shown(text), value)
+        _check_addend(short_repr(text), value)
 
 
 def _check_biases(bias: Mapping[int, float]) -> None:

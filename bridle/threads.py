@@ -40,12 +40,12 @@ def start_thread(function: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
-def run_apart(function: Callable[[], T], name: str = "bridle-apart") -> T:
+def run_in_thread(function: Callable[[], T], name: str = "bridle-apart") -> T:
     """Run `function` in a new thread and wait for it."""
     return start_thread(function, name).result()
 
 
-def run_behind(function: Callable[[], T], name: str) -> T:
+def run_after(function: Callable[[], T], name: str) -> T:
     """Run `function` in a new thread that computes behind the others, and wait for it: it and its workers get what
     processor time the rest leaves, where the system lets threads have priorities of their own."""
 
@@ -55,10 +55,10 @@ def run_behind(function: Callable[[], T], name: str) -> T:
             os.setpriority(os.PRIO_PROCESS, me, min(os.getpriority(os.PRIO_PROCESS, me) + _BEHIND, 19))
         return function()
 
-    return run_apart(run, name)
+    return run_in_thread(run, name)
 
 
-def conclude(future: Future[T], outcome: T | BaseException) -> bool:
+def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
     """Complete a future with a result or an error; returns False if it was cancelled, so that nobody waits for it."""
     try:
         if isinstance(outcome, BaseException):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from bridle import LLM, SamplingParams
 from bridle.engine import StopOnRepetition, StoppingCriteria
-from bridle.text import Tokenizer
+from bridle.tokenizer import Tokenizer
 
 
 class Sentences:

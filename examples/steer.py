@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from bridle import LLM, Controller, Decision, SamplingParams
 from bridle.controllers import SequenceView
-from bridle.text import Tokenizer
+from bridle.tokenizer import Tokenizer
 
 PARTS = ['{"name": "', '", "age": ', ', "city": "', '"}']  # what stands before, between and after the fields
 FIELDS = ["text", "number", "text"]

@@ -21,8 +21,8 @@ from bridle import BridleError, ModelConfig, SamplingParams
 from bridle.engine import AsyncEngine, Engine, EventStream, Request
 from bridle.model import load_executor, resolve_model
 from bridle.outputs import Finished, TokenEvent
-from bridle.service import new_request_id, new_seed
-from bridle.text import Detokenizer, Tokenizer
+from bridle.serving import new_request_id, new_seed
+from bridle.tokenizer import Detokenizer, Tokenizer
 
 
 def make_app(model: str) -> tuple[fastapi.FastAPI, AsyncEngine]:

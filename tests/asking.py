@@ -20,7 +20,7 @@ def http(llm: LLM) -> Iterator[TestClient]:
     from starlette.testclient import TestClient
 
     from bridle.http import create_app
-    from bridle.service import ModelRegistry
+    from bridle.serving import ModelRegistry
 
     with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
         yield client

@@ -26,8 +26,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from bridle.engine import speculation
-from bridle.service import requests
+from bridle.engine.spec_decode import speculation
+from bridle.serving.requests import request_builder
 from tests.waiting import PATIENCE
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -50,7 +50,7 @@ _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 pytest_plugins = ["tests.leftovers", "tests.asking"]
 
 _seeds = random.Random()
-requests.new_seed = lambda: _seeds.getrandbits(53)
+request_builder.new_seed = lambda: _seeds.getrandbits(53)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the tests of Triton's kernels share: whether there is a Triton, and how their laws are run."""
+"""What the tests of Triton's kernels share: whether there is a Triton, and how their properties are run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Tri
 _OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--timeout", "900")
 
 
-def check_laws(path: str) -> None:
-    """Run a file of laws in Triton's interpreter: in a process of its own, as Triton looks at the variable when it is
-    imported."""
+def check_properties(path: str) -> None:
+    """Run a file of properties in Triton's interpreter: in a process of its own, as Triton looks at the variable when
+    it is imported."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS, path]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

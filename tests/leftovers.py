@@ -48,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     for folder in _kept:
         shutil.rmtree(folder)
-    if "lab.doubles.tiny" in sys.modules:
-        sys.modules["lab.doubles.tiny"].remove_cached()
+    if "tests.fakes.tiny_checkpoints" in sys.modules:
+        sys.modules["tests.fakes.tiny_checkpoints"].remove_cached()
     yield
     if _is_worker(session.config):
         return

@@ -10,18 +10,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bridle"
 #: What stands beside the package for those who work on it.
-LAB = ROOT / "lab"
+DEV = ROOT / "dev"
+#: Fakes of what is around the engine, for tests and benchmarks.
+FAKES = ROOT / "tests" / "fakes"
 
 
 #: Sources of standard controllers. All but their recipes run inside the sandbox and are no modules of ours.
-GUESTS = LAB / "controllers" / "sources"
+GUESTS = DEV / "controllers" / "sources"
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package and of the laboratory by its dotted name."""
+    """Every module of the package, of `dev/` and of the fakes by its dotted name."""
     found = {}
-    for path in sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")]):
+    for path in sorted([*PACKAGE.rglob("*.py"), *DEV.rglob("*.py"), *FAKES.rglob("*.py")]):
         if GUESTS in path.parents and path.name != "build.py":
             continue
         parts = path.relative_to(ROOT).with_suffix("").parts

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from bridle import LLM, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.engine import mask_allows
-from bridle.text import Tokenizer
+from bridle.tokenizer import Tokenizer
 from examples import aici_transformers
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.sources import ROOT
-from tests.text import kit
+from tests.tokenizer import kit
 
 FOLDER = ROOT / "examples"
 

@@ -68,7 +68,7 @@ TEXT_SUFFIXES = {
     ".js",
     "",
 }
-TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "lab", "scripts", "web", ".ci")
+TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "dev", "scripts", "web", ".ci")
 
 
 @pytest.mark.parametrize("name", list(modules()))
@@ -142,8 +142,8 @@ def test_package_carries_no_unsafe_weights() -> None:
 
 
 def test_the_page_for_newcomers_is_up_to_date() -> None:
-    """`python -m lab.coming_from --write` makes it so."""
-    from lab.coming_from import PAGE, written
+    """`python -m dev.coming_from --write` makes it so."""
+    from dev.coming_from import PAGE, written
 
     page = PAGE.read_text(encoding="utf-8")
-    assert written(page) == page, "python -m lab.coming_from --write"
+    assert written(page) == page, "python -m dev.coming_from --write"

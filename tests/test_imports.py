@@ -13,56 +13,57 @@ from tests.sources import ROOT, imports, modules
 
 # Top to bottom; names on one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("lab",),
+    ("dev",),
+    ("tests.fakes",),
     ("bridle.__main__",),
     ("bridle.cli",),
     ("bridle.bench",),
-    ("bridle.deploy",),
+    ("bridle.launch",),
     ("bridle.llm",),
     ("bridle.http", "bridle.lmtp"),
     ("bridle.chat",),
-    ("bridle.service",),
-    ("bridle.cluster",),
+    ("bridle.serving",),
+    ("bridle.distributed",),
     ("bridle.aici",),
     ("bridle.controllers",),
-    ("bridle.tools",),
-    ("bridle.constraints",),
-    ("bridle.text",),
-    ("bridle.media",),
-    ("bridle.outbound",),
+    ("bridle.controller_tools",),
+    ("bridle.structured_output",),
+    ("bridle.tokenizer",),
+    ("bridle.multimodal",),
+    ("bridle.safe_http",),
     ("bridle.backends",),
     ("bridle.llamacpp",),
     ("bridle.model",),
     ("bridle.engine",),
-    ("bridle.traces",),
     ("bridle.lora",),
     ("bridle.gguf",),
-    ("bridle.native",),
+    ("bridle.cpu_kernels",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
-    ("bridle.traced",),
+    ("bridle.traces",),
     ("bridle.telemetry",),
-    ("bridle.elsewhere",),
-    ("bridle.failures",),
+    ("bridle.compat",),
+    ("bridle.error_mapping",),
     (
         "bridle.errors",
-        "bridle.shown",
-        "bridle.control_group",
-        "bridle.heap",
+        "bridle.safe_repr",
+        "bridle.cgroups",
+        "bridle.malloc",
         "bridle.logs",
-        "bridle.progress",
+        "bridle.load_progress",
         "bridle.threads",
     ),
+    ("bridle.deprecated_names",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.
 ALLOWED_PEERS = {
     ("bridle.outputs", "bridle.errors"),
     ("bridle.outputs", "bridle.sampling"),
-    ("bridle.shown", "bridle.errors"),
+    ("bridle.safe_repr", "bridle.errors"),
 }
 # The testing kit imports anything; besides tests only benchmarks drive it.
-MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "lab")
+MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "dev", "tests.fakes")
 # Names that the package itself offers: reaching for them from below would be a hidden upward arrow.
 FACADE = "bridle"
 
@@ -95,10 +96,10 @@ STANDARD_ONLY = (
     "bridle.errors",
     "bridle.sampling",
     "bridle.outputs",
-    "bridle.traced",
-    "bridle.traced.colours",
-    "bridle.traced.rebuild",
-    "bridle.traced.records",
+    "bridle.traces",
+    "bridle.traces.highlight",
+    "bridle.traces.replay_text",
+    "bridle.traces.records",
 )
 ENGINE_FORBIDDEN = {
     "torch",
@@ -114,10 +115,13 @@ ENGINE_FORBIDDEN = {
 
 
 def layer_of(name: str) -> str | None:
-    """The layer a module belongs to: its second dotted part, for a module of ours. The laboratory is one layer."""
+    """The layer a module belongs to: its second dotted part, for a module of ours. `dev` is one layer, and so are the
+    fakes."""
     parts = name.split(".")
-    if parts[0] == "lab":
-        return "lab"
+    if parts[0] == "dev":
+        return "dev"
+    if parts[:2] == ["tests", "fakes"]:
+        return "tests.fakes"
     return ".".join(parts[:2]) if parts[0] == "bridle" and len(parts) > 1 else None
 
 
@@ -176,7 +180,7 @@ def test_third_party_imports_are_declared() -> None:
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
     used = {DISTRIBUTIONS.get(top, top) for top in tops}
-    ours = {*sys.stdlib_module_names, "bridle", "lab", "pydantic_core"}  # the last is part of pydantic
+    ours = {*sys.stdlib_module_names, "bridle", "dev", "tests", "pydantic_core"}  # the last is part of pydantic
     assert used - ours - declared == set()
     assert declared - used - LOADED_BY_OTHERS == set()
 

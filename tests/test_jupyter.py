@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.sources import ROOT
 from tests.waiting import PATIENCE, until
 

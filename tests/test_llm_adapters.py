@@ -9,10 +9,10 @@ import pytest
 
 from bridle import LLM, ChatSession, SamplingParams
 from bridle.errors import AdapterRefused, InvalidRequest, UnknownAdapter
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.http.harness import scripted_model
 from tests.lora.kit import write_adapter as write_lora
-from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
+from tests.serving.fake_adapters import FakeHome, with_adapters, write_adapter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -89,7 +89,7 @@ def test_a_bad_adapter_closes_what_was_loaded_for_it(tmp_path: Path) -> None:
 
 def test_a_damaged_adapter_is_one_clear_error_until_it_is_mended(tmp_path: Path) -> None:
     """Its files changed after they were looked at, and before a request wanted them."""
-    with LLM(str(tiny.cached_checkpoint("llama")), num_blocks=16, block_size=16) as llm:
+    with LLM(str(tiny_checkpoints.cached_checkpoint("llama")), num_blocks=16, block_size=16) as llm:
         pool = llm.model.adapter_pool
         assert pool is not None
         weights = write_lora(tmp_path / "a", pool.limits.layers) / "adapter_model.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridle import LLM, Controller, Decision, InvalidRequest, SequenceView, ToolFailed, ToolLimits
-from bridle.tools import Call
+from bridle.controller_tools import Call
 
 
 class Quotes(Controller):

@@ -14,7 +14,7 @@ from bridle import LLM, ChatSession, Controller, Decision, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.errors import ContextOverflow, ControllerError, InvalidRequest
 from bridle.llm import chat_session
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 

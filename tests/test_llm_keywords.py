@@ -13,10 +13,10 @@ import pytest
 
 from bridle import LLM, InvalidRequest, Regex, SamplingParams
 from bridle.errors import UnknownKeyword
-from bridle.llm.keywords import settle
-from bridle.llm.options import How
+from bridle.llm.kwargs import settle
+from bridle.llm.options import RunOptions
 from bridle.sampling import DEFAULT_SAMPLING
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.test_sampling_fields import OTHER
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -137,7 +137,7 @@ def test_what_does_not_go_together_is_refused(llm: LLM, given: dict[str, Any], t
 
 def test_what_calls_take_is_no_second_list() -> None:
     """A field of running may not have the name of one of sampling."""
-    assert not set(How.__annotations__) & {field.name for field in dataclasses.fields(SamplingParams)}
+    assert not set(RunOptions.__annotations__) & {field.name for field in dataclasses.fields(SamplingParams)}
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from bridle import LLM, InvalidRequest, SamplingParams
 from bridle.errors import IncompleteOutput
-from bridle.llm.typed import Kind
-from lab.doubles.tiny import make_checkpoint
+from bridle.llm.structured_parse import ParsedType
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 
 class Color(BaseModel):
@@ -108,10 +108,10 @@ def test_a_part_agrees_with_the_whole(thing: Thing, data: st.DataObject) -> None
     """Every beginning of an object's text is an object whose finished fields are those of the whole."""
     text = thing.model_dump_json()
     cut = data.draw(st.integers(0, len(text)))
-    part = Kind(Thing).partial(text[:cut])
+    part = ParsedType(Thing).partial(text[:cut])
     if part is not None:
         assert part.is_new in (None, thing.is_new)
         assert part.colors is None or all(
             each.red in (None, whole.red) for each, whole in zip(part.colors, thing.colors, strict=False)
         )
-    assert Kind(Thing).partial(text) == thing
+    assert ParsedType(Thing).partial(text) == thing

@@ -20,7 +20,7 @@ from bridle import LLM, ChatSession, Controller, Decision, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.errors import UnsupportedModel
 from bridle.outputs import RequestOutput
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.http.harness import scripted_model
 from tests.waiting import PATIENCE, until
 

@@ -14,7 +14,7 @@ from bridle import LLM, Controller, Decision
 from bridle.config import EngineConfig
 from bridle.controllers import SequenceView
 from bridle.engine import AsyncEngine
-from bridle.engine.async_engine import Bell
+from bridle.engine.async_engine import WakeupQueue
 from bridle.llm.streams import TextStream
 from tests.http.harness import scripted_model
 from tests.waiting import PATIENCE, until, until_async
@@ -121,7 +121,7 @@ def test_collecting_one_waits_for_no_lock(llm: LLM) -> None:
     client = client_of(llm)
     held: list[object] = [endless(llm)]
     client._lock = CollectsInside(held)  # type: ignore[assignment]
-    caller = threading.Thread(target=client.unpark, args=("nobody",), daemon=True)
+    caller = threading.Thread(target=client.release_retained_kv, args=("nobody",), daemon=True)
     caller.start()
     caller.join(PATIENCE)
     assert not caller.is_alive() and not held
@@ -143,7 +143,7 @@ def test_a_cancelled_id_may_be_used_again(llm: LLM) -> None:
 
 
 def test_a_bell_wakes_whoever_waits() -> None:
-    bell = Bell()
+    bell = WakeupQueue()
     bell.wait(0.0)
     bell.set()
     bell.set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bridle import LLM, ChatSession, Controller, Decision, SamplingParams, SequenceView, ToolCall
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Thought
+from bridle.chat.stream_deltas import CallArguments, Content, Thought, ToolCallStart
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from tests.http.harness import local_client, saying, scripted_model
 
@@ -137,7 +137,7 @@ def test_a_session_streams_its_pieces() -> None:
         stream = llm.session(tools=TOOLS).stream("x")
         pieces = list(stream.pieces())
         assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == "Well: "
-        assert [piece.name for piece in pieces if isinstance(piece, CallBegun)] == ["get_weather"]
+        assert [piece.name for piece in pieces if isinstance(piece, ToolCallStart)] == ["get_weather"]
         told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
         assert json.loads(told) == {"city": "Rome"} and not any(isinstance(piece, Thought) for piece in pieces)
         assert stream.output.message is not None

@@ -12,8 +12,8 @@ from bridle.cli import main
 from bridle.http import create_app
 from bridle.http.metrics.metrics import _MAX_ADAPTER_LABELS
 from bridle.lora.peft_config import MAX_RANK
-from bridle.service import ModelRegistry
-from tests.service.fakes import fake_model
+from bridle.serving import ModelRegistry
+from tests.serving.fakes import fake_model
 from tests.sources import ROOT
 
 PAGE = (ROOT / "docs" / "lora.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 
 from bridle import LLM, ChatSession, CompletionOutput, Controller, Decision, RequestOutput
 from bridle.controllers import SequenceView
-from bridle.llm import batch, notebook
+from bridle.llm import event_loop, notebook
 from bridle.outputs import ChatMessage, ToolCall
 from tests.http.harness import saying, scripted_model
 from tests.traces.test_colours import HOSTILE, Reader
@@ -134,7 +134,7 @@ def test_a_conversation_shows_itself_in_colours(llm: LLM) -> None:
 
 
 def test_origins_have_their_colours(llm: LLM) -> None:
-    from bridle.traced.colours import ORIGINS
+    from bridle.traces.highlight import ORIGINS
 
     session = ChatSession(llm, controller=Writes(llm), trace=True, max_tokens=60)
     session.send("say")
@@ -163,7 +163,7 @@ def test_a_batch_has_a_bar_that_goes(llm: LLM, kernel: Display) -> None:
 
 def test_a_bar_goes_when_a_batch_fails(kernel: Display) -> None:
     def interrupted() -> None:
-        with batch.progress(2, True) as report:
+        with event_loop.progress(2, True) as report:
             report(RequestOutput("a", None, [], [CompletionOutput(0, "", [1, 2, 3])]))
             raise KeyboardInterrupt
 

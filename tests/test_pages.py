@@ -22,7 +22,7 @@ import pytest
 from bridle import LLM
 from bridle.cli.app import app
 from bridle.cli.run import _settings_file
-from bridle.service import ControlSettings
+from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
@@ -34,7 +34,7 @@ SERVED_AT = "http://127.0.0.1:8080"
 
 #: Pages whose programs run elsewhere, and where.
 ELSEWHERE = {
-    "docs/constraints.md": "constraints/test_llm.py",
+    "docs/constraints.md": "structured_output/test_llm.py",
     "docs/lmtp-client.md": "lmtp/test_client_page.py",
     "docs/lora.md": "test_lora_page.py",
     "docs/pictures.md": "test_pictures.py",

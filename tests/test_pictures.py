@@ -20,23 +20,23 @@ from starlette.testclient import TestClient
 
 from bridle import LLM, ChatSession
 from bridle.cli import main
-from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
-from bridle.engine.media_pool import MAX_HELD_BYTES
+from bridle.distributed.replica_messages import MAX_MEDIA_BYTES
+from bridle.engine.multimodal.encoder_cache import MAX_HELD_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES
 from bridle.lmtp.client import Client, MemoryCarrier
-from bridle.media import ImageHosts, MediaLimits
-from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
-from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
-from bridle.service.keys import Identity
-from bridle.text import Tokenizer
-from lab.doubles import seeing
+from bridle.multimodal import ImageHosts, MediaLimits
+from bridle.multimodal.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
+from bridle.multimodal.reader import KEPT_BYTES
+from bridle.serving.tenancy.keys import Identity
+from bridle.tokenizer import Tokenizer
+from tests.fakes import vision_checkpoints
 from tests.http.certificates import make_certificate
 from tests.lmtp.harness import Setup
-from tests.media.picture_server import png as drawn_png
-from tests.media.picture_server import served_pictures
+from tests.multimodal.picture_server import png as drawn_png
+from tests.multimodal.picture_server import served_pictures
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -63,7 +63,7 @@ def url(seed: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = seeing.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava")
+    folder = vision_checkpoints.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava")
     with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
         yield loaded
 
@@ -438,7 +438,7 @@ def test_the_pages_figures() -> None:
 
 
 def test_a_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:
-    folder = seeing.make_seeing("llava", tmp_path)
+    folder = vision_checkpoints.make_seeing("llava", tmp_path)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "mine: {{ messages[0]['content'] }}"}))
     assert Tokenizer.load(folder).chat_template.text.startswith("mine")
 
@@ -449,7 +449,7 @@ def test_templates_that_know_no_parts_get_places(llm: LLM) -> None:
     output = llm.chat([{"role": "user", "content": parts}], chat_template=template, **GREEDY)[0]
     tokens = output.prompt_token_ids
     assert tokens is not None
-    before, places = tokens[: tokens.index(seeing.IMAGE)], tokens.count(seeing.IMAGE)
+    before, places = tokens[: tokens.index(vision_checkpoints.IMAGE)], tokens.count(vision_checkpoints.IMAGE)
     assert llm.tokenizer.decode(before) == "a\n" and places == 16
     said = [{"role": "user", "content": [parts[1], {"type": "text", "text": "<image>"}]}]
     with pytest.raises(InvalidRequest, match="which stands for a picture"):

@@ -24,11 +24,11 @@ from bridle.cli.chat import chat
 from bridle.cli.derived_options import derived_options
 from bridle.cli.generate import generate
 from bridle.cli.options import SamplingOptions
-from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.replica_messages import Submit, frame, pack_request, read_by_replica
-from bridle.cluster.samplings import decode_sampling, encode_sampling
+from bridle.distributed.codec.sampling_params import decode_sampling, encode_sampling
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.distributed.replica_messages import Submit, frame, pack_request, read_by_replica
 from bridle.errors import InvalidRequest
-from bridle.http.openai.derived import derived_fields
+from bridle.http.openai.sampling_fields import derived_fields
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.schemas import Parameters
 from bridle.lmtp.messages import Generate
@@ -44,7 +44,7 @@ from bridle.sampling import (
     fields_on,
     meanings,
 )
-from bridle.service.steering import Controllers
+from bridle.serving.requests.controller_selection import Controllers
 from tests.engine.support import make_request
 from tests.sources import GUESTS
 

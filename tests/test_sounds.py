@@ -17,13 +17,13 @@ from starlette.testclient import TestClient
 from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.media import ImageHosts, MediaLimits
-from bridle.media.clips import CHOSEN_RATE
-from bridle.media.limits import LEAST_RATE, MOST_CHANNELS, MOST_FRAME_PIXELS, MOST_RATE
-from bridle.media.watching import Frames
-from lab.doubles import hearing
+from bridle.multimodal import ImageHosts, MediaLimits
+from bridle.multimodal.limits import LEAST_RATE, MOST_CHANNELS, MOST_FRAME_PIXELS, MOST_RATE
+from bridle.multimodal.video_decoding import CHOSEN_RATE
+from bridle.multimodal.video_processor import Frames
+from tests.fakes import audio_checkpoints
 from tests.lmtp.harness import Setup
-from tests.media.picture_server import served_pictures
+from tests.multimodal.picture_server import served_pictures
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -36,7 +36,7 @@ def noise(seed: int = 0) -> np.ndarray[Any, Any]:
 
 def wav(seed: int = 0) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, noise(seed), hearing.RATE, format="WAV", subtype="FLOAT")
+    soundfile.write(file, noise(seed), audio_checkpoints.RATE, format="WAV", subtype="FLOAT")
     return file.getvalue()
 
 
@@ -53,7 +53,7 @@ SAID = {"type": "text", "text": TEXT}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hearing.make_hearing(tmp_path_factory.mktemp("ears") / "voxtral")
+    return audio_checkpoints.make_hearing(tmp_path_factory.mktemp("ears") / "voxtral")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_every_shape_makes_the_same_prompt(llm: LLM, http: TestClient, submitted
     items = [part(), {"type": "input_text", "text": TEXT}]
     asked = {"input": [{"role": "user", "content": items}], "temperature": 0.0, "max_output_tokens": 6}
     answers.add(http.post("/v1/responses", json=asked).json()["output"][0]["content"][0]["text"])
-    values: list[Any] = [wav(), noise(), (noise(), hearing.RATE), f"data:audio/wav;base64,{encoded()}"]
+    values: list[Any] = [wav(), noise(), (noise(), audio_checkpoints.RATE), f"data:audio/wav;base64,{encoded()}"]
     for value in values:
         output = llm.chat([{"role": "user", "content": [{"type": "audio", "audio": value}, SAID]}], **GREEDY)[0]
         assert output.outputs[0].message is not None
@@ -84,12 +84,17 @@ def test_every_shape_makes_the_same_prompt(llm: LLM, http: TestClient, submitted
     assert {request.prompt for request in submitted} == {submitted[0].prompt}
     for mine in (submitted[:3], submitted[3:]):  # keys are a tenant's
         assert {places(request) for request in mine} == {places(mine[0])}
-    assert [run.length for run in submitted[0].runs] == [2 * hearing.ROWS]
+    assert [run.length for run in submitted[0].runs] == [2 * audio_checkpoints.ROWS]
 
 
 def test_prompts_take_them_beside(llm: LLM, submitted: list[Request], tmp_path: Path) -> None:
     (tmp_path / "it.wav").write_bytes(wav())
-    values: list[Any] = [str(tmp_path / "it.wav"), [wav()], (noise(), hearing.RATE), [(noise(), hearing.RATE)]]
+    values: list[Any] = [
+        str(tmp_path / "it.wav"),
+        [wav()],
+        (noise(), audio_checkpoints.RATE),
+        [(noise(), audio_checkpoints.RATE)],
+    ]
     texts = {
         llm.generate({"prompt": f"[AUDIO]{TEXT}", "multi_modal_data": {"audio": value}}, **GREEDY)[0].outputs[0].text
         for value in values

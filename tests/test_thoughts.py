@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from bridle import LLM, Choice
+from bridle.chat.chat_request import plan_turn
 from bridle.chat.conversation import Conversation
-from bridle.chat.turn import plan_turn
-from bridle.controllers.free_part import FreePart
+from bridle.controllers.reasoning_gate import ReasoningThenGrammar
 from bridle.sampling import SamplingParams
-from bridle.service.steering import Steering
+from bridle.serving.requests.controller_selection import ControllerSelection
 
 HI = [{"role": "user", "content": "Hi"}]
-FORM = Steering(constraint=Choice(["red", "blue"]))
+FORM = ControllerSelection(constraint=Choice(["red", "blue"]))
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}A: "
 
 
@@ -25,14 +25,14 @@ def llm() -> Iterator[LLM]:
         yield loaded
 
 
-def planned(llm: LLM, template: str | None, **variables: bool) -> Steering:
+def planned(llm: LLM, template: str | None, **variables: bool) -> ControllerSelection:
     said = Conversation(HI, template=template, variables=variables)
     return asyncio.run(plan_turn(llm.model, said, SamplingParams(), FORM)).steering
 
 
 def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
     steering = planned(llm, PLAIN)
-    assert steering.constraint is None and isinstance(steering.controller, FreePart)
+    assert steering.constraint is None and isinstance(steering.controller, ReasoningThenGrammar)
     assert steering.controller.opening == llm.tokenizer.id_of("<think>") and steering.controller.budget is None
 
 
@@ -41,7 +41,7 @@ def test_thoughts_that_are_switched_off_are_not_opened(llm: LLM) -> None:
     assert (
         planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
     )
-    assert isinstance(planned(llm, None, enable_thinking=True).controller, FreePart)
+    assert isinstance(planned(llm, None, enable_thinking=True).controller, ReasoningThenGrammar)
     (output,) = llm.chat([{"role": "user", "content": "A number?"}], regex="[0-9]{3}", max_tokens=80)
     assert output.text.isdigit(), output
 
@@ -52,7 +52,7 @@ def test_thoughts_that_the_prompt_closes_are_not_opened_again(llm: LLM) -> None:
 
 def test_thoughts_that_the_prompt_opens_are_ended_first(llm: LLM) -> None:
     steering = planned(llm, PLAIN + "<think>\n")
-    assert isinstance(steering.controller, FreePart) and steering.controller.opening is None
+    assert isinstance(steering.controller, ReasoningThenGrammar) and steering.controller.opening is None
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,19 +9,19 @@ from concurrent.futures import Future
 
 import pytest
 
-from bridle.threads import ThreadPerCall, run_apart, run_behind
+from bridle.threads import ThreadPerCall, run_after, run_in_thread
 from tests.waiting import PATIENCE
 
 
 def test_it_runs_elsewhere_and_is_over_afterwards() -> None:
-    thread = run_apart(threading.current_thread)
+    thread = run_in_thread(threading.current_thread)
     thread.join(PATIENCE)
     assert thread is not threading.current_thread() and not thread.is_alive()
 
 
 def test_what_it_raises_is_raised_here() -> None:
     with pytest.raises(ZeroDivisionError):
-        run_apart(lambda: 1 // 0)
+        run_in_thread(lambda: 1 // 0)
 
 
 def test_each_call_has_a_thread_of_its_own() -> None:
@@ -43,7 +43,7 @@ def priority() -> int:
 def test_what_runs_behind_others_gives_way_and_so_do_its_workers() -> None:
     before = priority()
     behind = min(before + 10, 19)
-    assert run_behind(lambda: (priority(), run_apart(priority)), "behind") == (behind, behind)
+    assert run_after(lambda: (priority(), run_in_thread(priority)), "behind") == (behind, behind)
     assert priority() == before
     with pytest.raises(ZeroDivisionError):
-        run_behind(lambda: 1 // 0, "behind")
+        run_after(lambda: 1 // 0, "behind")

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from bridle import LLM
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
-from lab.doubles import seeing
+from tests.fakes import vision_checkpoints
 from tests.lmtp.harness import Setup
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -50,7 +50,7 @@ URL = f"data:image/webp;base64,{base64.b64encode(webp()).decode()}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seeing.make_seeing("qwen2_5_vl", tmp_path_factory.mktemp("eyes") / "qwen")
+    return vision_checkpoints.make_seeing("qwen2_5_vl", tmp_path_factory.mktemp("eyes") / "qwen")
 
 
 @pytest.fixture(scope="module")

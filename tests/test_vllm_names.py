@@ -10,16 +10,16 @@ from collections.abc import Callable
 import pytest
 
 from bridle import LLM, SamplingParams
+from bridle.compat.request_fields import FIELDS
+from bridle.compat.vllm_calls import of_keyword, of_method, of_setting
 from bridle.config import EngineConfig, ModelConfig
-from bridle.elsewhere.fields import FIELDS
-from bridle.elsewhere.vllm_calls import of_keyword, of_method, of_setting
 from bridle.errors import UnknownKeyword
-from bridle.llm import pooled
-from bridle.llm.inputs import split_settings
-from bridle.llm.keywords import settle
+from bridle.llm import pooling
+from bridle.llm.arguments import split_settings
+from bridle.llm.kwargs import settle
 from bridle.llm.options import ChatOptions
 from bridle.sampling import DEFAULT_SAMPLING
-from lab.coming_from import listed, names
+from dev.coming_from import listed, names
 from tests.test_sampling_fields import OTHER
 
 VLLM = listed("vLLM")
@@ -81,7 +81,7 @@ def test_reasons_name_settings_rather_than_flags() -> None:
 def test_a_keyword_of_calls_is_taken_or_refused_with_the_reason() -> None:
     calls = (LLM.generate, LLM.chat, LLM.beam_search, LLM.embed, LLM.score, LLM.classify, LLM.chat_prompt)
     taken = {name for call in calls for name in inspect.signature(call).parameters}
-    taken |= {*ChatOptions.__annotations__, *pooled.READING}
+    taken |= {*ChatOptions.__annotations__, *pooling.READING}
     refused = 0
     for name in (word[:-1] for word in WORDS if word.endswith("=")):
         if name in taken:

@@ -16,7 +16,7 @@ import pytest
 from bridle import LLM
 from bridle.cli import main
 from bridle.cli.app import app
-from bridle.service import ControlSettings
+from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import blocks_of, log_elsewhere
@@ -87,7 +87,7 @@ def test_the_script_is_the_one_that_is_made(tmp_path: Path) -> None:
 
 def test_the_module_builds_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="the C compiler is not installed")
-    from lab.controllers.toolchain import SMALL, zig_cc
+    from dev.controllers.toolchain import SMALL, zig_cc
 
     (shown,) = [block.text for block in BLOCKS if block.language == "c"]
     (tmp_path / "shown.c").write_text(shown)

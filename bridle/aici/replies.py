@@ -20,7 +20,7 @@ class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
     rid: str | UnsetType = field(name="$rid", default=UNSET)
 
 
-class Failure(Struct, tag_field="type", tag="error"):
+class ErrorReply(Struct, tag_field="type", tag="error"):
     """`is_user_error`: the text is fit for end users. Addition: `retry_after` says that there is no room now, and after
     how many seconds a retry may be worth it."""
 
@@ -66,7 +66,7 @@ class SeqResult(Struct, Generic[Result]):
     storage: list[StorageCommand] = []
     logs: str = ""
     micros: int = 0
-    ahead: list[Foreseen] | UnsetType = UNSET
+    ahead: list[LookaheadReply] | UnsetType = UNSET
     module_id: str | UnsetType = UNSET
 
 
@@ -109,13 +109,13 @@ class MidData1(Struct):
     num_seqs: int
 
 
-class Splice(Struct):
+class SpliceReply(Struct):
     when_sampled: list[TokenId] = []
     backtrack: Count = 0
     ff_tokens: list[TokenId] = []
 
 
-class Branch(Struct):
+class BranchReply(Struct):
     """D2: one way to go on; `sample_mask` is a row of the mask matrix, None means do not sample.
 
     Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
@@ -128,7 +128,7 @@ class Branch(Struct):
 
     sample_mask: int | None = None
     temperature: float | None = None
-    splices: list[Splice] = []
+    splices: list[SpliceReply] = []
     sampling: dict[str, float | int] | UnsetType = UNSET
     bias: list[tuple[TokenId, float]] | UnsetType = UNSET
     top_logprobs: Count | UnsetType = UNSET
@@ -138,18 +138,18 @@ class Branch(Struct):
     draft: list[TokenId] | UnsetType = UNSET
 
 
-class Foreseen(Struct):
+class LookaheadReply(Struct):
     """Addition: what a clone would do after `token`, one of those ahead, if those before it came first, and what it
     said besides: that counts once the token was drawn, and is not told again."""
 
     token: TokenId
-    branches: list[Branch]
+    branches: list[BranchReply]
     logs: str = ""
     storage: list[StorageCommand] = []
 
 
 class Branches(Struct):
-    branches: list[Branch]
+    branches: list[BranchReply]
 
 
 class MidData2(Struct):
@@ -187,10 +187,10 @@ class PromptResult(Struct):
     prompt: list[TokenId]
 
 
-def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | Failure | JsonFailure:
+def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | ErrorReply | JsonFailure:
     """Decode a reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
     try:
-        reply: Ok[Any] | Failure | JsonFailure = _reply_decoder(data_type).decode(data)
+        reply: Ok[Any] | ErrorReply | JsonFailure = _reply_decoder(data_type).decode(data)
         return reply
     except msgspec.DecodeError as error:
         raise ProtocolError(f"malformed reply: {error}") from None
@@ -202,6 +202,6 @@ _reply_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 def _reply_decoder(data_type: Any) -> msgspec.json.Decoder[Any]:
     decoder = _reply_decoders.get(data_type)
     if decoder is None:
-        decoder = msgspec.json.Decoder(Ok[data_type] | Failure | JsonFailure)
+        decoder = msgspec.json.Decoder(Ok[data_type] | ErrorReply | JsonFailure)
         _reply_decoders[data_type] = decoder
     return decoder

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bridle.aici import protocol, replies
-from bridle.aici.client.keeper import make_exchange
-from bridle.aici.client.opening import instantiation, prompt_of
+from bridle.aici.client.instantiate_messages import instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.aici.client.reference import WasmController
-from bridle.aici.client.side import SideChannel
+from bridle.aici.client.side_channel import SideChannel
+from bridle.aici.client.supervisor import make_exchange
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, ControllerTimeout, ProtocolError

@@ -48,7 +48,7 @@ LARGE_SHAPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class BenchCheckpoint:
     """A folder to load from. `step_bytes` are read by each decoding step, whatever the batch;
     `token_bytes` more for each token of context that each sequence attends to."""
 
@@ -61,7 +61,7 @@ class Checkpoint:
     head_numbers: int = 0  # weights of the output head, which runs on drawn rows alone
 
 
-def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
+def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoint:
     """Write the checkpoint called `name` into `folder`, in float32; `InvalidRequest` for other names."""
     import torch
 
@@ -71,7 +71,7 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
     return _described(name, model, folder)
 
 
-def planned_checkpoint(name: str, folder: Path = Path()) -> Checkpoint:
+def planned_checkpoint(name: str, folder: Path = Path()) -> BenchCheckpoint:
     """What `make_checkpoint` would give, without making it."""
     import torch
 
@@ -91,9 +91,9 @@ def _made(name: str) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _described(name: str, model: Any, folder: Path) -> Checkpoint:
+def _described(name: str, model: Any, folder: Path) -> BenchCheckpoint:
     config = model.config
-    return Checkpoint(
+    return BenchCheckpoint(
         name=name,
         path=folder / name,
         vocab_size=config.vocab_size,

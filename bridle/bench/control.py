@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
-from bridle.bench.phases import Limits, Phases
-from bridle.bench.settings import Settings
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ _TITLES = {
 }
 
 
-def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """All figures, in milliseconds unless a name says otherwise."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
@@ -50,7 +50,9 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
     return figures
 
 
-def _parts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+def _parts(
+    checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
+) -> dict[str, Callable[[], list[dict[str, Any]]]]:
     return {
         "critical_path": lambda: _critical_path(folder, settings),
         "composed": lambda: _composed(folder, settings),
@@ -59,7 +61,7 @@ def _parts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> dict[str
     }
 
 
-def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler goes over the
     logits some twenty times."""
     from bridle.bench.control_programs import slowdown_scale
@@ -77,16 +79,16 @@ def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     }
 
 
-def _scales(settings: Settings) -> tuple[tuple[int, int], tuple[int, int]]:
+def _scales(settings: BenchSettings) -> tuple[tuple[int, int], tuple[int, int]]:
     """Steps and rounds on the critical path, and of composed controllers."""
     return ((30, 1), (30, 1)) if settings.quick else ((100, 3), (100, 5))
 
 
-def _mask_rounds(settings: Settings) -> int:
+def _mask_rounds(settings: BenchSettings) -> int:
     return 5 if settings.quick else 40
 
 
-def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+def _critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """For each number of sequences and kind of controller: from the device's end to the sampler, beside none."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
@@ -120,7 +122,7 @@ def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     return figures
 
 
-def _composed(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+def _composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """What neutral controllers cost beside a module that allows everything: on the critical path, and in processor time
     of the engine's process, beyond the module alone."""
     from bridle.bench import control_guests as guests
@@ -153,12 +155,12 @@ def _composed(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     return figures
 
 
-def _masks(settings: Settings) -> list[dict[str, Any]]:
+def _masks(settings: BenchSettings) -> list[dict[str, Any]]:
     """Time of the sampler with a mask in every row, less that without."""
     import torch
 
-    from bridle.engine.decision import mask_of
-    from bridle.engine.plan import SampleBatch, SampleRow
+    from bridle.engine.control.decision import mask_of
+    from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow
     from bridle.model.sampler import StandardSampler
     from bridle.sampling import SamplingParams
 
@@ -179,7 +181,7 @@ def _masks(settings: Settings) -> list[dict[str, Any]]:
     return figures
 
 
-def _slowdown(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[dict[str, Any]]:
+def _slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """On a real forward pass."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs

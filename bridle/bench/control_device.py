@@ -21,11 +21,11 @@ from bridle.aici import protocol, replies
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool
-from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composite_pool import with_composed
 from bridle.controllers.composition import compose
 from bridle.engine import Engine, Request
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
 

@@ -18,20 +18,20 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint, planned_checkpoint
-from bridle.bench.peers import (
+from bridle.bench.baselines import (
+    BaselineRun,
     BridlePeer,
     ContinuousPeer,
     GeneratePeer,
     Peer,
     Prompts,
-    Run,
     load_transformers,
     number_bits,
 )
-from bridle.bench.phases import Limits, Phases
-from bridle.bench.roof import read_bandwidth, triad_bandwidth
-from bridle.bench.settings import Settings
+from bridle.bench.checkpoints import SHAPES, BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.roofline import read_bandwidth, triad_bandwidth
+from bridle.bench.settings import BenchSettings
 from bridle.model.memory import return_memory
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batchin
 
 
 @dataclass(slots=True)
-class Figure:
+class EngineFigure:
     """One peer at one batch size. Times in seconds, speeds in generated tokens per second.
 
     `ratio` is the speed over that of transformers' `generate`, `cpu_ratio` the same in processor time, `roof_share`
@@ -71,10 +71,10 @@ class Figure:
     agreement: float = 0.0
 
 
-def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run the whole comparison. Prints a table per model as it goes."""
     bandwidth, triad = read_bandwidth(), triad_bandwidth()
-    figures: list[Figure] = []
+    figures: list[EngineFigure] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         for name in _model_sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
@@ -93,7 +93,7 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
     }
 
 
-def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """About how many seconds each race takes. In each round each peer reads the prompts twice, for one new token and
     for all."""
     num_new, num_rounds = _scale(settings)
@@ -111,24 +111,24 @@ def _num_peers() -> int:
     return 4 if number_bits() == 32 else 3
 
 
-def _model_sizes(settings: Settings) -> tuple[str, ...]:
+def _model_sizes(settings: BenchSettings) -> tuple[str, ...]:
     return settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
 
 
-def _scale(settings: Settings) -> tuple[int, int]:
+def _scale(settings: BenchSettings) -> tuple[int, int]:
     """New tokens, and rounds."""
     return (16, 2) if settings.quick else (64, 3)
 
 
-def _batches(settings: Settings) -> tuple[int, ...]:
+def _batches(settings: BenchSettings) -> tuple[int, ...]:
     return settings.batches or ((1, 16) if settings.quick else _BATCHES)
 
 
-def _part(checkpoint: Checkpoint, batch: int) -> str:
+def _part(checkpoint: BenchCheckpoint, batch: int) -> str:
     return f"{checkpoint.name}, {batch} at once"
 
 
-def _measure_model(checkpoint: Checkpoint, settings: Settings, phases: Phases) -> list[list[Figure]]:
+def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings, phases: Phases) -> list[list[EngineFigure]]:
     """One race per batch size."""
     races = []
     with _peers(checkpoint, settings) as peers:
@@ -140,7 +140,7 @@ def _measure_model(checkpoint: Checkpoint, settings: Settings, phases: Phases) -
 
 
 @contextlib.contextmanager
-def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
+def _peers(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Iterator[list[Peer]]:
     model = load_transformers(checkpoint)
     makers: list[Callable[[], Peer]] = [
         lambda: GeneratePeer(model),
@@ -166,10 +166,10 @@ def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[li
 
 
 def _race(
-    checkpoint: Checkpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
-) -> list[Figure]:
+    checkpoint: BenchCheckpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
+) -> list[EngineFigure]:
     """The best time of each peer. They take turns, and begin in another order each round."""
-    best: dict[tuple[str, int], Run] = {}
+    best: dict[tuple[str, int], BaselineRun] = {}
     for peer in peers:
         peer.generate(prompts[:2], 2)  # whatever is built lazily is built now
     for number in range(num_rounds):
@@ -186,11 +186,11 @@ def _race(
     ]
 
 
-def better(run: Run, other: Run | None) -> Run:
+def better(run: BaselineRun, other: BaselineRun | None) -> BaselineRun:
     """The least of both times; they may come from different rounds."""
     if other is None:
         return run
-    return Run(
+    return BaselineRun(
         run.outputs,
         min(run.seconds, other.seconds),
         min(run.cpu_seconds, other.cpu_seconds),
@@ -198,9 +198,14 @@ def better(run: Run, other: Run | None) -> Run:
 
 
 def _figure(
-    checkpoint: Checkpoint, peer: Peer, prompts: Prompts, first: Run, full: Run, reference: list[list[int]]
-) -> Figure:
-    return Figure(
+    checkpoint: BenchCheckpoint,
+    peer: Peer,
+    prompts: Prompts,
+    first: BaselineRun,
+    full: BaselineRun,
+    reference: list[list[int]],
+) -> EngineFigure:
+    return EngineFigure(
         model=checkpoint.name,
         batch=len(prompts),
         peer=peer.name,
@@ -227,7 +232,7 @@ def _agreement(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[in
     return same / len(reference)
 
 
-def _compare(figures: Sequence[Figure], checkpoint: Checkpoint, bandwidth: float) -> None:
+def _compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
     """Fill in the speeds and what they are relative to. The first figure is the reference."""
     for figure in figures:
         figure.tokens_per_second = figure.new_tokens / figure.seconds
@@ -242,11 +247,11 @@ def _compare(figures: Sequence[Figure], checkpoint: Checkpoint, bandwidth: float
         figure.decode_cpu_ratio = _decode_cpu(reference) / _decode_cpu(figure)
 
 
-def _decode_cpu(figure: Figure) -> float:
+def _decode_cpu(figure: EngineFigure) -> float:
     return max(figure.cpu_seconds - figure.first_cpu_seconds, 1e-9)
 
 
-def _roof(figure: Figure, checkpoint: Checkpoint, bandwidth: float) -> float:
+def _roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) -> float:
     """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32
@@ -254,7 +259,7 @@ def _roof(figure: Figure, checkpoint: Checkpoint, bandwidth: float) -> float:
     return figure.batch * bandwidth / (weights + cache)
 
 
-def _print_table(console: Console, checkpoint: Checkpoint, races: Sequence[Sequence[Figure]]) -> None:
+def _print_table(console: Console, checkpoint: BenchCheckpoint, races: Sequence[Sequence[EngineFigure]]) -> None:
     from rich.table import Table
 
     title = f"{checkpoint.name}: {checkpoint.num_parameters / 1e6:.0f} million parameters"
@@ -271,7 +276,7 @@ def _print_table(console: Console, checkpoint: Checkpoint, races: Sequence[Seque
     console.print(table)
 
 
-def _cells(figure: Figure) -> tuple[str, ...]:
+def _cells(figure: EngineFigure) -> tuple[str, ...]:
     return (
         str(figure.batch),
         figure.peer,

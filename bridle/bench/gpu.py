@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.phases import Limits, Phases
-from bridle.bench.settings import Settings
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Bench:
 
     device: torch.device
     dtype: torch.dtype
-    settings: Settings
+    settings: BenchSettings
     console: Console
     rates: Rates | None = None
 
@@ -58,7 +58,7 @@ class Bench:
                 file.write(line + "\n")
 
 
-def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """Parts whose names contain one of `settings.parts`, and about how long each takes: no longer than it may. A sixth
     of it is Python's: loading, and tracing kernels."""
     chosen = {name: most for name, most in PARTS.items() if _is_wanted(name, settings)}
@@ -68,11 +68,11 @@ def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
     return {name: min(5 * each / 6 + limits.python(each / 6), chosen[name]) for name, each in usual.items()}
 
 
-def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Go through the parts. What others are set against is always probed."""
     import torch
 
-    from bridle.bench.roof import bench_device
+    from bridle.bench.roofline import bench_device
 
     device = bench_device()
     if device.type == "cpu" and not settings.quick:
@@ -86,7 +86,7 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
     return {"figures": figures}
 
 
-def _is_wanted(name: str, settings: Settings) -> bool:
+def _is_wanted(name: str, settings: BenchSettings) -> bool:
     return not settings.parts or any(piece in name for piece in settings.parts)
 
 
@@ -155,13 +155,13 @@ def _race(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
 
 
 def _attention(bench: Bench, name: str, has_time: Callable[[], bool]) -> Figures:
-    from bridle.bench.gpu_attention import Scene, attention
+    from bridle.bench.gpu_attention import AttentionScene, attention
 
     if bench.settings.quick:
-        scenes = [Scene("toy", 2, 24)]
+        scenes = [AttentionScene("toy", 2, 24)]
     else:
         sizes = ((1, 1_024), (16, 1_024), (64, 1_024), (256, 1_024), (16, 16_384))
-        scenes = [Scene(model, *size) for model in ("0.6b", "8b") for size in sizes]
+        scenes = [AttentionScene(model, *size) for model in ("0.6b", "8b") for size in sizes]
     rates = bench.rates or _rates(bench)[0]
     yield from attention(scenes, bench.device, bench.dtype, rates, has_time)
 

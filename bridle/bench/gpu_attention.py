@@ -15,13 +15,13 @@ from torch import Tensor
 
 from bridle.bench.gpu_models import SHAPES
 from bridle.bench.gpu_probe import Rates, best_seconds
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.model.batch_inputs import pack_step
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
-from bridle.model.kernels.trial import tried_kernel
+from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache
-from bridle.model.mirror import Mirror
-from bridle.model.packing import pack_step
+from bridle.model.sequence_state import CachedRequestState
 
 Figures = Iterator[dict[str, Any]]
 #: Calls that are timed at once.
@@ -31,7 +31,7 @@ _WORKSPACE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class AttentionScene:
     """Single tokens of `batch` sequences, each over `context` positions, with the heads of a model."""
 
     model: str
@@ -50,10 +50,10 @@ class Scene:
         return -(-self.context // _PAGE)
 
 
-class Room:
+class AttentionInputs:
     """Random keys, values and queries of a scene. Pages of a sequence do not lie side by side."""
 
-    def __init__(self, scene: Scene, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, scene: AttentionScene, device: torch.device, dtype: torch.dtype) -> None:
         self.scene, self.device, self.dtype = scene, device, dtype
         self.geometry = Geometry({0: scene.heads}, 1)
         self.cache = KVCache(self.geometry, scene.batch * scene.pages, _PAGE, dtype, device)
@@ -73,14 +73,18 @@ class Room:
 
 
 def attention(
-    scenes: Sequence[Scene], device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]
+    scenes: Sequence[AttentionScene],
+    device: torch.device,
+    dtype: torch.dtype,
+    rates: Rates,
+    has_time: Callable[[], bool],
 ) -> Figures:
     """Seconds of a call, and the share of what the memory gives; of FlashInfer's also how far the two differ."""
     has_peer = find_spec("flashinfer") is not None
     for scene in scenes:
         if not has_time():
             return
-        room = Room(scene, device, dtype)
+        room = AttentionInputs(scene, device, dtype)
         ours = _bridles(room)
         yield _figure("bridle", room, ours, rates)
         if has_peer and has_time():
@@ -89,7 +93,7 @@ def attention(
             yield told
 
 
-def _beside(room: Room, ours: Callable[[], Tensor], rates: Rates) -> dict[str, Any]:
+def _beside(room: AttentionInputs, ours: Callable[[], Tensor], rates: Rates) -> dict[str, Any]:
     """FlashInfer's figure, or why there is none: it compiles its kernels where it runs."""
     try:
         theirs = _flashinfers(room)
@@ -98,7 +102,7 @@ def _beside(room: Room, ours: Callable[[], Tensor], rates: Rates) -> dict[str, A
         return {"what": "attention", "peer": "flashinfer", "error": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def _figure(peer: str, room: Room, call: Callable[[], Tensor], rates: Rates) -> dict[str, Any]:
+def _figure(peer: str, room: AttentionInputs, call: Callable[[], Tensor], rates: Rates) -> dict[str, Any]:
     def calls() -> None:
         for _ in range(_CALLS):
             call()
@@ -110,10 +114,10 @@ def _figure(peer: str, room: Room, call: Callable[[], Tensor], rates: Rates) -> 
     return told | {"call_us": 1e6 * seconds, "floor_share": room.num_bytes / rates.copy_bytes / seconds}
 
 
-def _bridles(room: Room) -> Callable[[], Tensor]:
+def _bridles(room: AttentionInputs) -> Callable[[], Tensor]:
     scene = room.scene
     kernel = tried_kernel("auto", room.device, room.dtype, room.geometry, _PAGE)
-    mirrors = [Mirror() for _ in range(scene.batch)]
+    mirrors = [CachedRequestState() for _ in range(scene.batch)]
     for number, mirror in enumerate(mirrors):
         mirror.tokens = [3] * scene.context
         mirror.add_blocks(room.blocks(number))
@@ -123,7 +127,7 @@ def _bridles(room: Room) -> Callable[[], Tensor]:
     return lambda: kernel.attend(room.query, room.cache.layers[0], options)
 
 
-def _flashinfers(room: Room) -> Callable[[], Tensor]:
+def _flashinfers(room: AttentionInputs) -> Callable[[], Tensor]:
     """Pages [pages, tokens, heads, D] where bridle's slots lie."""
     flashinfer: Any = import_module("flashinfer")
     scene, heads = room.scene, room.scene.heads

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bridle.bench.roof import wait_for_device
+from bridle.bench.roofline import wait_for_device
 
 _LAUNCHES = 200
 

@@ -49,7 +49,7 @@ def serving(model: str, num_streams: int, max_tokens: int, has_time: Callable[[]
 
 def _offline(checkpoint: Any, prompts: Any, max_tokens: int, num_streams: int, capacity: int) -> float:
     """Tokens a second. The engine is closed again: on a GPU the server has to have room."""
-    from bridle.bench.peers import BridlePeer
+    from bridle.bench.baselines import BridlePeer
 
     peer = BridlePeer(checkpoint, max_num_seqs=num_streams, capacity=capacity)
     try:
@@ -62,7 +62,7 @@ def _offline(checkpoint: Any, prompts: Any, max_tokens: int, num_streams: int, c
 def _over_http(
     checkpoint: Any, folder: Path, prompts: Any, max_tokens: int, num_streams: int, capacity: int, offline: float
 ) -> dict[str, Any]:
-    from bridle.bench.loads import timed
+    from bridle.bench.load_report import timed
     from bridle.bench.serve import run
     from bridle.bench.serve_process import http_server
     from bridle.bench.sse_client import closed_loop

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from bridle.bench.baselines import BaselineRun, ContinuousPeer, EnginePeer, GeneratePeer, Peer, Stopwatch
 from bridle.bench.gpu_models import SHAPES, Sizes, make_executor, make_model
 from bridle.bench.gpu_probe import Rates
-from bridle.bench.peers import ContinuousPeer, EnginePeer, GeneratePeer, Peer, Run, Stopwatch
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.errors import OutOfBlocks
+from bridle.model.batch_inputs import pack_step
 from bridle.model.executor import LocalExecutor
-from bridle.model.mirror import Mirror
-from bridle.model.packing import pack_step
+from bridle.model.sequence_state import CachedRequestState
 
 Figures = Iterator[dict[str, Any]]
 #: Steps before the clock starts: kernels are compiled, and the batch is full.
@@ -66,10 +66,10 @@ class BareLoop:
         self._runner, self._size = executor.runner, executor.info.block_size
         self._device = torch.device(executor.info.device)
 
-    def run(self, batch: int, context: int, num_steps: int) -> Run:
+    def run(self, batch: int, context: int, num_steps: int) -> BaselineRun:
         """`num_steps` steps of `batch` sequences behind `context` tokens, whatever the cache holds of those. Outputs
         lack what was drawn before the clock started."""
-        mirrors = [Mirror() for _ in range(batch)]
+        mirrors = [CachedRequestState() for _ in range(batch)]
         length = context + num_steps + WARM_UP
         needed = -(-length // self._size)
         for number, mirror in enumerate(mirrors):
@@ -84,7 +84,7 @@ class BareLoop:
             drawn.append(last)
         return watch.stop(torch.stack(drawn, 1).tolist())
 
-    def _step(self, mirrors: list[Mirror], position: int, last: torch.Tensor | None) -> torch.Tensor:
+    def _step(self, mirrors: list[CachedRequestState], position: int, last: torch.Tensor | None) -> torch.Tensor:
         rows = [PlanRow(number, position, 1, num_logits=1) for number in range(len(mirrors))]
         words = getattr(self._runner.attention.kernel, "words", None)
         step = pack_step(rows, mirrors, self._size, self._device, words)

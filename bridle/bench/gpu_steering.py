@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from bridle.bench.adapters import make_adapters
+from bridle.bench.baselines import Stopwatch
 from bridle.bench.gpu_speed import WARM_UP, prompts_of
-from bridle.bench.peers import Stopwatch
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Branch, Decision, Engine, Request
-from bridle.engine.decision import mask_of
+from bridle.engine.control.decision import mask_of
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
 from bridle.outputs import Finished, TokenEvent
@@ -48,7 +48,7 @@ class Forcing(Controller):
         return Decision.sample()
 
 
-class Forking(Controller):
+class ForkingController(Controller):
     """Four outputs of one, from the first token on."""
 
     has_forked = False
@@ -68,7 +68,7 @@ class Idle(Controller):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class SteeringScene:
     """How many requests run, and the controller of each, by its number."""
 
     name: str
@@ -76,16 +76,16 @@ class Scene:
     controller: Callable[[int], Controller | None]
 
 
-def scenes(batch: int, vocab_size: int) -> list[Scene]:
+def scenes(batch: int, vocab_size: int) -> list[SteeringScene]:
     """So many sequences each."""
     masked = Masked(vocab_size)
     return [
-        Scene("none", batch, lambda number: None),
-        Scene("masks on all rows", batch, lambda number: masked),
-        Scene("masks on half the rows", batch, lambda number: masked if number % 2 else None),
-        Scene("4 of 8 tokens forced", batch, lambda number: Forcing()),
-        Scene("forks of 4", max(batch // 4, 1), lambda number: Forking()),
-        Scene("an idle controller", batch, lambda number: Idle()),
+        SteeringScene("none", batch, lambda number: None),
+        SteeringScene("masks on all rows", batch, lambda number: masked),
+        SteeringScene("masks on half the rows", batch, lambda number: masked if number % 2 else None),
+        SteeringScene("4 of 8 tokens forced", batch, lambda number: Forcing()),
+        SteeringScene("forks of 4", max(batch // 4, 1), lambda number: ForkingController()),
+        SteeringScene("an idle controller", batch, lambda number: Idle()),
     ]
 
 
@@ -102,7 +102,7 @@ def steer(executor: LocalExecutor, batch: int, num_steps: int, has_time: Callabl
         yield {"what": scene.name, "batch": batch, **speed, "ratio": speed["tokens_per_second"] / base}
 
 
-def _requests(scene: Scene, num_steps: int, vocab_size: int) -> list[Request]:
+def _requests(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[Request]:
     # Whoever forces tokens has eight of them in the steps of four.
     sampling = SamplingParams(max_tokens=4 * (num_steps + WARM_UP) + 64, temperature=0.0, ignore_eos=True)
     return [
@@ -158,7 +158,7 @@ def adapt(
 ) -> Figures:
     """Tokens per second with adapters of rank 16, and over those without."""
     vocab_size = executor.info.vocab_size
-    plain = Scene("none", batch, lambda number: None)
+    plain = SteeringScene("none", batch, lambda number: None)
     base = _speed(_engine_over(executor), _requests(plain, num_steps, vocab_size), num_steps)
     yield {"what": "none", "batch": batch, **base}
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -192,7 +192,7 @@ def _adapted(executor: LocalExecutor, batch: int, num_steps: int, mix: Mix, fold
         requests = [
             replace(request, adapter=None if number % mix.stride else keys[number // mix.stride % len(keys)])
             for number, request in enumerate(
-                _requests(Scene("", batch, lambda number: None), num_steps, executor.info.vocab_size)
+                _requests(SteeringScene("", batch, lambda number: None), num_steps, executor.info.vocab_size)
             )
         ]
         return _speed(_engine_over(executor, adapters=pool), requests, num_steps)

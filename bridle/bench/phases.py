@@ -15,23 +15,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridle.bench.checkpoints import Checkpoint
-from bridle.bench.roof import loop_rate, product_rate, read_bandwidth
-from bridle.progress import PrintedSteps
+from bridle.bench.checkpoints import BenchCheckpoint
+from bridle.bench.roofline import loop_rate, product_rate, read_bandwidth
+from bridle.load_progress import PrintedSteps
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: The share of a limit that programs reach, roughly: a guess need not be better.
 _REACHED = 0.4
-#: Rounds of a loop of Python in a second, where the seconds of `Limits.python` were measured.
+#: Rounds of a loop of Python in a second, where the seconds of `MachineLimits.python` were measured.
 _LOOPS = 35e6
 #: How long a part says nothing where there is no terminal, in seconds.
 _SILENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """What this machine gives: bytes read, numbers multiplied and added, and rounds of a loop of Python, in a
     second."""
 
@@ -40,11 +40,11 @@ class Limits:
     loops: float = _LOOPS
 
     @classmethod
-    def now(cls) -> Limits:
+    def now(cls) -> MachineLimits:
         """Measured in a second or two."""
         return cls(read_bandwidth(num_rounds=1, num_bytes=1 << 27), product_rate(), loop_rate())
 
-    def seconds(self, checkpoint: Checkpoint, prompt_tokens: float, num_steps: float) -> float:
+    def seconds(self, checkpoint: BenchCheckpoint, prompt_tokens: float, num_steps: float) -> float:
         """About how long a model takes to read prompts, and then for steps of decoding."""
         prompts = prompt_tokens * checkpoint.num_parameters / self.products
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED

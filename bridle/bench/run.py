@@ -11,10 +11,10 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.phases import Limits, Phases
-from bridle.bench.settings import Settings, set_up
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings, set_up
+from bridle.cpu_kernels.features import describe_cpu
 from bridle.errors import InvalidRequest
-from bridle.native.features import describe_cpu
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,27 +29,27 @@ BENCHMARKS = {
     "gpu": "a GPU: decoding, prompts, control, adapters, beside `generate`, a loop without an engine, and its limits",
     "serve": "the HTTP server under load, beside the offline engine",
 }
-#: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.
-LAB = "lab.bench"
+#: The package of the benchmarks in a checkout's `dev/`, which is not part of the wheel.
+DEV = "dev.bench"
 
 _FILE_WIDTH = 160
 
 
 def benchmarks() -> dict[str, str]:
     """What can be measured from here, by name, with a few words on each."""
-    return BENCHMARKS | (_of_lab() if find_spec(LAB.split(".")[0]) else {})
+    return BENCHMARKS | (_of_dev() if find_spec(DEV.split(".")[0]) else {})
 
 
-def _of_lab() -> dict[str, str]:
-    """The benchmarks of `lab/`; none if another package has that name."""
+def _of_dev() -> dict[str, str]:
+    """The benchmarks of `dev/`; none if another package has that name."""
     try:
-        found: dict[str, str] = import_module(LAB).BENCHMARKS
+        found: dict[str, str] = import_module(DEV).BENCHMARKS
     except (ImportError, AttributeError):
         return {}
     return found
 
 
-def run(name: str, settings: Settings) -> dict[str, Any]:
+def run(name: str, settings: BenchSettings) -> dict[str, Any]:
     """Measure, print a table, and with `settings.as_json` one line of JSON last. Gives the figures.
 
     Raises `InvalidRequest` for an unknown name.
@@ -58,7 +58,7 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
     if name not in known:
         hint = "" if len(known) > len(BENCHMARKS) else "; from a checkout of bridle, `python -m bridle bench` has more"
         raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(known)}{hint}", "NAME")
-    home = __package__ if name in BENCHMARKS else LAB
+    home = __package__ if name in BENCHMARKS else DEV
     from rich.console import Console
 
     # Tables that go to a file need not be cut to the width of no terminal.
@@ -71,15 +71,15 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
     return report
 
 
-def measured(benchmark: Any, settings: Settings, console: Console) -> tuple[Mapping[str, Any], Phases]:
+def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple[Mapping[str, Any], Phases]:
     """The figures of a benchmark's module, once it was said how long they take, and what became of its parts."""
     set_up(settings, getattr(benchmark, "THREADS", None))
-    phases = Phases(benchmark.guesses(settings, Limits.now()))
+    phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()
     return benchmark.measure(settings, console, phases), phases
 
 
-def conditions(settings: Settings) -> dict[str, Any]:
+def conditions(settings: BenchSettings) -> dict[str, Any]:
     """Where and how the figures were measured; report these along with any figure."""
     import torch
 

@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.baselines import BridlePeer
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.control_guests import write_tokenizer
 from bridle.bench.engine import make_prompts
-from bridle.bench.loads import Row, best, print_rows, timed
-from bridle.bench.peers import BridlePeer
-from bridle.bench.phases import Limits, Phases
+from bridle.bench.load_report import Row, best, print_rows, timed
+from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.serve_process import HttpServer, http_server
-from bridle.bench.settings import Settings
+from bridle.bench.settings import BenchSettings
 from bridle.bench.sse_client import closed_loop, open_loop
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _COMMON = ("--control", "off", "--no-prefix-caching")
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LoadScale:
     """How much is measured. `seconds` is the length of an open loop."""
 
     max_tokens: int
@@ -50,11 +50,11 @@ class Scale:
     seconds: float
 
 
-_QUICK = Scale(16, 48, 2, (1, 16), (0.9,), 4.0)
-_FULL = Scale(32, 96, 3, (1, 4, 16, 64), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25), 30.0)
+_QUICK = LoadScale(16, 48, 2, (1, 16), (0.9,), 4.0)
+_FULL = LoadScale(32, 96, 3, (1, 4, 16, 64), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25), 30.0)
 
 
-def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, Any]:
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run everything. Prints a table as it goes."""
     scale, name = _chosen(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
@@ -64,13 +64,13 @@ def measure(settings: Settings, console: Console, phases: Phases) -> dict[str, A
         return {"model": name, **bench.sweep()}
 
 
-def _chosen(settings: Settings) -> tuple[Scale, str]:
+def _chosen(settings: BenchSettings) -> tuple[LoadScale, str]:
     """How much of which model."""
     name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
     return _QUICK if settings.quick else _FULL, name
 
 
-def _prompts(checkpoint: Checkpoint, scale: Scale) -> Prompts:
+def _prompts(checkpoint: BenchCheckpoint, scale: LoadScale) -> Prompts:
     return make_prompts(scale.num_requests, checkpoint.vocab_size)
 
 
@@ -79,7 +79,7 @@ def _used(prompts: Prompts, num_clients: int) -> Prompts:
     return prompts[: max(len(prompts) * num_clients // _SIXTEEN, 4)]
 
 
-def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """About how many seconds each part takes: prompts that are read, and steps of as many sequences as there are
     clients. Arrivals at a rate come for a set time."""
     scale, name = _chosen(settings)
@@ -100,10 +100,10 @@ def guesses(settings: Settings, limits: Limits) -> dict[str, float]:
 class _Bench:
     """The benchmark over one checkpoint."""
 
-    checkpoint: Checkpoint
+    checkpoint: BenchCheckpoint
     threads: int | None
     folder: Path
-    scale: Scale
+    scale: LoadScale
     console: Console
     phases: Phases
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import psutil
 
-from bridle.bench.child import announced_port, end_process, read_metrics
-from bridle.bench.sse_client import Target
-from bridle.service.keys import KeyStore
+from bridle.bench.sse_client import ServerTarget
+from bridle.bench.subprocesses import announced_port, end_process, read_metrics
+from bridle.serving.tenancy.keys import KeyStore
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
     """A running server."""
 
-    target: Target
+    target: ServerTarget
     process: psutil.Process
 
     @property
@@ -61,6 +61,6 @@ def http_server(
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
     try:
-        yield HttpServer(Target("127.0.0.1", announced_port(process, log), keys), psutil.Process(process.pid))
+        yield HttpServer(ServerTarget("127.0.0.1", announced_port(process, log), keys), psutil.Process(process.pid))
     finally:
         end_process(process)

@@ -9,7 +9,7 @@ from bridle.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """The settings. With empty `model_sizes` or `batches`, or `threads` None, the benchmark chooses."""
 
     quick: bool = False
@@ -23,7 +23,7 @@ class Settings:
     folder: Path | None = None  # what was made and measured is kept there, and a later run goes on
 
 
-def set_up(settings: Settings, threads: int | None = None) -> None:
+def set_up(settings: BenchSettings, threads: int | None = None) -> None:
     """Choose the threads, `threads` unless the settings say, and quiet the library. Raises `InvalidRequest` for a
     number of threads that is none."""
     import torch

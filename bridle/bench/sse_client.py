@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """A server, and the keys of its users."""
 
     host: str
@@ -58,7 +58,7 @@ class Target:
 
 
 async def complete(
-    target: Target,
+    target: ServerTarget,
     prompt: Sequence[int],
     max_tokens: int,
     *,
@@ -87,7 +87,7 @@ async def complete(
     return sample
 
 
-def _request(target: Target, tenant: int, prompt: Sequence[int], max_tokens: int, min_tokens: int) -> bytes:
+def _request(target: ServerTarget, tenant: int, prompt: Sequence[int], max_tokens: int, min_tokens: int) -> bytes:
     options: dict[str, object] = {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -148,7 +148,7 @@ class _Reader(asyncio.Protocol):
 
 
 async def closed_loop(
-    target: Target, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
+    target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
 ) -> list[Sample]:
     """`num_clients` clients, each with one request at a time, until all prompts are through."""
     waiting = list(reversed(prompts))
@@ -163,7 +163,7 @@ async def closed_loop(
 
 
 async def open_loop(
-    target: Target,
+    target: ServerTarget,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     rate: float,

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
-from bridle.chat.tools.offer import Offer, offer_of
-from bridle.engine.media import NO_SIGHTS, Sights
+from bridle.chat.tool_choice import ToolChoice, offer_of
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
-from bridle.media.modalities import reads
-from bridle.service import LoadedModel, check_length
-from bridle.text.chat_template import Look, Prepared, prepare, text_length
+from bridle.multimodal.modalities import reads
+from bridle.serving import LoadedModel, check_length
+from bridle.tokenizer.chat_template import Look, Prepared, prepare, text_length
 
 if TYPE_CHECKING:
-    from bridle.media import MediaReader
-    from bridle.text import Tokenizer
+    from bridle.multimodal import MediaReader
+    from bridle.tokenizer import Tokenizer
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
@@ -45,10 +45,10 @@ class Conversation:
     prefill: str = ""
     reads_calls: bool = True
 
-    def offer(self) -> Offer:
+    def offer(self) -> ToolChoice:
         """Which functions the model may call."""
         if not self.reads_calls or (self.tools is None and self.tool_choice is None):
-            return Offer()
+            return ToolChoice()
         return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def options(self) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class ChatPrompt:
 
     text: str
     tokens: tuple[int, ...]
-    sights: Sights = NO_SIGHTS
+    sights: MultiModalInputs = NO_SIGHTS
     continues: str = ""
 
 
-def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | None = None) -> ChatPrompt:
+def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice | None = None) -> ChatPrompt:
     """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
     ones, and for pictures. Raises `InvalidRequest` naming the message at fault."""
     encode, pictures = model.tokenizer.encode, model.pictures
@@ -131,7 +131,7 @@ def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversat
 def prompt_text(
     model: LoadedModel,
     conversation: Conversation,
-    offer: Offer | None = None,
+    offer: ToolChoice | None = None,
     look: Look | None = None,
     add_generation_prompt: bool = True,
 ) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.media.hosts import is_remote
+from bridle.multimodal.media_fetcher import is_remote
 
 if TYPE_CHECKING:
-    from bridle.media import MediaReader
+    from bridle.multimodal import MediaReader
 
 #: How many files the messages of one request may hold, and how many bytes and characters of a name each has.
 MAX_FILES, MAX_FILE_BYTES, MAX_NAME_CHARS = 16, 1 << 20, 200

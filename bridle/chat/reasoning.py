@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridle.chat.tools.pieces import held_back
+from bridle.chat.stream_deltas import held_back
 from bridle.controllers.thinking import THOUGHT_TAGS
 from bridle.errors import TemplateFailure
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
 #: What stands between the end of the thoughts and the answer.
 GAP = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class ThinkTags:
     """The texts around a model's thoughts, and the tokens that spell them. Special tokens show as text only if that is
     asked for."""
 
@@ -31,13 +31,13 @@ class Tags:
     are_special: bool = False
 
 
-def tags_of(tokenizer: Tokenizer) -> Tags | None:
+def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
     """The tags of a model that thinks: its chat template knows them, and each is one token."""
     for opening, closing in THOUGHT_TAGS:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
         if closing in tokenizer.template_text and first is not None and last is not None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
-            return Tags(opening, closing, first, last, are_special)
+            return ThinkTags(opening, closing, first, last, are_special)
     return None
 
 
@@ -66,7 +66,7 @@ class ReasoningReader:
     """Splits growing text into thoughts and what follows. Thoughts come first or not at all; with `is_open` their tag
     stood in the prompt. Line breaks at the tags belong to neither part."""
 
-    def __init__(self, tags: Tags, is_open: bool) -> None:
+    def __init__(self, tags: ThinkTags, is_open: bool) -> None:
         self._tags = tags
         self._held = ""
         self._state = "open" if is_open else "before"

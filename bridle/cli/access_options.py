@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from bridle.elsewhere.flags import spellings
+from bridle.compat.cli_flags import spellings
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.http.transport.tls import TlsFiles
+    from bridle.http.server.tls import TlsFiles
 
 _ACCESS = Group("Access", sort_key=6)
 
@@ -41,7 +41,7 @@ class AccessOptions:
 
     def tls(self) -> TlsFiles | None:
         """The files of the certificate, if there is one."""
-        from bridle.http.transport.tls import TlsFiles
+        from bridle.http.server.tls import TlsFiles
 
         if self.ssl_certfile is not None:
             return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)

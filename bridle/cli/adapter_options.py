@@ -13,7 +13,7 @@ from bridle.config import EngineConfig
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
-    from bridle.service.adapter_set import AdapterSet
+    from bridle.serving.lora.lora_config import AdapterSet
 
 _ADAPTERS = Group("Adapters", sort_key=12)
 
@@ -54,7 +54,7 @@ class AdapterOptions:
         return replace(settings, adapters=self.to_set(), engine=self.limit(settings.engine))
 
     def to_set(self) -> AdapterSet:
-        from bridle.service.adapter_set import AdapterSet, parse_adapters
+        from bridle.serving.lora.lora_config import AdapterSet, parse_adapters
 
         return AdapterSet(parse_adapters(self.adapter), self.adapters_dir, self.allow_adapter)
 

@@ -34,7 +34,7 @@ from bridle.cli.serve_model import serve_model
 from bridle.cli.shard import shard
 from bridle.cli.top import top
 from bridle.cli.trace_test import check_traces
-from bridle.cli.variables import PREFIX, Variables
+from bridle.cli.variables import PREFIX, EnvironmentDefaults
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -72,7 +72,7 @@ app = App(
     help_format="markdown",
     version=f"bridle {__version__}",
     version_flags=["--version", "-V"],
-    config=[Variables(PREFIX)],
+    config=[EnvironmentDefaults(PREFIX)],
     default_parameter=Parameter(show_default=_shown_default),
     result_action="return_value",
     suppress_keyboard_interrupt=False,

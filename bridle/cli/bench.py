@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from bridle.bench import Settings
+    from bridle.bench import BenchSettings
 
 
 @Parameter(name="*")
@@ -54,10 +54,10 @@ class BenchOptions:
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print one line of JSON with all figures, last."
 
-    def to_settings(self) -> Settings:
-        from bridle.bench import Settings
+    def to_settings(self) -> BenchSettings:
+        from bridle.bench import BenchSettings
 
-        return Settings(
+        return BenchSettings(
             self.quick,
             self.model_size,
             self.batch,

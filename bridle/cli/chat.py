@@ -22,12 +22,12 @@ from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter, Unsup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridle.chat.turn import Turn
-    from bridle.cli.output import TextStream
+    from bridle.chat.chat_request import ChatRequest
+    from bridle.cli.output import TerminalTextStream
     from bridle.sampling import SamplingParams
-    from bridle.service.loading import LoadedModel
-    from bridle.service.requests import Wanted
-    from bridle.traced import Trace
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.serving.requests.request_builder import EventOptions
+    from bridle.traces import Trace
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
@@ -101,7 +101,7 @@ def chat(
         loaded.policies = demands
         if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
-        conversation = Conversation(
+        conversation = TerminalChat(
             loaded,
             sampling.to_params(loaded, steering.by_name()),
             talk.system,
@@ -118,7 +118,7 @@ def chat(
 
 
 @dataclass(slots=True)
-class Conversation:
+class TerminalChat:
     """The turns so far, and the loop that adds turns. A reply that fails leaves the turns as they were."""
 
     loaded: LoadedModel
@@ -177,7 +177,7 @@ class Conversation:
 
     def show(self, modality: str, *paths: Path) -> None:
         """Send pictures, sounds or videos along with the next turn. Raises what is wrong with one of them."""
-        from bridle.media import Source, reads
+        from bridle.multimodal import Source, reads
 
         if not paths:
             return
@@ -188,7 +188,7 @@ class Conversation:
         self.shown += [{"type": modality, modality: path} for path in paths]
 
     def _try_to_show(self, modality: str, path: Path) -> None:
-        from bridle.media.modalities import WORDS
+        from bridle.multimodal.modalities import WORDS
 
         try:
             self.show(modality, path)
@@ -226,33 +226,33 @@ class Conversation:
         if self.show_stats:
             self._note(stream.summary)
 
-    def _stream(self, turns: list[dict[str, Any]]) -> TextStream:
-        from bridle.cli.output import TextStream
-        from bridle.service.local import LocalServing
+    def _stream(self, turns: list[dict[str, Any]]) -> TerminalTextStream:
+        from bridle.cli.output import TerminalTextStream
+        from bridle.serving.lifecycle.in_process import InProcessServing
 
         turn = asyncio.run(self._turn(turns))
-        wanted: Wanted = {**turn.wanted, "trace": self.tracing.is_wanted}
-        request = LocalServing(self.loaded).request(
+        wanted: EventOptions = {**turn.wanted, "trace": self.tracing.is_wanted}
+        request = InProcessServing(self.loaded).request(
             turn.prompt, turn.sampling, turn.steering, adapter=self.adapter, **wanted
         )
-        return TextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
+        return TerminalTextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
-    def _keep(self, stream: TextStream) -> None:
+    def _keep(self, stream: TerminalTextStream) -> None:
         """Write the traces of all replies so far."""
-        from bridle.service.tracing import traces_of
+        from bridle.serving.tracing.trace_header import traces_of
 
         self.traces += traces_of(self.loaded, [stream.output])
         self.tracing.keep(self.traces)
 
-    async def _turn(self, turns: list[dict[str, Any]]) -> Turn:
+    async def _turn(self, turns: list[dict[str, Any]]) -> ChatRequest:
         """The next turn, steered as the flags say: thoughts come first, if the model has some."""
+        from bridle.chat.chat_request import plan_turn
         from bridle.chat.conversation import Conversation as Said
-        from bridle.chat.turn import plan_turn
 
         system = [{"role": "system", "content": self.system}] if self.system else []
         return await plan_turn(self.loaded, Said([*system, *turns]), self.params, self.steering.steering(self.loaded))
 
-    def _print(self, stream: TextStream) -> str:
+    def _print(self, stream: TerminalTextStream) -> str:
         """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""
         try:
             self._show(stream)

@@ -34,8 +34,8 @@ def check(
         File to read for that. Default: a short sample.
     """
     check_models(name, revision=revision)
-    from bridle.model.resolve import resolve_model
-    from bridle.progress import shown
+    from bridle.load_progress import shown
+    from bridle.model.hub_lookup import resolve_model
 
     with shown(f"Checking {name}", prints=True) as progress:
         path = resolve_model(name, revision)

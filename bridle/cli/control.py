@@ -39,7 +39,7 @@ _TRACING = TraceOptions()
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class SamplingFlagGroup:
     """How tokens are drawn where the controller does not say."""
 
     max_tokens: MaxTokens = None
@@ -52,7 +52,7 @@ class Drawing:
     "Draft so many tokens at once: `auto` as many as pay, `off` none. Default: as the server is set."
 
 
-_DRAWING = Drawing()
+_DRAWING = SamplingFlagGroup()
 
 
 def run(
@@ -62,7 +62,7 @@ def run(
     ctrl: Ctrl = (),
     upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
-    drawing: Drawing = _DRAWING,
+    drawing: SamplingFlagGroup = _DRAWING,
     watch: Annotated[bool, Parameter(negative="")] = False,
     save: Save = None,
     log_level: Level = "3",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
+    from bridle.controller_tools import ToolExecutor
     from bridle.http.settings import ServeSettings
-    from bridle.service.control import ControlSettings
-    from bridle.service.keeper import ModelLoader
-    from bridle.tools import ToolDesk
+    from bridle.serving.controller_runtime import ControlSettings
+    from bridle.serving.models.model_loader import ModelLoader
 
 _CONTROL = Group("Controllers", sort_key=7)
 
@@ -55,7 +55,7 @@ class ControlOptions:
     )
 
     def to_settings(self) -> ControlSettings:
-        from bridle.service.control import ControlSettings
+        from bridle.serving.controller_runtime import ControlSettings
 
         return ControlSettings(
             mode=self.control,
@@ -80,11 +80,11 @@ class ToolOptions:
         "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
     )
 
-    def desk(self) -> ToolDesk | None:
+    def desk(self) -> ToolExecutor | None:
         """The tools of the file, started; whoever takes them closes them."""
         if self.tools is None:
             return None
-        from bridle.tools.file import read_tools
+        from bridle.controller_tools.config import read_tools
 
         return read_tools(self.tools)
 

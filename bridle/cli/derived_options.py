@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from bridle.errors import InvalidRequest
+from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams, fields_on, meanings
-from bridle.shown import shown
 
 FURTHER = Group("Further sampling", sort_key=16)
 
@@ -98,6 +98,7 @@ def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
             sign = ""
         if not sign or not name:
             raise InvalidRequest(
-                f"--logit-bias is {shown(item)}; must be TOKEN=ADDEND: a token id or a text, and a number", "logit_bias"
+                f"--logit-bias is {short_repr(item)}; must be TOKEN=ADDEND: a token id or a text, and a number",
+                "logit_bias",
             )
     return found

@@ -13,9 +13,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from bridle import __version__
+from bridle.cgroups import num_cores
 from bridle.cli import setup_probes
-from bridle.cli.finding import Finding, Level, Probe
-from bridle.control_group import num_cores
+from bridle.cli.doctor_result import Finding, Level, Probe
 
 _MARKS = {"ok": "[green]     ok[/green]", "note": "[yellow]   note[/yellow]", "problem": "[red]problem[/red]"}
 Port = Annotated[int, Parameter(negative="")]
@@ -35,7 +35,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
     port
         The port that `bridle serve` would listen on.
     """
-    from bridle.model.resolve import hub_name, local_path
+    from bridle.model.hub_lookup import hub_name, local_path
 
     if name is not None and local_path(name) is None:
         hub_name(name)  # what cannot be a model is refused at once, and not after all other findings
@@ -98,7 +98,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from bridle.native.library import choice
+    from bridle.cpu_kernels.library import choice
 
     found = choice()
     if found.kernels is not None:
@@ -118,7 +118,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _demo_model() -> Iterator[Finding]:
-    from bridle.model.resolve import resolve_model
+    from bridle.model.hub_lookup import resolve_model
 
     path = resolve_model("demo")
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -129,7 +129,7 @@ def _demo_model() -> Iterator[Finding]:
 
 
 def _control() -> Iterator[Finding]:
-    from bridle.service.control import ControlSettings, data_folder
+    from bridle.serving.controller_runtime import ControlSettings, data_folder
 
     obstacle = ControlSettings().obstacle()
     if obstacle is not None:

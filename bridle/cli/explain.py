@@ -15,7 +15,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridle.traced import Trace
+    from bridle.traces import Trace
     from bridle.traces.explain import Explanation
 
 
@@ -62,7 +62,7 @@ def explain(
 
 def _read(path: Path) -> Iterator[Trace]:
     """The traces of a file; while a large one is read, standard error shows that."""
-    from bridle.progress import shown
+    from bridle.load_progress import shown
     from bridle.traces import read
 
     traces = read(path)

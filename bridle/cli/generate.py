@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridle.engine.request import Request
     from bridle.outputs import RequestOutput
     from bridle.sampling import SamplingParams
-    from bridle.service.loading import LoadedModel
+    from bridle.serving.models.loading import LoadedModel
 
 
 @Parameter(name="*")
@@ -120,9 +120,9 @@ def _request(
 ) -> Request:
     """The checked request, steered as the options say."""
     from bridle.chat.conversation import Conversation, make_prompt
-    from bridle.engine.media import NO_SIGHTS
-    from bridle.media import Source
-    from bridle.service.local import LocalServing
+    from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
+    from bridle.multimodal import Source
+    from bridle.serving.lifecycle.in_process import InProcessServing
 
     given: str | tuple[int, ...] = prompt
     sources, sights = [Source(path, path.name, modality=modality) for modality, path in ask.files], NO_SIGHTS
@@ -131,7 +131,7 @@ def _request(
         content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
         made = make_prompt(loaded, Conversation([{"role": "user", "content": content}]))
         given, sources, sights = made.tokens, [], made.sights
-    return LocalServing(loaded).request(
+    return InProcessServing(loaded).request(
         given,
         params,
         options.steering(loaded),
@@ -156,7 +156,7 @@ def _misuse(words: tuple[str, ...]) -> str:
     """What to write in place of so many words. A flag that is none counts as words, too."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
-        from bridle.cli.slips import unknown_flag
+        from bridle.cli.typo_suggestions import unknown_flag
 
         return unknown_flag(flag, "generate")
     if not words:
@@ -169,11 +169,11 @@ def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, 
     """Print the text as it comes. A terminal's reader sees at once what may be taken back; a file gets what stays."""
     from rich.console import Console
 
-    from bridle.cli.output import TextStream
-    from bridle.service.tracing import traces_of
+    from bridle.cli.output import TerminalTextStream
+    from bridle.serving.tracing.trace_header import traces_of
 
     printer = tracing.printer(Console(highlight=False))
-    stream = TextStream(loaded, request, marks=sys.stdout.isatty(), on_record=printer)
+    stream = TerminalTextStream(loaded, request, marks=sys.stdout.isatty(), on_record=printer)
     for piece in stream:
         if printer is None:
             print(piece, end="", flush=True)
@@ -184,9 +184,9 @@ def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, 
 
 
 def _print_json(loaded: LoadedModel, request: Request, prompt: str, tracing: TraceOptions) -> None:
-    from bridle.service.collect import raise_first_error
-    from bridle.service.running import run
-    from bridle.service.tracing import traces_of
+    from bridle.serving.lifecycle.request_handle import run
+    from bridle.serving.outputs.output_collector import raise_first_error
+    from bridle.serving.tracing.trace_header import traces_of
 
     with run(loaded.client, request, prompt) as running:
         output = running.read()

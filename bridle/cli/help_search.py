@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Argument, Parameter
 
-from bridle.cli.other_words import advice
+from bridle.cli.foreign_flags import advice
 from bridle.cli.variables import variables_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MIN_LIKENESS = 0.6
 
 
 @dataclass(slots=True)
-class Entry:
+class HelpEntry:
     """A command or a flag: its names, its description, its heading, and the commands that have it."""
 
     names: tuple[str, ...]
@@ -126,7 +126,7 @@ def _search(words: list[str]) -> int:
     return 1
 
 
-def _show(console: Console, entry: Entry) -> None:
+def _show(console: Console, entry: HelpEntry) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -139,7 +139,7 @@ def _show(console: Console, entry: Entry) -> None:
     console.print(Padding(Text(entry.text), (0, 0, 0, 4)))
 
 
-def _likely(entries: Iterable[Entry], words: list[str]) -> str:
+def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
     """Names that look like the words that were typed."""
     elsewhere = [known for word in words if (known := advice("--" + word.lstrip("-"))) is not None]
     if elsewhere:
@@ -151,14 +151,14 @@ def _likely(entries: Iterable[Entry], words: list[str]) -> str:
 
 
 @cache
-def _entries() -> tuple[Entry, ...]:
+def _entries() -> tuple[HelpEntry, ...]:
     """All commands, then all flags, each once."""
     from bridle.cli.app import app
 
-    commands: list[Entry] = []
-    flags: dict[tuple[tuple[str, ...], str, str], Entry] = {}
+    commands: list[HelpEntry] = []
+    flags: dict[tuple[tuple[str, ...], str, str], HelpEntry] = {}
     for name, command in _commands(app, ()):
-        commands.append(Entry((name,), _first_paragraph(command.help), "Commands"))
+        commands.append(HelpEntry((name,), _first_paragraph(command.help), "Commands"))
         for entry in _flags(name, command):
             flags.setdefault((entry.names, entry.text, entry.variable), entry).commands.append(name)
     return (*commands, *flags.values())
@@ -173,13 +173,13 @@ def _commands(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
         yield from _commands(app[word], name)
 
 
-def _flags(command_name: str, command: App) -> Iterator[Entry]:
+def _flags(command_name: str, command: App) -> Iterator[HelpEntry]:
     for argument in _arguments(command):
         names = tuple(name for name in argument.names if name.startswith("-"))
         if names and argument.parameter.show is not False:
             heading = _heading(argument.parameter.group)
             text = " ".join((argument.parameter.help or "").split())
-            yield Entry(names, text, heading, next(iter(variables_of(command_name, argument)), ""))
+            yield HelpEntry(names, text, heading, next(iter(variables_of(command_name, argument)), ""))
 
 
 def _heading(group: object) -> str:

@@ -14,8 +14,8 @@ from cyclopts import App, Parameter
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.service.keys import KeyStore
-    from bridle.service.rates import Limits
+    from bridle.serving.tenancy.keys import KeyStore
+    from bridle.serving.tenancy.rate_limit import UserLimits
 
 File = Annotated[Path | None, Parameter(name="--keys")]
 
@@ -91,9 +91,9 @@ def limit(
     keys
         File of keys. Default: keys.db in the user's data folder.
     """
-    from bridle.service.rates import Limits
+    from bridle.serving.tenancy.rate_limit import UserLimits
 
-    limits = Limits(requests_per_minute, tokens_per_minute, weight, most_urgent)
+    limits = UserLimits(requests_per_minute, tokens_per_minute, weight, most_urgent)
     with _store(keys) as (store, _):
         store.set_limits(user, limits)
     print(f"{user}: {_shown(limits) or 'no limits'}")
@@ -119,7 +119,7 @@ def remove(which: str, /, *, keys: File = None) -> int:
     return 0
 
 
-def _shown(limits: Limits) -> str:
+def _shown(limits: UserLimits) -> str:
     """The limits that differ from those of a user without any."""
     parts = []
     if limits.requests_per_minute is not None:
@@ -136,8 +136,8 @@ def _shown(limits: Limits) -> str:
 @contextmanager
 def _store(path: Path | None, *, makes: bool = False) -> Iterator[tuple[KeyStore, Path]]:
     """The store of keys in a file. Only a command that makes a key (`makes`) may name a file that does not exist."""
-    from bridle.service.control import data_folder
-    from bridle.service.keys import KeyStore
+    from bridle.serving.controller_runtime import data_folder
+    from bridle.serving.tenancy.keys import KeyStore
 
     path = path or data_folder() / "keys.db"
     if not makes and not path.is_file():

@@ -9,8 +9,8 @@ from cyclopts import Group, Parameter
 
 from bridle.chat.system_blocks import DROPPED, NONE
 from bridle.cli.options import Count
-from bridle.cli.sizes import byte_size, count
-from bridle.elsewhere.flags import spellings
+from bridle.cli.units import byte_size, count
+from bridle.compat.cli_flags import spellings
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bridle.lmtp.interactive import Interactive
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
 _PROMPT = ">>>> "
 _COLORS = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -79,7 +79,7 @@ async def _talk(model: str, endpoint: str, shows_tokens: bool, tokenizer: str | 
 
 
 def _tokenizer(name: str) -> Tokenizer:
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
     try:
         return Tokenizer.load(name)

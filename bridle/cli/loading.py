@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from bridle.cli.interrupts import ending_at_once
+from bridle.cli.signals import ending_at_once
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
-from bridle.progress import shown
+from bridle.load_progress import shown
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
-    from bridle.service import AdapterSpec
-    from bridle.service.control import ControlSettings
-    from bridle.service.loading import LoadedModel
-    from bridle.tools import ToolDesk
+    from bridle.controller_tools import ToolExecutor
+    from bridle.serving import AdapterSpec
+    from bridle.serving.controller_runtime import ControlSettings
+    from bridle.serving.models.loading import LoadedModel
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def loaded_model(
     adapters: Sequence[AdapterSpec] = (),
     control: ControlSettings | None = None,
     more_adapters: bool = False,
-    tools: ToolDesk | None = None,
+    tools: ToolExecutor | None = None,
 ) -> Iterator[LoadedModel]:
     """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
     whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added; `tools` are
@@ -35,10 +35,10 @@ def loaded_model(
         if tools is not None:
             stack.callback(tools.close)
         with shown(f"Loading {config.model}", prints=True) as progress, ending_at_once():
-            from bridle.service.loading import load_model
+            from bridle.serving.models.loading import load_model
 
             if adapters or more_adapters:
-                from bridle.model.footprint import settle_adapters
+                from bridle.model.memory_estimate import settle_adapters
 
                 config, engine_config = settle_adapters(config, engine_config or EngineConfig())
             model = load_model(config, engine_config, progress=progress, control=control, tools=tools)
@@ -51,13 +51,13 @@ def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:
     """The adapters that `--adapter` flags name."""
     if not texts:
         return ()
-    from bridle.service import parse_adapters
+    from bridle.serving import parse_adapters
 
     return parse_adapters(texts)
 
 
 def _add_adapters(model: LoadedModel, adapters: Sequence[AdapterSpec]) -> None:
-    from bridle.service import add_adapters
+    from bridle.serving import add_adapters
 
     for spec in adapters:
         if spec.model not in (None, model.name):

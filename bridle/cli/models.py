@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bridle import __version__
 from bridle.cli.api import Server
-from bridle.cli.interrupts import ending_at_once
+from bridle.cli.signals import ending_at_once
 from bridle.cli.terminal import say
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
@@ -36,7 +36,7 @@ def list_models(*, as_json: AsJson = False) -> int:
     """
     from dataclasses import asdict
 
-    from bridle.model.stock import stored_models
+    from bridle.model.local_models import stored_models
 
     found = list(stored_models())
     if as_json:
@@ -60,8 +60,8 @@ def pull(name: Annotated[str, Parameter(name="NAME")], /, *, revision: str | Non
     revision
         Branch, tag or commit of a hub model.
     """
-    from bridle.model.stock import pull_model
-    from bridle.progress import shown
+    from bridle.load_progress import shown
+    from bridle.model.local_models import pull_model
 
     with shown(f"Pulling {name}", prints=True) as progress, ending_at_once():
         folder = pull_model(name, revision, lambda share: progress("downloading", share))

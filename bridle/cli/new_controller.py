@@ -35,9 +35,9 @@ def new_controller(
     into
         Where to make the folder. Default: here.
     """
-    from bridle.controllers import kit
+    from bridle.controllers import templates
 
-    made = kit.new_controller(name, lang, into, as_module=module)
+    made = templates.new_controller(name, lang, into, as_module=module)
     for path in made.files:
         print(path)
     print(f"\nThe controller is {made.first}; next: cd {made.folder} && make && make test")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.derived_options import derived_options, read_biases
-from bridle.cli.sizes import byte_size, count, drafts
+from bridle.cli.units import byte_size, count, drafts
+from bridle.compat.cli_flags import spellings
 from bridle.config import PARK_SECONDS, DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
-from bridle.elsewhere.flags import spellings
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
 
 if TYPE_CHECKING:
-    from bridle.service.loading import LoadedModel
-    from bridle.service.steering import Named
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.serving.requests.controller_selection import Named
 
 #: Warm enough to talk, where neither the command nor the checkpoint says more.
 _USUAL_TEMPERATURE = 0.7
@@ -214,8 +214,8 @@ class SamplingOptions(_Derived):
         params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
         if model is None:
             return params
-        from bridle.service.defaults import filled
-        from bridle.service.steering import ignores_eos
+        from bridle.serving.requests.controller_selection import ignores_eos
+        from bridle.serving.requests.sampling_defaults import filled
 
         if named is not None:
             params = params.with_(ignore_eos=ignores_eos(named, given.get("ignore_eos")))

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bridle.outputs import Event, FinishReason, RequestOutput, Traced
-from bridle.service.collect import raise_first_error
-from bridle.service.rewind import DeltaReader, RewindPolicy, split_at_rewinds
-from bridle.service.running import Running, run
-from bridle.service.story import Story
+from bridle.serving.lifecycle.request_handle import RequestHandle, run
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.outputs.output_collector import raise_first_error
+from bridle.serving.outputs.stream_deltas import DeltaReader, RewindPolicy, split_at_rewinds
 
 if TYPE_CHECKING:
     from bridle.engine.request import Request
-    from bridle.service.loading import LoadedModel
-    from bridle.traced import Record
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.traces import Record
 
 
-class TextStream:
+class TerminalTextStream:
     """The text of a request's first output, piece by piece. It is submitted when the iteration begins.
 
     Text that a controller may take back is held until it cannot; with `marks` it comes at once, and a mark says where
@@ -34,12 +34,12 @@ class TextStream:
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
         """`on_record` is told how tokens came to be, of a request that is traced."""
-        self.story = Story(id=request.id)
+        self.story = RequestRecord(id=request.id)
         self._client = model.client
         self._request = request
         self._policy = RewindPolicy.MARK if marks else RewindPolicy.HOLD
         self._on_record = on_record
-        self._running: Running | None = None
+        self._running: RequestHandle | None = None
         self._deltas: DeltaReader | None = None
         self._num_first = 0  # tokens that came with the first one
 
@@ -60,7 +60,7 @@ class TextStream:
         assert self._running is not None  # it was iterated over
         return self._running.output
 
-    def _read(self, running: Running, deltas: DeltaReader) -> Iterator[str]:
+    def _read(self, running: RequestHandle, deltas: DeltaReader) -> Iterator[str]:
         yield from _texts(deltas)
         for events in running.stream:
             for piece in split_at_rewinds(events):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from bridle.service.policies import PolicyBook, PolicySet
+    from bridle.serving.policies import PolicyRegistry, PolicySet
 
 
 @Parameter(name="*", group=Group("Access", sort_key=6))
@@ -20,13 +20,13 @@ class PolicyOptions:
     policies: Path | None = None
     "TOML file of policies: what the operator demands of all texts, as with `bridle serve`."
 
-    def book(self) -> PolicyBook | None:
+    def book(self) -> PolicyRegistry | None:
         """The policies of a server."""
         if self.policies is None:
             return None
-        from bridle.service.policies import PolicyBook
+        from bridle.serving.policies import PolicyRegistry
 
-        return PolicyBook(self.policies)
+        return PolicyRegistry(self.policies)
 
     def demands(self) -> PolicySet | None:
         """The policies of a model that is used here."""

@@ -3,7 +3,7 @@ torch takes seconds, and a misspelled name should not."""
 
 from __future__ import annotations
 
-from bridle.model.resolve import check_available
+from bridle.model.hub_lookup import check_available
 
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
@@ -16,7 +16,7 @@ def check_models(*names: str | None, revision: str | None = None) -> None:
 
 def check_address(host: str, port: int) -> None:
     """Check that an address can be listened on. Raises `InvalidRequest`."""
-    from bridle.http.transport.listening import check_port, try_address
+    from bridle.http.server.listening import check_port, try_address
 
     check_port(port)
     try_address(host, port)

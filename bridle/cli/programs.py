@@ -13,7 +13,7 @@ from bridle.cli.api import Api
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.service.loading import LoadedModel
+    from bridle.serving.models.loading import LoadedModel
 
 #: The standard controller that runs a file, by the file's ending.
 STANDARD = {
@@ -41,8 +41,8 @@ def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
     which is then kept by the model's runtime."""
     if path.suffix != _MODULE:
         return STANDARD[path.suffix], path.read_text(encoding="utf-8")
-    from bridle.service.control import LOCAL_ADMIN, upload_module
-    from bridle.service.steering import control_of
+    from bridle.serving.controller_runtime import LOCAL_ADMIN, upload_module
+    from bridle.serving.requests.controller_selection import control_of
 
     return upload_module(control_of(model), path.read_bytes(), LOCAL_ADMIN).module_id, None
 

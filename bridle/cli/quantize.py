@@ -35,10 +35,10 @@ def quantize(
         Branch, tag or commit of a hub model.
     """
     check_models(name, revision=revision)
-    from bridle.progress import shown
+    from bridle.load_progress import shown
 
     with shown(f"Quantizing {name}", prints=True) as progress:
-        from bridle.service.export import quantize_model
+        from bridle.serving.models.export import quantize_model
 
         written = quantize_model(name, out, type, revision, progress)
     print(written)

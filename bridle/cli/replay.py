@@ -21,8 +21,8 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridle.service.loading import LoadedModel
-    from bridle.traced import Trace
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.traces import Trace
     from bridle.traces.compare import Comparison
 
 _CONTROL = ControlOptions()
@@ -88,8 +88,8 @@ def _replay_texts(
 ) -> int:
     from rich.console import Console
 
-    from bridle.service.replay import moved_names
-    from bridle.service.replay import replay as run_again
+    from bridle.serving.tracing.replay import moved_names
+    from bridle.serving.tracing.replay import replay as run_again
     from bridle.traces import read, write
     from bridle.traces.compare import compare
 
@@ -116,10 +116,10 @@ def _replay_texts(
 @contextmanager
 def _progress(old: Trace, number: int, count: int) -> Iterator[Callable[[], None]]:
     """Show how many tokens of a recorded request have been computed again; gives what to call for each."""
-    from bridle.progress import shown
-    from bridle.traced import Token
+    from bridle.load_progress import shown
+    from bridle.traces import TokenRecord
 
-    total, done = sum(isinstance(record, Token) for record in old.records), 0
+    total, done = sum(isinstance(record, TokenRecord) for record in old.records), 0
 
     def note() -> None:
         nonlocal done
@@ -142,7 +142,7 @@ def _model_for(
 ) -> Iterator[tuple[LoadedModel, str | None]]:
     """The model, with what the traces need beside it, and the name of the adapter."""
     from bridle.cli.loading import adapter_specs, loaded_model
-    from bridle.service.control import as_control
+    from bridle.serving.controller_runtime import as_control
 
     forms = [each.header.controller or {} for each in traces]
     needs_runtime = program is not None or any(
@@ -159,8 +159,8 @@ def _steering_for(
 ) -> Callable[[Trace], object | None]:
     """What steers the request of a trace now; None for what was recorded. A program takes the place of the recorded
     controller beside what else steered."""
-    from bridle.service.trace_tests import changed_form
-    from bridle.service.tracing import ran_form
+    from bridle.serving.tracing.trace_header import ran_form
+    from bridle.serving.tracing.trace_regression import changed_form
 
     if program is not None:
         named = controller_in(program, loaded)
@@ -191,8 +191,8 @@ def _show_beside(console: Console, old: Trace, new: Trace) -> None:
     from rich.text import Text
 
     from bridle.cli.token_colours import colour_text
-    from bridle.traced.rebuild import rebuild
     from bridle.traces.compare import said_in, wrote_in
+    from bridle.traces.replay_text import rebuild
 
     table = Table("output", "recorded", "now")
     for index in sorted({each.index for trace in (old, new) for each in rebuild(trace)}):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridle.cli import interrupts, terminal
+from bridle.cli import signals, terminal
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
 from bridle.logs import log_failures
 
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (None: those of the process, which is ours then) name; gives its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
-        interrupts.listen()
+        signals.listen()
         log_failures()
     terminal.choose_form(is_json=bool(words) and words[0] in _SERVICES and _wants_json(words))
-    with interrupts.ending_at_once():
+    with signals.ending_at_once():
         from cyclopts import CycloptsError
 
         from bridle.cli.app import app
@@ -83,15 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
     except KeyboardInterrupt:
         if arguments is None:
-            interrupts.leave()
-        return interrupts.INTERRUPTED
+            signals.leave()
+        return signals.INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
 def _in_our_words(words: list[str]) -> list[str]:
     if words[:1] != ["serve"]:
         return words
-    from bridle.cli.other_words import in_our_words
+    from bridle.cli.foreign_flags import in_our_words
 
     return in_our_words(words)
 
@@ -136,7 +136,7 @@ def _meant_elsewhere(words: Sequence[str], message: str) -> str:
     """What an error says of a flag that was given, and that means something else in another server."""
     if words[:1] != ["serve"]:
         return ""
-    from bridle.cli.other_words import meant_elsewhere
+    from bridle.cli.foreign_flags import meant_elsewhere
 
     return "".join(f"; {each}" for each in meant_elsewhere(words, message))
 
@@ -161,7 +161,7 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
     write instead."""
     from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-    from bridle.cli.slips import unknown_command, unknown_flag
+    from bridle.cli.typo_suggestions import unknown_command, unknown_flag
 
     if isinstance(error, UnusedCliTokensError) and words:
         more = " ".join(error.unused_tokens or ())
@@ -174,7 +174,7 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
         flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it
         if flag.partition("=")[0] == "--config":
             return "--config stands before the command: bridle --config FILE COMMAND"
-        from bridle.cli.other_words import advice
+        from bridle.cli.foreign_flags import advice
 
         known = advice(flag, _flags_of(words[0])) if words and words[0] in _SERVING else None
         if known is not None:

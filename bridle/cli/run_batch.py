@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from bridle.config import ModelConfig
+    from bridle.controller_tools import ToolExecutor
     from bridle.http.openai.batch import BatchRequest
     from bridle.http.settings import HttpSettings
-    from bridle.service.control import ControlSettings
-    from bridle.tools import ToolDesk
+    from bridle.serving.controller_runtime import ControlSettings
 
 
 @Parameter(name="*")
@@ -61,9 +61,9 @@ class BatchOptions:
     def settings(self) -> HttpSettings:
         """Those of the application that answers."""
         from bridle.http.openai.batch import batch_settings
-        from bridle.service.policies import PolicyBook
+        from bridle.serving.policies import PolicyRegistry
 
-        book = None if self.policies is None else PolicyBook(self.policies)
+        book = None if self.policies is None else PolicyRegistry(self.policies)
         made = replace(batch_settings(self.max_in_flight), strict_fields=self.strict_fields, policies=book)
         return made if self.trace is None else replace(made, trace_folder=self.trace, trace_share=1.0)
 
@@ -138,13 +138,13 @@ def _served(
     adapters: AdapterOptions,
     control: ControlSettings | None,
     settings: HttpSettings,
-    tools: ToolDesk | None,
+    tools: ToolExecutor | None,
 ) -> Iterator[FastAPI]:
     """The application that answers: that of a server over a loaded model, without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
-    from bridle.service import ModelRegistry
-    from bridle.service.adapter_set import AdapterCatalog
+    from bridle.serving import ModelRegistry
+    from bridle.serving.lora.lora_config import AdapterCatalog
 
     known = adapters.to_set()
     with loaded_model(config, adapters.limit(engine), known.named, control, known.is_open, tools) as model:
@@ -160,7 +160,7 @@ async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max
     import msgspec
 
     from bridle.http.openai.batch import answer_batch
-    from bridle.progress import shown
+    from bridle.load_progress import shown
 
     num_failed = num_done = 0
 

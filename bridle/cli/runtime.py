@@ -15,7 +15,7 @@ from bridle.cli.terminal import harmless
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.aici.client.replay import Difference
+    from bridle.aici.client.replay import ReplyDifference
 
 _MAX_SHOWN_CHARS = 2_000
 
@@ -30,7 +30,7 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
 def replay_exchanges(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
     """Play the trace of a control runtime against a fresh one, for the vocabulary of model `name`. Returns 1 if any
     reply differs."""
-    from bridle.progress import shown
+    from bridle.load_progress import shown
 
     num_same = num_other = 0
     with shown(f"Replaying {trace}", prints=True) as progress:
@@ -50,11 +50,11 @@ def replay_exchanges(trace: Path, name: str, revision: str | None, control: Cont
 
 def played_exchanges(
     trace: Path, name: str, revision: str | None, control: ControlOptions
-) -> Iterator[Difference | None]:
+) -> Iterator[ReplyDifference | None]:
     """One item per exchange: None where the reply is the same."""
     from bridle.aici.client.replay import replay as play
-    from bridle.model.resolve import resolve_model
-    from bridle.service.control import guess_num_logits
+    from bridle.model.hub_lookup import resolve_model
+    from bridle.serving.controller_runtime import guess_num_logits
 
     settings = replace(control, control_prepare=False).to_settings()
     if (obstacle := settings.obstacle()) is not None:
@@ -65,13 +65,12 @@ def played_exchanges(
 
 def count_exchanges(trace: Path) -> int:
     """How many exchanges a trace of a control runtime has."""
-    from bridle.traced import Exchange
-    from bridle.traces import read_records
+    from bridle.traces import ExchangeRecord, read_records
 
-    return sum(isinstance(record, Exchange) for _, record in read_records(trace))
+    return sum(isinstance(record, ExchangeRecord) for _, record in read_records(trace))
 
 
-def lines_of(difference: Difference, file: str) -> list[str]:
+def lines_of(difference: ReplyDifference, file: str) -> list[str]:
     """What of an exchange differs, for people."""
     return [
         f"{file}:{difference.line}: {difference.operation}",

@@ -12,19 +12,19 @@ from cyclopts import Group, Parameter
 from bridle.cli.access_options import AccessOptions
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
-from bridle.cli.interrupts import ending_at_once
 from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.preflight import check_address, check_models
-from bridle.cli.sizes import count
+from bridle.cli.signals import ending_at_once
 from bridle.cli.speculation_options import SpeculationOptions
-from bridle.elsewhere.flags import spellings
+from bridle.cli.units import count
+from bridle.compat.cli_flags import spellings
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.cluster.address import Tls
+    from bridle.distributed.address import Tls
     from bridle.http.settings import ServeSettings
-    from bridle.service.model_set import ModelSet
+    from bridle.serving.models.served_models import ModelSet
 
 _SERVER = Group("Server", sort_key=5)
 _PROCESSES = Group("Processes", sort_key=8)
@@ -58,13 +58,13 @@ class ShardOptions:
         self._check()
         num_shards = self.shards or int(self.isolate_model)
         if self.replicas > 1:
-            from bridle.deploy.replicas import ReplicaLoader
+            from bridle.launch.replicas import ReplicaLoader
 
             return replace(settings, make_loader=partial(ReplicaLoader, self.replicas, num_shards))
         if not (self.shard or num_shards):
             return settings
-        from bridle.deploy.launcher import connect_shard, launch_shard
-        from bridle.service.model_set import EngineLoader
+        from bridle.launch.launcher import connect_shard, launch_shard
+        from bridle.serving.models.served_models import EngineLoader
 
         launch = partial(launch_shard, shards=num_shards, stands_by=self.spare)
         executors = launch if self.shard is None else connect_shard(self.shard, self._tls())
@@ -81,7 +81,7 @@ class ShardOptions:
             )
 
     def _tls(self) -> Tls | None:
-        from bridle.cluster.address import Tls, check_address
+        from bridle.distributed.address import Tls, check_address
 
         check_address(self.shard or "")
         return Tls(self.shard_cert, self.shard_key, self.shard_ca) if self.shard_ca or self.shard_cert else None
@@ -106,7 +106,7 @@ class ModelSetOptions:
     "Seconds that a request waits while its model is loaded."
 
     def to_set(self, models: tuple[str, ...]) -> ModelSet:
-        from bridle.service.model_set import ModelSet
+        from bridle.serving.models.served_models import ModelSet
 
         return ModelSet(
             models=models,
@@ -176,9 +176,9 @@ class ServerOptions:
         access: AccessOptions,
         control: ControlOptions,
     ) -> ServeSettings:
-        from bridle.controllers.classes import load_classes
+        from bridle.controllers.plugins import load_classes
         from bridle.http.settings import HttpSettings, ServeSettings
-        from bridle.service.policies import PolicyBook
+        from bridle.serving.policies import PolicyRegistry
 
         http = HttpSettings(
             max_requests=self.max_requests,
@@ -190,7 +190,7 @@ class ServerOptions:
             trace_folder=self.trace_folder,
             trace_share=self.trace_share,
             controller_classes=load_classes(control.controller_class),
-            policies=None if self.policies is None else PolicyBook(self.policies),
+            policies=None if self.policies is None else PolicyRegistry(self.policies),
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),
@@ -257,7 +257,7 @@ def serve(
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)
     with ending_at_once():  # until the server itself listens to signals
-        from bridle.http.server import serve as serve_http
+        from bridle.http.server.run import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front
 
         lmtp = LmtpSettings(

@@ -17,18 +17,18 @@ from cyclopts import Group, Parameter
 from bridle.cli.access_options import AccessOptions
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
-from bridle.cli.interrupts import ending_at_once
 from bridle.cli.policy_options import PolicyOptions
 from bridle.cli.preflight import check_address, check_models
 from bridle.cli.serve import ModelSetOptions
-from bridle.cli.sizes import count
+from bridle.cli.signals import ending_at_once
+from bridle.cli.units import count
 from bridle.config import DType, EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
     from bridle.lmtp.server import LmtpSettings
-    from bridle.service import ModelRegistry
+    from bridle.serving import ModelRegistry
 
 _LMTP = Group("LMTP", sort_key=5)
 _FLAG = Parameter(negative="")
@@ -123,7 +123,7 @@ def serve_model(
 
 def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: AccessOptions) -> ServeSettings:
     from bridle.http.settings import HttpSettings, ServeSettings
-    from bridle.service import model_name
+    from bridle.serving import model_name
 
     # LMQL names a model as its user wrote it, which for a folder is its whole path.
     aliases = (name,) if name != "auto" and model_name(name) != name else ()
@@ -149,7 +149,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
 
 
 def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptions) -> None:
-    from bridle.http.server import serve
+    from bridle.http.server.run import serve
     from bridle.lmtp.server import websocket_front
 
     scheme = "ws" if settings.tls is None else "wss"
@@ -168,18 +168,18 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     """Serve the parent process until it closes our standard input."""
     from contextlib import closing, nullcontext
 
-    from bridle.http.server import load_registry
+    from bridle.http.server.run import load_registry
     from bridle.lmtp.server import LmtpServer, LocalHost
-    from bridle.lmtp.server.lines import stdio_link
+    from bridle.lmtp.server.line_transport import stdio_link
     from bridle.logs import configure_logs
-    from bridle.service import Admission
-    from bridle.service.policies import PolicyBook
+    from bridle.serving import Admission
+    from bridle.serving.policies import PolicyRegistry
 
     configure_logs(settings.log_format, settings.log_level)
     echo = (lambda text: _say_short(text, sys.stderr)) if verbose else None
 
     async def run() -> None:
-        host = LocalHost(registry, Admission(), policies=settings.http.policies or PolicyBook())
+        host = LocalHost(registry, Admission(), policies=settings.http.policies or PolicyRegistry())
         server = LmtpServer(host, limits, echo)
         await server.serve(await stdio_link())
         await server.close()

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bridle.cli.finding import Finding
+from bridle.cli.doctor_result import Finding
 from bridle.demo import DEMO_MODELS
 
 #: Extras of the package, and what is missing without each.
@@ -120,7 +120,7 @@ def _strange(command: object, section: object, known: Mapping[str, set[str]]) ->
 
 def files() -> Iterator[Finding]:
     """Folders that must take files, and the file of keys, which others must not read."""
-    from bridle.service.control import data_folder
+    from bridle.serving.controller_runtime import data_folder
 
     folder = data_folder()
     try:
@@ -185,8 +185,8 @@ def model(name: str) -> Iterator[Finding]:
 
     from bridle.errors import BridleError
     from bridle.model.checkpoint import inspect_checkpoint
-    from bridle.model.guards import max_positions, read_config
-    from bridle.model.pooled.settings import read_pooling
+    from bridle.model.pooling.settings import read_pooling
+    from bridle.model.support_checks import max_positions, read_config
 
     try:
         folder = _local_folder(name)

@@ -13,8 +13,8 @@ from bridle.cli.preflight import check_models
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.cluster.address import Tls
     from bridle.config import ModelConfig
+    from bridle.distributed.address import Tls
 
 _SHARD = Group("Shard", sort_key=5)
 
@@ -38,7 +38,7 @@ class ListenOptions:
     "The least important lines to log."
 
     def to_tls(self) -> Tls | None:
-        from bridle.cluster.address import Tls
+        from bridle.distributed.address import Tls
 
         return Tls(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert or self.tls_key else None
 
@@ -81,8 +81,8 @@ def shard(
     shards
         Processes that compute the model together, each with a part of every layer (tensor parallelism).
     """
-    from bridle.cluster.address import check_address
-    from bridle.cluster.parent import die_with_parent
+    from bridle.distributed.address import check_address
+    from bridle.distributed.child_process import die_with_parent
     from bridle.logs import configure_logs
 
     if place.parent is not None:
@@ -95,7 +95,7 @@ def shard(
     if place.parent is None:  # otherwise the process that started this one has checked it
         check_models(name, model.tokenizer, revision=model.revision)
     if place.rank:
-        from bridle.deploy.group import run_member
+        from bridle.launch.group import run_member
 
         return run_member(config, shards, place.rank, place.store)
     return _serve(config, shards, listen, place)
@@ -104,9 +104,9 @@ def shard(
 def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
     """Load the model, then compute for routers until a signal comes; returns the exit status."""
     from bridle.backends import load_executor
-    from bridle.cluster.process import run_shard
-    from bridle.deploy.group import load_group
-    from bridle.deploy.spare import stand_by
+    from bridle.distributed.process import run_shard
+    from bridle.launch.group import load_group
+    from bridle.launch.warm_standby import wait_for_activation
     from bridle.telemetry import traced_process
 
     def announce(address: str) -> None:
@@ -114,7 +114,7 @@ def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: Place
             print(f"Shard of {config.model} at {address} (stop with Ctrl+C)", flush=True)
 
     if place.standby:  # what takes seconds is imported by now
-        stand_by()
+        wait_for_activation()
     with traced_process():
         executor = load_executor(config) if shards == 1 else load_group(config, shards)
         # The largest step was run while loading.

@@ -14,10 +14,10 @@ from cyclopts import Group, Parameter
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.constraints.spec import Constraint
-    from bridle.service.control import ControlSettings
-    from bridle.service.loading import LoadedModel
-    from bridle.service.steering import Controllers, Steering
+    from bridle.serving.controller_runtime import ControlSettings
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.serving.requests.controller_selection import Controllers, ControllerSelection
+    from bridle.structured_output.spec import Constraint
 
 _STEERING = Group("Steering", sort_key=12)
 _MAX_BYTES = 1 << 20
@@ -48,7 +48,7 @@ class ConstraintOptions:
             given["grammar"] = _text(self.grammar, "grammar")
         given = {name: value for name, value in given.items() if value is not None}
         if given:
-            from bridle.constraints.named import constraint_named
+            from bridle.structured_output.request_fields import constraint_named
 
             try:
                 form = constraint_named(given)  # raises what is wrong with it
@@ -76,7 +76,7 @@ class ConstraintOptions:
         named = self.named()
         if not named:
             return None
-        from bridle.constraints.named import constraint_named
+        from bridle.structured_output.request_fields import constraint_named
 
         return constraint_named(named)
 
@@ -115,19 +115,19 @@ class SteeringOptions(ConstraintOptions):
         """How the control runtime is started; None if no controller was named."""
         if not self.ctrl:
             return None
-        from bridle.service.control import as_control
+        from bridle.serving.controller_runtime import as_control
 
         return as_control(True)
 
-    def steering(self, model: LoadedModel) -> Steering:
+    def steering(self, model: LoadedModel) -> ControllerSelection:
         """What steers a request to a model that is loaded here."""
-        from bridle.service.local import LocalServing
+        from bridle.serving.lifecycle.in_process import InProcessServing
 
-        return LocalServing(model).steering(self.by_name(), self.constraint())
+        return InProcessServing(model).steering(self.by_name(), self.constraint())
 
     def by_name(self) -> Controllers:
         """The controllers as requests name them."""
-        from bridle.service.steering import Controllers
+        from bridle.serving.requests.controller_selection import Controllers
 
         return Controllers(controllers=self.controllers())
 
@@ -135,7 +135,7 @@ class SteeringOptions(ConstraintOptions):
 @lru_cache(maxsize=4)
 def _problem(form: Constraint) -> InvalidRequest | None:
     """Why a constraint cannot be used; None if it can."""
-    from bridle.constraints.usable import check_usable
+    from bridle.structured_output.validation import check_usable
 
     try:
         check_usable(form)

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bridle.cli.terminal import harmless
-from bridle.traced.colours import ORIGINS, origin_of, spans
-from bridle.traced.rebuild import rebuild
-from bridle.traced.records import End, Record, Replaced, Rewind, Token
+from bridle.traces.highlight import ORIGINS, origin_of, spans
+from bridle.traces.records import EndRecord, Record, ReplacedRecord, RewindRecord, TokenRecord
+from bridle.traces.replay_text import rebuild
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from bridle.traced.records import Trace
+    from bridle.traces.records import Trace
 
 
 def colour_text(trace: Trace, index: int, *, prompt: bool = True) -> Text:
@@ -62,17 +62,17 @@ class TokenPrinter:
         match record:
             case Record() if record.output:
                 return
-            case Token():
+            case TokenRecord():
                 self._write(record.text, ORIGINS[origin_of(record)][0])
-            case End():
+            case EndRecord():
                 self._write(record.text, ORIGINS["sampled"][0])
-            case Rewind() if record.num_tokens:
+            case RewindRecord() if record.num_tokens:
                 self._strike(record)
-            case Replaced():
+            case ReplacedRecord():
                 self._write(record.spelled, ORIGINS["rewound"][0])
                 self._row = ""
 
-    def _strike(self, rewind: Rewind) -> None:
+    def _strike(self, rewind: RewindRecord) -> None:
         from rich.cells import cell_len
         from rich.control import Control
         from rich.segment import ControlType

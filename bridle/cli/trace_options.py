@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridle.traced import Record, Trace
+    from bridle.traces import Record, Trace
 
 
 @Parameter(name="*", group=Group("Traces", sort_key=30))

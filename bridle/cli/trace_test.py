@@ -22,8 +22,8 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridle.service.loading import LoadedModel
-    from bridle.service.trace_tests import Case, Player, Verdict
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.serving.tracing.trace_regression import Player, TraceCase, TraceTestResult
 
 _MAX_FILES = 10_000
 
@@ -76,7 +76,7 @@ def check_traces(
     check_models(test.model, test.tokenizer, options.draft_model, revision=options.revision)
     cases = _cases(folder, test.controller)
     console = Console(highlight=False)
-    found: list[tuple[Case, Verdict]] = []
+    found: list[tuple[TraceCase, TraceTestResult]] = []
     for case, verdict in _verdicts(cases, test.tokenizer, test.model, options):
         found.append((case, verdict))
         if not test.json_output:
@@ -94,10 +94,9 @@ def check_traces(
 # -- what is tested ------------------------------------------------------------------------------------------
 
 
-def _cases(folder: Path, controller: Path | None) -> list[Case]:
-    from bridle.service.trace_tests import Case, program_of
-    from bridle.traced import Trace
-    from bridle.traces import header_of, read
+def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
+    from bridle.serving.tracing.trace_regression import TraceCase, program_of
+    from bridle.traces import Trace, header_of, read
 
     if controller is not None:
         check_program(controller)
@@ -111,19 +110,19 @@ def _cases(folder: Path, controller: Path | None) -> list[Case]:
             continue
         name = path.name if path == folder else path.relative_to(folder).as_posix()
         if header.runtime is not None:
-            cases.append(Case(name, Trace(header), None, path))
+            cases.append(TraceCase(name, Trace(header), None, path))
             continue
         program = controller or program_of(path, ENDINGS)
         for number, trace in enumerate(read(path)):
-            cases.append(Case(f"{name}#{number + 1}" if number else name, trace, program))
+            cases.append(TraceCase(f"{name}#{number + 1}" if number else name, trace, program))
     if not cases:
         raise InvalidRequest(f"there is no trace of a text in {folder}; `bridle generate --trace` writes one", "FOLDER")
     return cases
 
 
 def _verdicts(
-    cases: list[Case], tokenizer: str, model: str | None, options: ModelOptions
-) -> Iterator[tuple[Case, Verdict]]:
+    cases: list[TraceCase], tokenizer: str, model: str | None, options: ModelOptions
+) -> Iterator[tuple[TraceCase, TraceTestResult]]:
     """Each case with what came of it: texts first, then what runtimes were told."""
     texts = [case for case in cases if case.exchanges is None]
     if texts:
@@ -136,9 +135,9 @@ def _verdicts(
             yield case, _test_exchanges(case.exchanges, model or tokenizer)
 
 
-def _test_exchanges(path: Path, name: str) -> Verdict:
+def _test_exchanges(path: Path, name: str) -> TraceTestResult:
     """Play the trace of a control runtime against a fresh one."""
-    from bridle.service.trace_tests import Verdict
+    from bridle.serving.tracing.trace_regression import TraceTestResult
     from bridle.traces.compare import Comparison
 
     found, other = Comparison(), list[str]()
@@ -146,16 +145,16 @@ def _test_exchanges(path: Path, name: str) -> Verdict:
         found.num_moves += 1
         if difference is not None and not other:
             other = lines_of(difference, path.name)
-    return Verdict("different" if other else "same", found, other)
+    return TraceTestResult("different" if other else "same", found, other)
 
 
 @contextmanager
 def _player(
-    cases: list[Case], tokenizer: str, model: str | None, options: ModelOptions
+    cases: list[TraceCase], tokenizer: str, model: str | None, options: ModelOptions
 ) -> Iterator[tuple[LoadedModel, Player]]:
     from bridle.cli.loading import loaded_model
-    from bridle.service.control import as_control
-    from bridle.service.trace_tests import with_model, without_model
+    from bridle.serving.controller_runtime import as_control
+    from bridle.serving.tracing.trace_regression import with_model, without_model
 
     forms = [case.trace.header.controller or {} for case in cases]
     needs_runtime = any(case.program for case in cases) or any(
@@ -170,10 +169,12 @@ def _player(
             yield loaded, with_model(loaded)
 
 
-def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[str, str | None]]) -> Verdict:
-    from bridle.service.replay import moved_names
-    from bridle.service.trace_tests import changed_form, judge
-    from bridle.service.tracing import ran_form
+def _test(
+    loaded: LoadedModel, play: Player, case: TraceCase, made: dict[Path, tuple[str, str | None]]
+) -> TraceTestResult:
+    from bridle.serving.tracing.replay import moved_names
+    from bridle.serving.tracing.trace_header import ran_form
+    from bridle.serving.tracing.trace_regression import changed_form, judge
 
     if case.program is None:
         verdict = judge(case.trace, play(case.trace, None))
@@ -187,7 +188,7 @@ def _test(loaded: LoadedModel, play: Player, case: Case, made: dict[Path, tuple[
 # -- what is told --------------------------------------------------------------------------------------------
 
 
-def _show(console: Console, case: Case, verdict: Verdict) -> None:
+def _show(console: Console, case: TraceCase, verdict: TraceTestResult) -> None:
     program = "" if case.program is None else f" with {case.program.name}"
     num = f"{verdict.found.num_tokens} tokens" if case.exchanges is None else f"{verdict.found.num_moves} exchanges"
     what = f"{verdict.outcome:<9}  {case.name}{program}: {num}"
@@ -197,7 +198,7 @@ def _show(console: Console, case: Case, verdict: Verdict) -> None:
             console.print(f"    {harmless(line, on_one_line=True)}", markup=False, soft_wrap=True)
 
 
-def _plain(case: Case, verdict: Verdict) -> dict[str, Any]:
+def _plain(case: TraceCase, verdict: TraceTestResult) -> dict[str, Any]:
     return {
         "trace": case.name,
         "controller": None if case.program is None else str(case.program),
@@ -208,7 +209,7 @@ def _plain(case: Case, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _junit(found: list[tuple[Case, Verdict]]) -> bytes:
+def _junit(found: list[tuple[TraceCase, TraceTestResult]]) -> bytes:
     from xml.etree import ElementTree
 
     failed = sum(verdict.outcome != "same" for _, verdict in found)

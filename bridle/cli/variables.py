@@ -42,7 +42,7 @@ def _variable(command: str, flag: str) -> str:
     return PREFIX + "_".join(f"{path} {flag.lstrip('-')}".split()).replace("-", "_").upper()
 
 
-class Variables(Env):
+class EnvironmentDefaults(Env):
     """Fills in what a command line leaves open. cyclopts' own class has one name for all commands, and reads arguments
     without a flag, too."""
 

@@ -19,8 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bridle.controllers.at_once import AtOncePool, opened
-from bridle.engine.decision import Branch, Decision
+from bridle.controllers.sync_pool import SyncControllerPool, opened
+from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
@@ -192,7 +192,7 @@ class _Group:
         return (StoredValue(BEAMS, json.dumps(self.finished).encode()),)
 
 
-class BeamPool(AtOncePool[_Group]):
+class BeamPool(SyncControllerPool[_Group]):
     """A `ControllerPool` for `BeamSearch`. It answers at once, for all beams of a request together; one that is ahead
     of the others waits."""
 

@@ -1,7 +1,7 @@
 """Several controllers on one request: the value that names them, and what their decisions are together.
 
 docs/composition.md has the meaning. This module has what needs no memory: which controllers a request has, the draw
-that all of them allow, and the words for what cannot be reconciled. `composed_output.py` has the order of things.
+that all of them allow, and the words for what cannot be reconciled. `composite_output.py` has the order of things.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from bridle.engine.decision import Branch, Splice, mask_allows
+from bridle.engine.control.decision import Branch, Splice, mask_allows
 from bridle.engine.request import name_of
 from bridle.errors import ControllerError, InvalidRequest
 
@@ -75,7 +75,7 @@ def demand(demanded: Sequence[tuple[Demand, object]], controller: object | None)
     return Composed((*(part for _, part in demanded), *parts_of(controller)), tuple(each for each, _ in demanded))
 
 
-def own_of(controller: object | None) -> object | None:
+def user_controllers(controller: object | None) -> object | None:
     """The controllers that a request has brought itself, as one."""
     if not isinstance(controller, Composed) or not controller.demands:
         return controller
@@ -102,7 +102,7 @@ def is_lenient(controller: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class DecisionConflict:
     """Where controllers cannot be reconciled. `names` are those of all, of which an operator demands the first
     `num_demands`; `position` is that of the token in question, prompt included."""
 
@@ -136,7 +136,7 @@ def is_wish(branch: Branch) -> bool:
     )
 
 
-def draw_of(branches: Sequence[Branch], vocabulary: int, clash: Clash) -> Branch:
+def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict) -> Branch:
     """The draw that all of them allow. Of a splice that depends on the drawn token only the taking back is left: what
     is forced then has to be shown to the others first. `vocabulary` has a bit for each token."""
     mask = branches[0].mask
@@ -156,7 +156,9 @@ def draw_of(branches: Sequence[Branch], vocabulary: int, clash: Clash) -> Branch
     return Branch(True, mask, bias, sampling, splices, top)
 
 
-def _intersection(branches: Sequence[Branch], number: int, mask: bytes, vocabulary: int, clash: Clash) -> bytes:
+def _intersection(
+    branches: Sequence[Branch], number: int, mask: bytes, vocabulary: int, clash: DecisionConflict
+) -> bytes:
     """What the mask of branch `number` leaves of `mask`, which is that of the branches before it."""
     other = branches[number].mask or b""
     if other == mask:
@@ -201,7 +203,7 @@ def matching(branch: Branch, token: int) -> Splice | None:
 # -- what is forced ----------------------------------------------------------------------------------------
 
 
-def piece_of(way: Sequence[Way], clash: Clash) -> tuple[int, tuple[int, ...]]:
+def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[int, ...]]:
     """What is taken back, or else the token that is appended, first on a way on which something is forced. Raises
     `ControllerError` if the others do not allow it. A splice that does nothing demands nothing of the others."""
     forcing = [

@@ -9,15 +9,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bridle.controllers.at_once import AtOncePool, opened
-from bridle.controllers.composed_part import num_same
+from bridle.controller_tools import Desk, ToolCallContext, ToolExecutor, ToolSession
+from bridle.controller_tools.session import adopt, leave
+from bridle.controllers.composite_member import num_same
 from bridle.controllers.python import Controller, SequenceView
-from bridle.engine.decision import Awaited, Decision
+from bridle.controllers.sync_pool import SyncControllerPool, opened
+from bridle.engine.control.decision import Awaited, Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
-from bridle.tools import Behalf, Caller, Desk, ToolDesk
-from bridle.tools.caller import adopt, leave
 
 #: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
 #: the shorter time no further token is looked at, because the engine waits.
@@ -53,7 +53,7 @@ class _Told(NamedTuple):
     answer: Answer
 
 
-class PythonControllerPool(AtOncePool[_Instance]):
+class PythonControllerPool(SyncControllerPool[_Instance]):
     """A `ControllerPool` for `Controller` objects.
 
     Each request runs on a copy of the object it was given, so one object can be passed to many requests. `desk` runs
@@ -68,7 +68,7 @@ class PythonControllerPool(AtOncePool[_Instance]):
     ) -> None:
         super().__init__()
         self._vocab_size = vocab_size
-        self._desk: Desk = desk or ToolDesk()
+        self._desk: Desk = desk or ToolExecutor()
         self._encode = encode
         self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
 
@@ -90,8 +90,8 @@ class PythonControllerPool(AtOncePool[_Instance]):
             return failed
         view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt, _encode=self._encode)
         if not controller.is_pure:
-            behalf = Behalf(request.tenant, request.client_tools, request.id)
-            view._caller = Caller(self._desk, request.tools, behalf)
+            behalf = ToolCallContext(request.tenant, request.client_tools, request.id)
+            view._caller = ToolSession(self._desk, request.tools, behalf)
         self._opened[request.id] = _Instance(controller, view)
         return opened(prompt)
 
@@ -125,7 +125,7 @@ class PythonControllerPool(AtOncePool[_Instance]):
         answer.stored = (*(value for before in told for value in before.answer.stored), *answer.stored)
         return answer
 
-    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+    def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """Tell copies of a pure controller of the tokens, one after the other, up to one after which it does not draw,
         or until that has taken too long. Copies that were told of the first of them already are not told again."""
         instance = self._live.get(seq_id)
@@ -145,12 +145,12 @@ class PythonControllerPool(AtOncePool[_Instance]):
             ahead.append(told)
         return [told.answer.decision for told in ahead if told.answer.decision is not None]
 
-    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+    def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """What a copy answers that was told of all tokens. Before the first the controller itself has answered."""
-        known = self.foresee(seq_id, tokens)
+        known = self.lookahead(seq_id, tokens)
         return known[-1] if known and len(known) == len(tokens) else None
 
-    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """What a copy logged and stored when it was told of the last of these tokens."""
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):

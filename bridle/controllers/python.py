@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from bridle.engine.decision import Decision, mask_of
+from bridle.controller_tools import Call, ToolSession
+from bridle.engine.control.decision import Decision, mask_of
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError
-from bridle.tools import Call, Caller
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class SequenceView:
     rewritten_by: str = ""
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
-    _caller: Caller | None = None
+    _caller: ToolSession | None = None
     _calls: list[Call] = field(default_factory=list)  # that this output may still want to be answered
     _encode: Callable[[str], Iterable[int]] | None = None
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-from bridle.engine.decision import Decision
+from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import (
     Answer,
     Ask,
     ControllerPool,
-    ForesightedPool,
-    ForetoldPool,
-    GuidingPool,
-    LeadingPool,
     ModulePool,
+    SupportsDraftFiltering,
+    SupportsDraftMasks,
+    SupportsLookahead,
+    SupportsRemoteLookahead,
 )
 from bridle.engine.request import Request
 
@@ -95,33 +95,33 @@ class SharedPool:
 class ForesightedSharedPool(SharedPool):
     """One that can say ahead what it would answer."""
 
-    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+    def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """As the pool does."""
-        assert isinstance(self._pool, ForesightedPool)
-        return self._pool.foresee(seq_id, tokens)
+        assert isinstance(self._pool, SupportsLookahead)
+        return self._pool.lookahead(seq_id, tokens)
 
-    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """As the pool does."""
-        assert isinstance(self._pool, ForesightedPool)
-        return self._pool.take_words(seq_id, num_tokens)
+        assert isinstance(self._pool, SupportsLookahead)
+        return self._pool.take_lookahead_output(seq_id, num_tokens)
 
 
 class GuidingSharedPool(ForesightedSharedPool):
     """One that says how drafts are to be drawn."""
 
-    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+    def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """As the pool does."""
-        assert isinstance(self._pool, GuidingPool)
-        return self._pool.guide(seq_id, tokens)
+        assert isinstance(self._pool, SupportsDraftMasks)
+        return self._pool.draft_decision(seq_id, tokens)
 
 
 class LeadingSharedPool(GuidingSharedPool):
     """One that says which tokens may be drafted."""
 
-    def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+    def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """As the pool does."""
-        assert isinstance(self._pool, LeadingPool)
-        return self._pool.lead(seq_id, tokens)
+        assert isinstance(self._pool, SupportsDraftFiltering)
+        return self._pool.filter_draft(seq_id, tokens)
 
 
 class ForetoldSharedPool(ForesightedSharedPool):
@@ -130,15 +130,15 @@ class ForetoldSharedPool(ForesightedSharedPool):
     @property
     def is_told_ahead(self) -> bool:
         """As the pool says."""
-        return isinstance(self._pool, ForetoldPool) and self._pool.is_told_ahead
+        return isinstance(self._pool, SupportsRemoteLookahead) and self._pool.is_told_ahead
 
 
 def shared(pool: ControllerPool) -> SharedPool:
     """The pool for two askers, with all that it can do."""
-    if isinstance(pool, ForetoldPool):
+    if isinstance(pool, SupportsRemoteLookahead):
         return ForetoldSharedPool(pool)
-    if isinstance(pool, LeadingPool):
+    if isinstance(pool, SupportsDraftFiltering):
         return LeadingSharedPool(pool)
-    if isinstance(pool, GuidingPool):
+    if isinstance(pool, SupportsDraftMasks):
         return GuidingSharedPool(pool)
-    return ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool)
+    return ForesightedSharedPool(pool) if isinstance(pool, SupportsLookahead) else SharedPool(pool)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from bridle.controllers.python import Controller, SequenceView
-from bridle.engine.decision import Decision, mask_words
+from bridle.engine.control.decision import Decision, mask_words
 
 if TYPE_CHECKING:
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
 #: The texts around thoughts, in the models that are known.
 THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))

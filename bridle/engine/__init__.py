@@ -5,9 +5,8 @@ tokenizer implements `TextDecoder`; each part can be used alone.
 """
 
 from bridle.engine.async_engine import AsyncEngine
-from bridle.engine.block_manager import BlockManager
 from bridle.engine.client import EngineClient, EventStream
-from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_of, mask_words
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_allows, mask_of, mask_words
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import (
     Answer,
@@ -21,7 +20,7 @@ from bridle.engine.interfaces import (
     TextDecoder,
     TextState,
 )
-from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.request import (
     MaxLength,
     MaxNewTokens,
@@ -30,7 +29,17 @@ from bridle.engine.request import (
     StopOnTokens,
     StoppingCriteria,
 )
-from bridle.engine.scheduler import Scheduler
+from bridle.engine.scheduling.scheduler import Scheduler
+from bridle.engine.scheduling.step_plan import (
+    BlockCopy,
+    ForkRow,
+    PlanRow,
+    SampleBatch,
+    SampleRow,
+    ScoreRun,
+    StepPlan,
+    StepResult,
+)
 from bridle.engine.sequence import Sequence, fork_key, root_key
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.statistics import EngineStatistics

@@ -46,7 +46,7 @@ FORKED = (
 )
 
 
-class Bell:
+class WakeupQueue:
     """A `threading.Event` that destructors may set: whatever its thread does just then, even setting it."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class AsyncEngine:
         self._cancels: deque[EventStream] = deque()
         self._unparks: list[str] = []
         self._streams: dict[str, EventStream] = {}
-        self._wake = Bell()
+        self._wake = WakeupQueue()
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
@@ -127,7 +127,7 @@ class AsyncEngine:
             self._cancels.append(stream)
             self._wake.set()
 
-    def unpark(self, request_id: str) -> None:
+    def release_retained_kv(self, request_id: str) -> None:
         """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
             self._unparks.append(request_id)
@@ -174,7 +174,7 @@ class AsyncEngine:
         """Fail everything that waits for this engine, because this process is a fork without the engine's thread. Later
         calls fail as well."""
         self._is_orphan, self._state = True, "closed"
-        self._lock, self._wake = threading.Lock(), Bell()
+        self._lock, self._wake = threading.Lock(), WakeupQueue()
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.orphan(EngineClosed(FORKED))
@@ -208,7 +208,7 @@ class AsyncEngine:
         if self._state != "running":
             self._engine.end_parking()
         if not self._engine.has_work:
-            pause = self._engine.tidy()
+            pause = self._engine.expire_retained_kv()
             if not self._inbox and self._state != "closed":
                 self._wake.wait(None if pause is None else max(pause, _LEAST_PAUSE))
             return
@@ -238,7 +238,7 @@ class AsyncEngine:
             if self._streams.get(stream.request_id) is stream:  # else it is over, and its id perhaps another one's
                 self._engine.cancel(stream.request_id)
         for request_id in unparks:
-            self._engine.unpark(request_id)
+            self._engine.release_retained_kv(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their streams and wake each reader once."""

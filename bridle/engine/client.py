@@ -2,7 +2,7 @@
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
 It is a list that the reader empties: a slow reader gets more events at once, and its queue never holds more than the
-request itself can generate and a `Backlog` takes. Tokens are bounded by what a request may generate. The logs and
+request itself can generate and an `EventBuffer` takes. Tokens are bounded by what a request may generate. The logs and
 variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last value
 of each variable.
 """
@@ -51,7 +51,7 @@ class EngineClient(Protocol):
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
 
-    def unpark(self, request_id: str) -> None:
+    def release_retained_kv(self, request_id: str) -> None:
         """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
 
     def statistics(self) -> EngineStatistics:
@@ -70,7 +70,7 @@ class EventStream:
         self.request_id = request_id
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._backlog = Backlog()
+        self._backlog = EventBuffer()
         self._error: BridleError | None = None
         self._complete = False  # the last event is here
         self._drained = False  # and was read
@@ -116,7 +116,7 @@ class EventStream:
         """Fail the stream in a fork of the process whose engine writes to it. The stream gets new locks, since no other
         thread can release the old ones here."""
         self._lock, self._ready = threading.Lock(), threading.Event()
-        self._backlog, self._error = Backlog(), error
+        self._backlog, self._error = EventBuffer(), error
 
     def wake(self) -> None:
         """Wake a reader in another thread. One in asyncio is woken by `news`, in its event loop."""
@@ -184,7 +184,7 @@ class EventStream:
 
 
 @dataclass(slots=True)
-class Backlog:
+class EventBuffer:
     """A list of events with a bound. One thread at a time."""
 
     max_bytes: int = MAX_NOTE_BYTES

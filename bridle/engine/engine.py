@@ -1,9 +1,9 @@
 """The engine: requests in, events out, one step at a time.
 
 `step` is the whole of continuous batching on one screen: apply what controllers have answered, plan, compute, branch,
-sample, commit, ask. The work is done by its parts (`Scheduler`, `Steering`, `Branching`, `Progress`) and by the
-`Executor`; the engine only passes data from one to the next. It is single-threaded and never sleeps; `AsyncEngine` puts
-it on a thread of its own.
+sample, commit, ask. The work is done by its parts (`Scheduler`, `ControllerManager`, `SamplePlanner`,
+`OutputProcessor`) and by the `Executor`; the engine only passes data from one to the next. It is single-threaded and
+never sleeps; `AsyncEngine` puts it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from dataclasses import replace
 from typing import cast
 
 from bridle.config import EngineConfig
-from bridle.engine.adapter_rotation import AdapterRotation
-from bridle.engine.ahead import Ahead, Flight, StepEnds
-from bridle.engine.batching import Batching
-from bridle.engine.branching import Branched, Branching, draws_next
-from bridle.engine.intake import Intake, Openings
+from bridle.engine.active_requests import ActiveRequests
+from bridle.engine.control.controller_manager import ControllerManager
+from bridle.engine.factory import engine_info, make_scheduler, make_speculation
+from bridle.engine.input_processor import ControllerOpenings, InputProcessor
 from bridle.engine.interfaces import (
     AdapterStore,
     ControllerPool,
     Embedder,
     Executor,
     ExecutorInfo,
-    Interruptible,
     MediaStore,
+    SupportsReconnect,
     TextDecoder,
-    find_late,
+    find_async,
 )
-from bridle.engine.live import LiveRequests
-from bridle.engine.media_turns import MediaTurns
-from bridle.engine.parts import engine_info, make_scheduler, make_speculation
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.engine.progress import Progress
+from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.recovery import Recovery
 from bridle.engine.request import Request
-from bridle.engine.scheduler import Scheduled
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.engine.sampling.sample_planner import PlannedSamples, SamplePlanner, draws_next
+from bridle.engine.scheduling.async_scheduling import InFlightStep, OverlapScheduler, StepCallbacks
+from bridle.engine.scheduling.batching import Batching
+from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
+from bridle.engine.scheduling.scheduler import Scheduled
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
-from bridle.engine.steering import Steering
-from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
 from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished, FinishReason
 
@@ -68,7 +68,7 @@ class Engine:
         adapters: AdapterStore | None = None,
         draft: Executor | None = None,
         media: MediaStore | None = None,
-        unnamed: Unnamed = NONE_UNNAMED,
+        unnamed: PaddedVocab = NONE_UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
@@ -76,22 +76,22 @@ class Engine:
         self.info: ExecutorInfo = engine_info(executor, self.batching, unnamed)
         self.clock = clock
         self._executor = executor
-        self._interruptible = executor if isinstance(executor, Interruptible) else None
+        self._interruptible = executor if isinstance(executor, SupportsReconnect) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
-        self._intake = Intake(self.info, self.config)
-        self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
-        self._media = MediaTurns(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
+        self._intake = InputProcessor(self.info, self.config)
+        self._rotation = LoRAScheduler(self.config.max_step_adapters, adapters)
+        self._media = EncoderScheduler(media, self.batching.max_step_tokens, self.batching.max_batch_prefill_tokens)
         speculation = make_speculation(self.info, self.config, draft, clock)
         self._scheduler = scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
-        self._progress = progress = Progress(scheduler, self._statistics, decoder, self._on_finish)
-        self._live = live = LiveRequests(self._intake, progress, self._rotation, self._media)
-        self._steering = steering = Steering(
+        self._progress = progress = OutputProcessor(scheduler, self._statistics, decoder, self._on_finish)
+        self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media)
+        self._steering = steering = ControllerManager(
             pools, progress, self._statistics, clock, live.end, self.info, self.config, speculation
         )
-        self._openings = Openings(self._intake, steering, progress, self._begin, clock)
-        self._branching = Branching(
+        self._openings = ControllerOpenings(self._intake, steering, progress, self._begin, clock)
+        self._branching = SamplePlanner(
             scheduler, steering, progress, live.outputs, live.ids.__next__, self.config.max_forks, unnamed
         )
         self._recovery = Recovery(executor, scheduler, self._branching, progress)
@@ -109,7 +109,7 @@ class Engine:
     def _is_steering(self) -> bool:
         """Whether controllers have something to hear or to say."""
         steering, words = self._steering, self._steering.words
-        is_talking = bool(steering.sequences or words.goodbyes or words.held)
+        is_talking = bool(steering.sequences or words.pending_final_asks or words.held)
         return is_talking or any(pool.is_busy for pool in steering.pools)
 
     @property
@@ -135,7 +135,7 @@ class Engine:
         deadlines until one is, or a request comes or goes."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         words = self._steering.words
-        is_quiet = not (self._openings.waiting or words.goodbyes or words.held)
+        is_quiet = not (self._openings.waiting or words.pending_final_asks or words.held)
         return is_quiet and all(seq.control.is_parked for seq in sequences)
 
     @property
@@ -196,7 +196,7 @@ class Engine:
         """End all outputs of a request at the next step; unknown ids are ignored. Safe from any thread."""
         self._live.cancel_nowait(request_id)
 
-    def unpark(self, request_id: str) -> None:
+    def release_retained_kv(self, request_id: str) -> None:
         """Let go of the KV that a request has left parked; unknown ids are ignored."""
         self._scheduler.blocks.parking.release(request_id)
 
@@ -204,7 +204,7 @@ class Engine:
         """Let go of all parked KV, and park none any more: no request will come that could use it."""
         self._scheduler.blocks.parking.close()
 
-    def tidy(self) -> float | None:
+    def expire_retained_kv(self) -> float | None:
         """Let go of parked KV whose time is over. Returns the seconds until there is more of it, None if nothing is
         parked."""
         parking = self._scheduler.blocks.parking
@@ -236,7 +236,7 @@ class Engine:
             self._progress.tracer.begin_step(self._scheduler.step + (flight is None))
         self._live.apply(began)
         if self._scheduler.blocks.parking.num_blocks:
-            self.tidy()
+            self.expire_retained_kv()
         if self._openings.waiting:
             self._openings.begin_ready()
         if self._is_steering:
@@ -255,18 +255,18 @@ class Engine:
                 self._statistics.num_steps += 1
         if self._is_steering and not (self._ahead is not None and self._ahead.is_under_way):
             self._steering.ask()
-            self._steering.gather()
+            self._steering.collect_answers()
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 
-    def _land(self, ahead: Ahead) -> Flight | None:
+    def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
         """Finish the step whose tokens are being drawn, if there is one; returns the next if it was launched before."""
         if not ahead.is_under_way:
             return None
-        flight = ahead.land()
+        flight = ahead.finish_previous_step()
         if self._is_steering:
             self._steering.ask()
-            self._steering.gather()
+            self._steering.collect_answers()
         return flight
 
     def _wait(self) -> tuple[StepPlan, list[Scheduled]]:
@@ -277,7 +277,7 @@ class Engine:
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
         """Forward, branch, sample, commit. An error on the way ends only the request that caused it. The step was begun
         to be `planned` then."""
-        branched = Branched(SampleBatch(plan.step))
+        branched = PlannedSamples(SampleBatch(plan.step))
         began = self.clock()
         try:
             self._executor.forward(plan)
@@ -295,10 +295,10 @@ class Engine:
         except Exception as error:
             self._recovery.recover(scheduled, branched, error)
             return
-        flight = Flight(plan, scheduled, planned, branched, began, computed, steered, scheduled)
+        flight = InFlightStep(plan, scheduled, planned, branched, began, computed, steered, scheduled)
         self._conclude(flight, result, vectors, sampled)
 
-    def _conclude(self, flight: Flight, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
+    def _conclude(self, flight: InFlightStep, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
         """Count a step whose tokens came at the time `sampled`, and apply them."""
         statistics, speculation, scheduled = self._statistics, self._scheduler.speculation, flight.scheduled
         if self._recovery.num_failed_steps:
@@ -317,7 +317,7 @@ class Engine:
             sequences, waited = (item.seq for item in scheduled), flight.steered - flight.computed
             speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)
 
-    def _embed(self, step: int, branched: Branched) -> list[array[float]]:
+    def _embed(self, step: int, branched: PlannedSamples) -> list[array[float]]:
         embedder = cast(Embedder, self._executor)  # else such requests are refused
         return embedder.embed(step, [row for _, row in branched.embeds])
 
@@ -327,16 +327,16 @@ class Engine:
             for item in scheduled
             if item.seq.control.pool and item.seq.control.answer is None and draws_next(item)
         ]
-        self._steering.gather(due, self.clock() + self.config.step_timeout)
+        self._steering.collect_answers(due, self.clock() + self.config.step_timeout)
 
-    def _make_ahead(self, executor: Executor) -> Ahead | None:
+    def _make_ahead(self, executor: Executor) -> OverlapScheduler | None:
         """What launches steps ahead, if the executor is one of those that answer late."""
-        late = find_late(executor)
+        late = find_async(executor)
         if late is None:
             return None
-        ends = StepEnds(self._conclude, self._recovery.recover, self._embed)
+        ends = StepCallbacks(self._conclude, self._recovery.recover, self._embed)
         parts = self._scheduler, self._steering, self._branching
-        return Ahead(late, *parts, ends, self.clock, self.config.step_timeout)
+        return OverlapScheduler(late, *parts, ends, self.clock, self.config.step_timeout)
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
         """Pass on the end of an output: now, or after its controller's last words."""

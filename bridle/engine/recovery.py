@@ -3,12 +3,12 @@ computed again."""
 
 from __future__ import annotations
 
-from bridle.engine.blame import Blame
-from bridle.engine.branching import Branched, Branching
+from bridle.engine.fault_isolation import FaultIsolator
 from bridle.engine.interfaces import Executor
-from bridle.engine.plan import SampleBatch
-from bridle.engine.progress import Progress
-from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sampling.sample_planner import PlannedSamples, SamplePlanner
+from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch
 from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
 from bridle.outputs import Resuming
 
@@ -17,26 +17,28 @@ class Recovery:
     """Remembers between steps what failed. A device that is lost for good ends the engine: `recover` raises the error,
     for who runs the engine."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, branching: Branching, progress: Progress) -> None:
+    def __init__(
+        self, executor: Executor, scheduler: Scheduler, branching: SamplePlanner, progress: OutputProcessor
+    ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._branching = branching
         self._progress = progress
-        self._blame = Blame()
+        self._blame = FaultIsolator()
         self._is_lost = False  # the device is away, and the clients were told
         self.num_failed_steps = 0
 
     def note_away(self) -> None:
         """Note that the device is away now, between two steps."""
         if not self._is_lost:
-            self.recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
+            self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
     def note_success(self, scheduled: list[Scheduled]) -> None:
         """Note that a step was computed, after others had failed."""
         self._is_lost = False
         self._blame.clear([item.seq for item in scheduled])
 
-    def recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
+    def recover(self, scheduled: list[Scheduled], branched: PlannedSamples, error: Exception) -> None:
         """Handle a step that failed with `error`."""
         if isinstance(error, DeviceLost):
             raise error

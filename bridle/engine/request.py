@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from bridle.engine.guard import Guard
-from bridle.engine.media import Medium, Runs
+from bridle.engine.guardrails.guardrails import Guardrails
+from bridle.engine.multimodal.multimodal_inputs import MultiModalItem, Runs
 from bridle.outputs import FinishReason
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
@@ -122,14 +122,14 @@ class Request:
     tell_resuming: bool = False
     generated: tuple[int, ...] = ()
     embeds: bool = False
-    media: tuple[Medium, ...] = ()
+    media: tuple[MultiModalItem, ...] = ()
     runs: Runs = ()
     trace: bool = False
     tools: tuple[str, ...] | None = None
     client_tools: tuple[str, ...] = ()
     parks: bool = False
     continues: str = ""
-    guard: Guard | None = None
+    guard: Guardrails | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridle.engine.media import Runs, before
-from bridle.engine.plan import PlanRow, name_of
+from bridle.engine.multimodal.multimodal_inputs import Runs, before
 from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import PlanRow, placeholder_for_row
 from bridle.engine.sequence_state import (
     ControlState,
     DraftState,
-    DrawState,
     KvState,
     OutputState,
     QueueState,
+    SamplerState,
     SequenceStatus,
     TraceState,
 )
@@ -71,7 +71,7 @@ class Sequence:
     allowed: bytes | None = None  # a mask for all of its draws, beside those of its controller
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
-    draws: DrawState = field(default_factory=DrawState)
+    draws: SamplerState = field(default_factory=SamplerState)
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
     trace: TraceState | None = None  # None: nobody asked for one
@@ -97,13 +97,15 @@ class Sequence:
     def is_held(self) -> bool:
         """Whether its controller keeps it from being computed."""
         control = self.control
-        return control.is_late or control.is_suspended
+        return control.missed_deadline or control.is_suspended
 
     @property
     def is_ready(self) -> bool:
         """Whether it has tokens to compute, and neither its controller nor its adapter nor a picture holds it up."""
         control, queue = self.control, self.queue
-        return not (control.is_late or control.is_suspended or queue.sits_out or queue.awaits_media)
+        return not (
+            control.missed_deadline or control.is_suspended or queue.adapter_not_scheduled or queue.awaits_media
+        )
 
     @property
     def target(self) -> int:
@@ -133,7 +135,7 @@ class Sequence:
             limit = min(limit, self.output.num_scored - 1)
         return max(limit, 0)
 
-    def cut(self, num_tokens: int) -> None:
+    def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens. The caller trims the blocks."""
         del self.tokens[num_tokens:]
         self.runs = before(self.runs, num_tokens)
@@ -152,7 +154,7 @@ class Sequence:
         is_scored = self.sampling.prompt_logprobs is not None
         self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
 
-    def go_on_from(self, tokens: tuple[int, ...]) -> None:
+    def resume_from(self, tokens: tuple[int, ...]) -> None:
         """Begin with `tokens` that another engine has drawn for this output and that its client has."""
         self.tokens += tokens
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
@@ -168,19 +170,20 @@ class Sequence:
 
     # -- while a token is being drawn ----------------------------------------------------------------------
 
-    def add_name(self, row: int) -> None:
+    def append_placeholder(self, row: int) -> None:
         """Count the token that row `row` of the last batch draws as if it was there, so that a step can be planned
         that computes it. Whatever it is, it comes with the log-probability that is asked for."""
-        self.tokens.append(name_of(row))
+        self.tokens.append(placeholder_for_row(row))
         self.output.num_scored += self.sampling.logprobs is not None
 
-    def take_name_back(self) -> None:
-        """Undo `add_name`. The executor's mirror may have the token; until it is known that does not count."""
+    def pop_placeholder(self) -> None:
+        """Undo `append_placeholder`. The executor's mirror may have the token; until it is known that does not
+        count."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.logprobs is not None
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
-    def confirm_name(self, position: int, token: int) -> None:
+    def resolve_placeholder(self, position: int, token: int) -> None:
         """Note that the mirror has `token` at `position`: right if nothing before it was taken back, and if it is the
         token that has entered there."""
         kv = self.kv
@@ -245,7 +248,7 @@ class Sequence:
             allowed=self.allowed,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
-            draws=DrawState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
+            draws=SamplerState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
             output=OutputState(
                 output.text.copy() if output.text else None,
                 bans={position: set(tokens) for position, tokens in output.bans.items()},

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from bridle.engine.decision import Awaited, Decision
-from bridle.engine.guard import Hit
+from bridle.engine.control.decision import Awaited, Decision
+from bridle.engine.guardrails.guardrails import GuardrailMatch
 from bridle.engine.interfaces import Ask, Change, ControllerPool
-from bridle.engine.output_text import OutputText
-from bridle.engine.step_cost import Tally
+from bridle.engine.outputs.stop_strings import OutputText
+from bridle.engine.spec_decode.step_cost import AcceptanceRate
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
-from bridle.traced import MAX_RECORDS, MAX_SAID, Draw, Wait
+from bridle.traces import MAX_RECORDS, MAX_SAID, Draw, WaitRecord
 
 
 class SequenceStatus(Enum):
@@ -28,7 +28,7 @@ class SequenceStatus(Enum):
 
 
 @dataclass(slots=True)
-class UnsentToken:
+class PendingToken:
     """A token whose event waits for its log-probability."""
 
     token: int
@@ -40,15 +40,15 @@ class UnsentToken:
 class QueueState:
     """The sequence's state in the scheduler's queues, and its times there.
 
-    Written by the scheduler; `sits_out` is written by `AdapterRotation`, which chooses the adapters of a step, and
-    `num_passes` by `PromptShares`.
+    Written by the scheduler; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
+    step, and `num_passes` by `PromptShares`.
     """
 
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
     status: SequenceStatus = SequenceStatus.OPENING
-    sits_out: bool = False  # its adapter is not in the step under way
+    adapter_not_scheduled: bool = False  # its adapter is not in the step under way
     num_passes: int = 0  # sequences that took room for which it waits
-    awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `MediaTurns`
+    awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `EncoderScheduler`
     queued_at: float | None = None  # of the engine's clock
     seconds: float | None = None  # until it was first given room
 
@@ -78,7 +78,8 @@ class KvState:
 class ControlState:
     """What the sequence's controller was asked and has answered.
 
-    Written by `Openings`, which makes controllers, and by `Steering` and `Words`, which ask and hear them.
+    Written by `ControllerOpenings`, which makes controllers, and by `ControllerManager` and `ControllerOutputs`, which
+    ask and hear them.
     """
 
     pool: ControllerPool | None = None  # where the controller lives
@@ -86,11 +87,11 @@ class ControlState:
     num_moves: int = 0  # draws and splices
     awaits_answer: bool = False
     answer: Decision | None = None  # arrived, not applied yet
-    news: Ask | None = None  # what to tell it next
-    is_late: bool = False  # missed a step: not computed until it answers
+    pending_ask: Ask | None = None  # what to tell it next
+    missed_deadline: bool = False  # missed a step: not computed until it answers
     is_suspended: bool = False  # it said wait
     awaited: tuple[Awaited, ...] = ()  # for these alone
-    is_dismissed: bool = False  # it was told that this is the end
+    final_ask_sent: bool = False  # it was told that this is the end
     num_idle_steps: int = 0
     opened_at: float | None = None  # when it was asked for; all times are of the engine's clock
     opening_seconds: float = 0.0  # until it was made
@@ -106,14 +107,14 @@ class ControlState:
         """Whether it waits for things outside of the engine, and none of them is done."""
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
-    def let_go(self) -> None:
+    def clear_hold(self) -> None:
         """Note that the controller no longer holds the sequence up."""
-        self.is_late = self.is_suspended = False
+        self.missed_deadline = self.is_suspended = False
 
 
 @dataclass(slots=True)
-class DrawState:
-    """How many random numbers were drawn, and how many forks there were. Written by `Branching`.
+class SamplerState:
+    """How many random numbers were drawn, and how many forks there were. Written by `SamplePlanner`.
 
     `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then."""
 
@@ -136,22 +137,24 @@ class Proposal:
 @dataclass(slots=True)
 class DraftState:
     """How often drafts were right of late, by what they came from. Written by `Speculation` and
-    `Guessing`."""
+    `ProposerSelector`."""
 
-    proposed: Tally = field(default_factory=Tally)
-    copied: Tally = field(default_factory=Tally)
-    modelled: Tally = field(default_factory=Tally)
+    proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
+    copied: AcceptanceRate = field(default_factory=AcceptanceRate)
+    modelled: AcceptanceRate = field(default_factory=AcceptanceRate)
     #: Of the parts of the drafts of the step under way: a guess, and what is forced after it.
     sizes: tuple[int, ...] = ()
     proposal: Proposal | None = None  # the latest, as long as it comes true
-    source: Tally | None = None  # that of the drafts of the step under way; None: `copied`, since there were none yet
+    source: AcceptanceRate | None = (
+        None  # that of the drafts of the step under way; None: `copied`, since there were none yet
+    )
     foretold: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
     chance: float = 0.0  # that each of these is right if those before it are
     watched: tuple[int, int] | None = None  # a place, and the token that was guessed to come there and not computed
 
 
 @dataclass(slots=True)
-class TraceRoom:
+class TraceBudget:
     """What may still be recorded of a request, all outputs together, how many records there are, and how many had no
     room."""
 
@@ -169,15 +172,15 @@ NO_DRAW: Drawn = ((), False, (), 0)
 
 @dataclass(slots=True)
 class TraceState:
-    """What is known of the next record of a traced sequence. Written by `Tracer`."""
+    """What is known of the next record of a traced sequence. Written by `TraceRecorder`."""
 
-    room: TraceRoom
+    room: TraceBudget
     by: str | None  # what steers it
     num_seen: int = 0  # tokens that went through the model, as far as they were not taken back
     drawn: Drawn = NO_DRAW  # the draw under way
     asked_at: float | None = None
     answered: float = 0.0  # seconds that its controller took since the last token
-    wait: Wait | None = None  # the wait under way
+    wait: WaitRecord | None = None  # the wait under way
     waits_since: float = 0.0
     modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and what they meant
 
@@ -188,15 +191,15 @@ class TraceState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What the client was told and still lacks, and the counts. Written by `Progress`, and by
+    """What the client was told and still lacks, and the counts. Written by `OutputProcessor`, and by
     `policing` and `held` for it."""
 
     text: OutputText | None = None
-    unsent: list[UnsentToken] = field(default_factory=list)
+    unsent: list[PendingToken] = field(default_factory=list)
     held: list[TokenEvent] = field(default_factory=list)  # whose text may still have to go
     bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
     num_banned: int = 0  # the last tokens, which say what is forbidden and must go
-    hit: Hit | None = None  # the rule of an operator because of which they must
+    hit: GuardrailMatch | None = None  # the rule of an operator because of which they must
     num_retries: int = 0  # since text was last released
     changes: list[Change] = field(default_factory=list)  # that its controller was not told of
     prompt_sent: bool = False

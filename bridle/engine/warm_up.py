@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from bridle.engine.interfaces import Executor, ExecutorInfo
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.sampling import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)

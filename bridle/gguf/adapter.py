@@ -17,13 +17,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bridle.errors import AdapterRefused, UnsupportedModel
-from bridle.gguf.blocks import decode_blocks
-from bridle.gguf.families import BY_MODEL_TYPE, Family
+from bridle.gguf.dequantize import decode_blocks
+from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
 from bridle.gguf.folder import cache_folder, write_folder
 from bridle.gguf.reader import open_gguf
 from bridle.gguf.rows import heads_of, library_order
 from bridle.gguf.shards import GgufModel
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 _A, _B = ".weight.lora_a", ".weight.lora_b"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -46,24 +46,24 @@ def unpack_adapter(path: Path, config: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> Family:
+def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
     kinds = model.text("general.type"), model.text("adapter.type")
     if kinds != ("adapter", "lora"):
         raise AdapterRefused(
-            f"{model.path} is no LoRA adapter: it is of type {shown(kinds[0])}, {shown(kinds[1])}", "source"
+            f"{model.path} is no LoRA adapter: it is of type {short_repr(kinds[0])}, {short_repr(kinds[1])}", "source"
         )
     family = BY_MODEL_TYPE.get(str(config.get("model_type")))
     arch = model.text("general.architecture")
     if family is None or family.arch != arch:
         raise AdapterRefused(
-            f"{model.path} is for the architecture {shown(arch)}; "
-            f"the model is of type {shown(config.get('model_type'))}",
+            f"{model.path} is for the architecture {short_repr(arch)}; "
+            f"the model is of type {short_repr(config.get('model_type'))}",
             "source",
         )
     return family
 
 
-def _files(model: GgufModel, family: Family, config: Mapping[str, Any]) -> dict[str, bytes]:
+def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> dict[str, bytes]:
     """The two files of the folder."""
     alpha = model.real("adapter.lora.alpha", 0.0)
     weights: dict[str, Tensor] = {}
@@ -87,25 +87,25 @@ def _files(model: GgufModel, family: Family, config: Mapping[str, Any]) -> dict[
     return {_CONFIG: json.dumps(settings).encode(), _WEIGHTS: save(weights, metadata={"format": "pt"})}
 
 
-def _pairs(model: GgufModel, family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Each layer with its A [rank, in] and B [out, rank], rows in the library's order."""
     places = dict(_places(family, config))
     for name in model.tensors:
         stem = name.removesuffix(_A).removesuffix(_B)
         if stem == name or stem not in places or {stem + _A, stem + _B} - model.tensors.keys():
-            raise AdapterRefused(f"{model.path}: tensor {shown(name)} is no half of a pair at a layer", "source")
+            raise AdapterRefused(f"{model.path}: tensor {short_repr(name)} is no half of a pair at a layer", "source")
         if name.endswith(_B):
             continue
         layer, num_heads = places[stem]
         a, b = _numbers(model, stem + _A), _numbers(model, stem + _B)
         if b.shape[1] != a.shape[0] or (num_heads and b.shape[0] % (2 * num_heads)):
-            raise AdapterRefused(f"{model.path}: the tensors of {shown(stem)} do not fit each other", "source")
+            raise AdapterRefused(f"{model.path}: the tensors of {short_repr(stem)} do not fit each other", "source")
         if num_heads:
             b = b[library_order(b.shape[0], num_heads)].contiguous()
         yield layer, a, b
 
 
-def _places(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, int]]]:
+def _places(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, int]]]:
     """The file's names of layers -> the library's, and the heads whose rows are in another order."""
     num_heads = int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -120,6 +120,6 @@ def _numbers(model: GgufModel, name: str) -> Tensor:
     entry = model.tensors[name]
     if len(entry.shape) != 2:
         raise AdapterRefused(
-            f"{model.path}: tensor {shown(name)} has shape {entry.shape}; it must be a matrix", "source"
+            f"{model.path}: tensor {short_repr(name)} has shape {entry.shape}; it must be a matrix", "source"
         )
     return decode_blocks(entry.kind.name, torch.from_numpy(model.read(name)))

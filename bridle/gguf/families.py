@@ -24,7 +24,7 @@ from bridle.gguf.rules import (
     SHARED_MLP,
     TWO_NORMS,
     WOVEN_EXPERTS,
-    Rule,
+    TensorRule,
     attention,
     head_norms,
     layer,
@@ -33,38 +33,40 @@ from bridle.gguf.rules import (
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GgufFamily:
     """An architecture: the library's name of it, its tensors, and its further properties."""
 
     arch: str
     model_type: str
-    rules: tuple[Rule, ...]
+    rules: tuple[TensorRule, ...]
     layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
     norm_eps: float = 0.0  # of such norms, if the library has it as a constant
     reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
-    is_latent: bool = False  # its keys and values are made of one short vector: see `bridle.gguf.latent`
+    is_latent: bool = False  # its keys and values are made of one short vector: see `bridle.gguf.mla`
     is_alias: bool = False  # files of it are read as another architecture's model, and not written
 
 
 FAMILIES = (
-    Family("llama", "llama", (*PAIRED, *GATED), reads=("biases",)),
-    Family("llama", "mistral", (*PAIRED, *GATED), reads=("no window",)),
-    Family("llama", "mixtral", (*PAIRED, *EXPERTS), reads=("experts", "no window")),
-    Family("smollm3", "smollm3", (*PAIRED, *GATED), reads=("biases", "some unrotated")),
-    Family("granite", "granite", (*PAIRED, *GATED), reads=("biases", "multipliers")),
-    Family("qwen2", "qwen2", (*PLAIN, *GATED)),
-    Family("qwen2moe", "qwen2_moe", (*PLAIN, *EXPERTS, *SHARED_EXPERT), reads=("expert sizes", "shared expert")),
-    Family("qwen3", "qwen3", (*PLAIN, *head_norms(), *GATED)),
-    Family("qwen3moe", "qwen3_moe", (*PLAIN, *head_norms(), *EXPERTS), reads=("expert sizes", "even experts")),
-    Family("gemma", "gemma", (*top(offset=True), *attention(), *GEMMA_NORMS, *GATED)),
-    Family("gemma2", "gemma2", (*top(offset=True), *attention(), *FOUR_NORMS, *GATED), reads=("caps", "every other")),
-    Family(
+    GgufFamily("llama", "llama", (*PAIRED, *GATED), reads=("biases",)),
+    GgufFamily("llama", "mistral", (*PAIRED, *GATED), reads=("no window",)),
+    GgufFamily("llama", "mixtral", (*PAIRED, *EXPERTS), reads=("experts", "no window")),
+    GgufFamily("smollm3", "smollm3", (*PAIRED, *GATED), reads=("biases", "some unrotated")),
+    GgufFamily("granite", "granite", (*PAIRED, *GATED), reads=("biases", "multipliers")),
+    GgufFamily("qwen2", "qwen2", (*PLAIN, *GATED)),
+    GgufFamily("qwen2moe", "qwen2_moe", (*PLAIN, *EXPERTS, *SHARED_EXPERT), reads=("expert sizes", "shared expert")),
+    GgufFamily("qwen3", "qwen3", (*PLAIN, *head_norms(), *GATED)),
+    GgufFamily("qwen3moe", "qwen3_moe", (*PLAIN, *head_norms(), *EXPERTS), reads=("expert sizes", "even experts")),
+    GgufFamily("gemma", "gemma", (*top(offset=True), *attention(), *GEMMA_NORMS, *GATED)),
+    GgufFamily(
+        "gemma2", "gemma2", (*top(offset=True), *attention(), *FOUR_NORMS, *GATED), reads=("caps", "every other")
+    ),
+    GgufFamily(
         "gemma3",
         "gemma3_text",
         (*top(offset=True), *attention(), *head_norms(offset=True), *FOUR_NORMS, *GATED),
         reads=("final cap", "one in six"),
     ),
-    Family(
+    GgufFamily(
         "phi3",
         "phi3",
         (
@@ -77,16 +79,16 @@ FAMILIES = (
         ),
         reads=("window", "two scalings"),
     ),
-    Family("olmo", "olmo", (EMBEDDING, HEAD, *attention(paired=True), *GATED), norm_eps=1e-5, reads=("clip",)),
-    Family("olmo2", "olmo2", (*top(), *attention(), *head_norms(), *LATE_NORMS, *GATED)),
-    Family(
+    GgufFamily("olmo", "olmo", (EMBEDDING, HEAD, *attention(paired=True), *GATED), norm_eps=1e-5, reads=("clip",)),
+    GgufFamily("olmo2", "olmo2", (*top(), *attention(), *head_norms(), *LATE_NORMS, *GATED)),
+    GgufFamily(
         "olmo2",
         "olmo3",
         (*top(), *attention(), *head_norms(), *LATE_NORMS, *GATED),
         reads=("one in four", "one rotation"),
     ),
-    Family("olmoe", "olmoe", (*PLAIN, *head_norms(), *EXPERTS), reads=("plain experts", "clip")),
-    Family(
+    GgufFamily("olmoe", "olmoe", (*PLAIN, *head_norms(), *EXPERTS), reads=("plain experts", "clip")),
+    GgufFamily(
         "nemotron",
         "nemotron",
         (
@@ -99,7 +101,7 @@ FAMILIES = (
         layer_norm="norm_eps",
         reads=("biases",),
     ),
-    Family(
+    GgufFamily(
         "glm4",
         "glm4",
         (
@@ -111,12 +113,12 @@ FAMILIES = (
         ),
         reads=("attention bias",),
     ),
-    Family(
+    GgufFamily(
         "phi2",
         "phi",
         (
             EMBEDDING,
-            Rule("model.final_layernorm", ("output_norm",)),
+            TensorRule("model.final_layernorm", ("output_norm",)),
             HEAD,
             layer("self_attn.q_proj", "attn_q"),
             layer("self_attn.k_proj", "attn_k"),
@@ -129,83 +131,83 @@ FAMILIES = (
         layer_norm="layer_norm_eps",
         reads=("no head norms",),
     ),
-    Family(
+    GgufFamily(
         "seed_oss",
         "seed_oss",
         (*top(), *attention(), *MIDDLE_NORMS, *GATED),
         reads=("output bias",),
     ),
-    Family(
+    GgufFamily(
         "starcoder2",
         "starcoder2",
         (*PLAIN, layer("mlp.c_fc", "ffn_up"), layer("mlp.c_proj", "ffn_down")),
         layer_norm="norm_epsilon",
     ),
-    Family("stablelm", "stablelm", (*PLAIN, *GATED), layer_norm="layer_norm_eps", reads=("query bias",)),
-    Family(
+    GgufFamily("stablelm", "stablelm", (*PLAIN, *GATED), layer_norm="layer_norm_eps", reads=("query bias",)),
+    GgufFamily(
         "command-r",
         "cohere",
         (*top(), *attention(), layer("input_layernorm", "attn_norm"), *GATED),
         layer_norm="layer_norm_eps",
         reads=("logit scale",),
     ),
-    Family(
+    GgufFamily(
         "cohere2",
         "cohere2",
         (*top(), *attention(), layer("input_layernorm", "attn_norm"), *GATED),
         layer_norm="layer_norm_eps",
         reads=("logit scale", "one in four"),
     ),
-    Family(
+    GgufFamily(
         "arcee",
         "arcee",
         (*PAIRED, layer("mlp.up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down")),
         reads=("biases",),
     ),
-    Family(
+    GgufFamily(
         "gpt-oss",
         "gpt_oss",
         (*top(), *attention(), layer("self_attn.sinks", "attn_sinks"), *MIDDLE_NORMS, *WOVEN_EXPERTS),
         reads=("attention bias", "experts", "experts like layers", "clamped gates", "alternating", "whole ramp"),
     ),
-    Family(
+    GgufFamily(
         "glm4moe",
         "glm4_moe",
         (*top(), *attention(), *head_norms(), *MIDDLE_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "attention bias", "head norms or none", "half rotated", "shared experts", "sigmoid"),
     ),
-    Family(
+    GgufFamily(
         "exaone4",
         "exaone4",
         (*top(), *attention(), *head_norms(), *LATE_NORMS, *GATED),
         reads=("window in some",),
     ),
-    Family("hunyuan-dense", "hunyuan_v1_dense", (*PLAIN, *LATE_HEAD_NORMS, *GATED), reads=("attention bias",)),
-    Family(
+    GgufFamily("hunyuan-dense", "hunyuan_v1_dense", (*PLAIN, *LATE_HEAD_NORMS, *GATED), reads=("attention bias",)),
+    GgufFamily(
         "hunyuan-moe",
         "hunyuan_v1_moe",
         (*PLAIN, *LATE_HEAD_NORMS, *EXPERTS, *SHARED_MLP),
         reads=("attention bias", "experts like layers", "shared like layers"),
     ),
-    Family(
+    GgufFamily(
         "deepseek2",
         "deepseek_v2",
         (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "shared experts", "softmax"),
         is_latent=True,
     ),
-    Family(
+    GgufFamily(
         "deepseek2",
         "deepseek_v3",
         (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "shared experts", "sigmoid"),
         is_latent=True,
     ),
-    Family("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
+    GgufFamily("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
     # The texts of models that see: three numbers of a position are the same for each of their tokens.
-    Family("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),
-    Family("qwen3vl", "qwen3", (*PLAIN, *head_norms(), *GATED), reads=("three positions",), is_alias=True),
-    Family(
+    GgufFamily("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),
+    GgufFamily("qwen3vl", "qwen3", (*PLAIN, *head_norms(), *GATED), reads=("three positions",), is_alias=True),
+    GgufFamily(
         "qwen3vlmoe",
         "qwen3_moe",
         (*PLAIN, *head_norms(), *EXPERTS),
@@ -213,12 +215,12 @@ FAMILIES = (
         is_alias=True,
     ),
     # Models that the library lacks, which compute what Granite or Llama does.
-    Family(
+    GgufFamily(
         "minicpm", "granite", (*PAIRED, *GATED), reads=("biases", "fewer multipliers", "read scalings"), is_alias=True
     ),
-    Family("internlm2", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
-    Family("xverse", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
-    Family("exaone", "llama", (*PLAIN, *GATED), reads=("biases",), is_alias=True),
+    GgufFamily("internlm2", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
+    GgufFamily("xverse", "llama", (*PAIRED, *GATED), reads=("biases",), is_alias=True),
+    GgufFamily("exaone", "llama", (*PLAIN, *GATED), reads=("biases",), is_alias=True),
 )
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.is_alias}
@@ -227,7 +229,7 @@ BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def family_of(arch: str | None, has_experts: bool, has_window: bool, is_sigmoid: bool) -> Family | None:
+def family_of(arch: str | None, has_experts: bool, has_window: bool, is_sigmoid: bool) -> GgufFamily | None:
     """The family of an architecture; Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, DeepSeek V3 chooses
     experts by a sigmoid, and Mistral cannot be told from Llama."""
     if arch == "llama":

@@ -18,7 +18,7 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.settings import check_causal, find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model
-from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
+from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
 #: The file that names the GGUF file whose weights a folder stands for.
 POINTER = "gguf.json"
@@ -87,7 +87,7 @@ def _name_of(model: GgufModel) -> str:
     return f"{model.path.stem[:60]}-{digest.hexdigest()}"
 
 
-def _files(path: Path, config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, bytes]:
+def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary) -> dict[str, bytes]:
     tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles}
     tokenizer["clean_up_tokenization_spaces"] = False
     if vocabulary.chat_template is not None:

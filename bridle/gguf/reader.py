@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bridle.errors import UnsupportedModel
+from bridle.gguf.byte_reader import U64, ByteReader, PlainFile
 from bridle.gguf.format import (
     ARRAY,
     BOOL,
@@ -28,8 +29,7 @@ from bridle.gguf.format import (
     VERSIONS,
     TensorType,
 )
-from bridle.gguf.scan import U64, PlainFile, Scan
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
@@ -77,14 +77,14 @@ class GgufFile:
         entry = self.tensors[name]
         rows = np.empty(entry.num_bytes, np.uint8)
         if self._file.read_into(rows.data, entry.start) < entry.num_bytes:
-            raise UnsupportedModel(f"{self.path} was cut off while it was read: tensor {shown(name)} is not whole")
+            raise UnsupportedModel(f"{self.path} was cut off while it was read: tensor {short_repr(name)} is not whole")
         return rows.reshape(prod(entry.shape[:-1]), -1)
 
 
 def open_gguf(path: Path) -> GgufFile:
     """Open a file and check its header. Raises `UnsupportedModel` with what is wrong."""
     file = PlainFile(path)
-    scan = Scan(file)
+    scan = ByteReader(file)
     num_tensors, num_keys = _read_counts(scan)
     metadata = _read_metadata(scan, num_keys)
     tensors = _read_tensors(scan, num_tensors, _alignment(scan, metadata))
@@ -92,7 +92,7 @@ def open_gguf(path: Path) -> GgufFile:
     return GgufFile(file, metadata, tensors, scan.read(0, min(first, scan.at + MAX_ALIGNMENT)))
 
 
-def _read_counts(scan: Scan) -> tuple[int, int]:
+def _read_counts(scan: ByteReader) -> tuple[int, int]:
     magic = scan.read_next(4, "the magic")
     if magic != MAGIC:
         raise UnsupportedModel(f"{scan.path} is no GGUF file: it begins with {magic!r}")
@@ -109,44 +109,44 @@ def _read_counts(scan: Scan) -> tuple[int, int]:
     return num_tensors, num_keys
 
 
-def _read_metadata(scan: Scan, count: int) -> dict[str, Any]:
+def _read_metadata(scan: ByteReader, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for number in range(count):
         key = scan.text(MAX_NAME, f"the name of key {number}")
         if key in metadata:
-            raise scan.fail(f"key {shown(key)} is there twice")
-        kind = scan.u32(f"the type of {shown(key)}")
+            raise scan.fail(f"key {short_repr(key)} is there twice")
+        kind = scan.u32(f"the type of {short_repr(key)}")
         metadata[key] = _read_list(scan, key) if kind == ARRAY else _read_value(scan, kind, key)
     return metadata
 
 
-def _read_value(scan: Scan, kind: int, key: str) -> Any:
+def _read_value(scan: ByteReader, kind: int, key: str) -> Any:
     if kind == STRING:
-        return scan.text(MAX_STRING, shown(key))
+        return scan.text(MAX_STRING, short_repr(key))
     form = _SCALARS.get(kind)
     if form is None:
-        raise scan.fail(f"{shown(key)} is of the unknown type {kind}")
-    value = scan.read_next(form.size, shown(key))
+        raise scan.fail(f"{short_repr(key)} is of the unknown type {kind}")
+    value = scan.read_next(form.size, short_repr(key))
     if kind == BOOL and value[0] > 1:
-        raise scan.fail(f"{shown(key)} is neither true nor false, but {value[0]}")
+        raise scan.fail(f"{short_repr(key)} is neither true nor false, but {value[0]}")
     return form.unpack(value)[0]
 
 
-def _read_list(scan: Scan, key: str) -> Any:
-    kind, count = scan.u32(f"the type of {shown(key)}"), scan.u64(f"the length of {shown(key)}")
+def _read_list(scan: ByteReader, key: str) -> Any:
+    kind, count = scan.u32(f"the type of {short_repr(key)}"), scan.u64(f"the length of {short_repr(key)}")
     if count > MAX_ITEMS:
-        raise scan.fail(f"{shown(key)} has {count} items; at most {MAX_ITEMS} are read")
+        raise scan.fail(f"{short_repr(key)} has {count} items; at most {MAX_ITEMS} are read")
     if kind == STRING:
-        return _read_texts(scan, count, shown(key))
+        return _read_texts(scan, count, short_repr(key))
     if kind == BOOL:
-        return [byte != 0 for byte in scan.read_next(count, shown(key))]
+        return [byte != 0 for byte in scan.read_next(count, short_repr(key))]
     form = _ARRAY_TYPES.get(kind)
     if form is None:
-        raise scan.fail(f"{shown(key)} is a list of the type {kind}, which is not read")
-    return np.frombuffer(scan.read_next(count * form.itemsize, shown(key)), form)
+        raise scan.fail(f"{short_repr(key)} is a list of the type {kind}, which is not read")
+    return np.frombuffer(scan.read_next(count * form.itemsize, short_repr(key)), form)
 
 
-def _read_texts(scan: Scan, count: int, what: str) -> list[str]:
+def _read_texts(scan: ByteReader, count: int, what: str) -> list[str]:
     """A list of strings: vocabularies have hundreds of thousands, so this is one tight loop over what is in memory."""
     if count * 8 > scan.size - scan.at:
         raise scan.fail(f"{what} has {count} items, and the file ends after {scan.size - scan.at} bytes")
@@ -171,34 +171,38 @@ def _read_texts(scan: Scan, count: int, what: str) -> list[str]:
     return texts
 
 
-def _alignment(scan: Scan, metadata: Mapping[str, Any]) -> int:
+def _alignment(scan: ByteReader, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise scan.fail(f"general.alignment is {shown(value)}; must be a power of two up to {MAX_ALIGNMENT}")
+        raise scan.fail(f"general.alignment is {short_repr(value)}; must be a power of two up to {MAX_ALIGNMENT}")
     return value
 
 
-def _read_tensors(scan: Scan, count: int, alignment: int) -> dict[str, TensorEntry]:
+def _read_tensors(scan: ByteReader, count: int, alignment: int) -> dict[str, TensorEntry]:
     found: list[tuple[str, TensorType, tuple[int, ...], int]] = []
     for number in range(count):
         name = scan.text(MAX_NAME, f"the name of tensor {number}")
-        found.append((name, *_read_entry(scan, shown(name))))
+        found.append((name, *_read_entry(scan, short_repr(name))))
     base = -(-scan.at // alignment) * alignment
     entries: dict[str, TensorEntry] = {}
     for name, kind, shape, offset in found:
         if name in entries:
-            raise scan.fail(f"tensor {shown(name)} is there twice")
+            raise scan.fail(f"tensor {short_repr(name)} is there twice")
         if offset % alignment:
-            raise scan.fail(f"tensor {shown(name)} begins at byte {offset} of the data, no multiple of {alignment}")
+            raise scan.fail(
+                f"tensor {short_repr(name)} begins at byte {offset} of the data, no multiple of {alignment}"
+            )
         size = prod(shape) // kind.values * kind.size
         if base + offset + size > scan.size:
-            raise scan.fail(f"tensor {shown(name)} ends at byte {base + offset + size}, and the file at {scan.size}")
+            raise scan.fail(
+                f"tensor {short_repr(name)} ends at byte {base + offset + size}, and the file at {scan.size}"
+            )
         entries[name] = TensorEntry(name, kind, shape, base + offset, size)
     _check_apart(scan, entries)
     return entries
 
 
-def _read_entry(scan: Scan, name: str) -> tuple[TensorType, tuple[int, ...], int]:
+def _read_entry(scan: ByteReader, name: str) -> tuple[TensorType, tuple[int, ...], int]:
     sides = scan.u32(f"tensor {name}")
     if not 1 <= sides <= MAX_SIDES:
         raise scan.fail(f"tensor {name} has {sides} dimensions; 1 to {MAX_SIDES} are read")
@@ -214,10 +218,10 @@ def _read_entry(scan: Scan, name: str) -> tuple[TensorType, tuple[int, ...], int
     return kind, shape[::-1], scan.u64(f"tensor {name}")
 
 
-def _check_apart(scan: Scan, entries: Mapping[str, TensorEntry]) -> None:
+def _check_apart(scan: ByteReader, entries: Mapping[str, TensorEntry]) -> None:
     """Refuse tensors that overlap."""
     end, before = 0, ""
     for entry in sorted(entries.values(), key=lambda entry: entry.start):
         if entry.start < end:
-            raise scan.fail(f"tensors {shown(before)} and {shown(entry.name)} overlap")
+            raise scan.fail(f"tensors {short_repr(before)} and {short_repr(entry.name)} overlap")
         end, before = entry.start + entry.num_bytes, entry.name

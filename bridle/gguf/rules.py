@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 
 #: How the library's form of a tensor is made: unchanged; with the rows of query or key heads in another order; minus
 #: one; flattened to a line; with each matrix turned; or, of several tensors, with their rows in turns, and turned.
-#: Or of the two halves of `bridle.gguf.latent`.
+#: Or of the two halves of `bridle.gguf.mla`.
 Change = Literal["", "query", "key", "offset", "line", "turned", "woven", "latent"]
 
 
-class Rule(NamedTuple):
+class TensorRule(NamedTuple):
     """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`."""
 
     model: str
@@ -28,20 +28,20 @@ def suffix_of(name: str) -> str:
     return ".bias" if name.endswith("bias") else ".weight"
 
 
-EMBEDDING = Rule("model.embed_tokens", ("token_embd",))
-HEAD = Rule("lm_head", ("output",))
+EMBEDDING = TensorRule("model.embed_tokens", ("token_embd",))
+HEAD = TensorRule("lm_head", ("output",))
 _LAYER = "model.layers.{}."
 
 
-def layer(model: str, file: str, change: Change = "") -> Rule:
-    return Rule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change)
+def layer(model: str, file: str, change: Change = "") -> TensorRule:
+    return TensorRule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change)
 
 
-def top(offset: bool = False) -> tuple[Rule, ...]:
-    return (EMBEDDING, Rule("model.norm", ("output_norm",), "offset" if offset else ""), HEAD)
+def top(offset: bool = False) -> tuple[TensorRule, ...]:
+    return (EMBEDDING, TensorRule("model.norm", ("output_norm",), "offset" if offset else ""), HEAD)
 
 
-def attention(paired: bool = False) -> tuple[Rule, ...]:
+def attention(paired: bool = False) -> tuple[TensorRule, ...]:
     return (
         layer("self_attn.q_proj", "attn_q", "query" if paired else ""),
         layer("self_attn.k_proj", "attn_k", "key" if paired else ""),
@@ -50,7 +50,7 @@ def attention(paired: bool = False) -> tuple[Rule, ...]:
     )
 
 
-def head_norms(offset: bool = False) -> tuple[Rule, ...]:
+def head_norms(offset: bool = False) -> tuple[TensorRule, ...]:
     change: Change = "offset" if offset else ""
     return (layer("self_attn.q_norm", "attn_q_norm", change), layer("self_attn.k_norm", "attn_k_norm", change))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.families import Family, family_of, known_architectures
+from bridle.gguf.families import GgufFamily, family_of, known_architectures
 from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
-from bridle.gguf.latent import read_latent, write_latent
-from bridle.gguf.mixtures import SIGMOID
-from bridle.gguf.rotation import read_rotation, write_rotation
+from bridle.gguf.mla import read_latent, write_latent
+from bridle.gguf.moe import SIGMOID
+from bridle.gguf.rope import read_rotation, write_rotation
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.traits import TRAITS
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 MAX_LAYERS = 1 << 12
 
@@ -31,7 +31,7 @@ _COUNTS = {
 _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
-def find_family(model: GgufModel) -> Family:
+def find_family(model: GgufModel) -> GgufFamily:
     """Raises `UnsupportedModel` for an architecture that is not known."""
     arch = model.text("general.architecture")
     has_window = model.integer(f"{arch}.attention.sliding_window", 0) > 0
@@ -39,7 +39,7 @@ def find_family(model: GgufModel) -> Family:
     family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0, has_window, is_sigmoid)
     if family is None:
         raise UnsupportedModel(
-            f"{model.path} is of the architecture {shown(arch)}; known are {', '.join(known_architectures())}"
+            f"{model.path} is of the architecture {short_repr(arch)}; known are {', '.join(known_architectures())}"
         )
     return family
 
@@ -49,11 +49,12 @@ def check_causal(model: GgufModel) -> None:
     arch = model.text("general.architecture")
     if model.metadata.get(f"{arch}.attention.causal") is False:
         raise UnsupportedModel(
-            f"{model.path}: tokens of this {shown(arch)} see later ones; bridle computes what writes one after another"
+            f"{model.path}: tokens of this {short_repr(arch)} see later ones; bridle computes what writes one after "
+            "another"
         )
 
 
-def read_config(model: GgufModel, family: Family) -> Config:
+def read_config(model: GgufModel, family: GgufFamily) -> Config:
     """The fields of `config.json`. Raises `UnsupportedModel` for a field that is missing, or has no counterpart."""
     arch = family.arch
     config: Config = {"model_type": family.model_type}
@@ -102,7 +103,7 @@ def _special_ids(model: GgufModel) -> Config:
     return ids
 
 
-def write_config(config: Any, family: Family, put: Put) -> None:
+def write_config(config: Any, family: GgufFamily, put: Put) -> None:
     """Write the library's configuration as metadata; `put` gets keys without the architecture. Raises
     `UnsupportedModel` for settings that a GGUF file cannot express."""
     for key, field in _COUNTS.items():

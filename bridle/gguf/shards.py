@@ -11,7 +11,7 @@ import numpy as np
 
 from bridle.errors import UnsupportedModel
 from bridle.gguf.reader import GgufFile, TensorEntry, open_gguf
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 _PIECE = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 MAX_PIECES = 1_000
@@ -29,7 +29,7 @@ class GgufModel:
         for file in self.files:
             for name, entry in file.tensors.items():
                 if name in self.tensors:
-                    raise UnsupportedModel(f"{file.path} holds tensor {shown(name)} again")
+                    raise UnsupportedModel(f"{file.path} holds tensor {short_repr(name)} again")
                 self.tensors[name], self._homes[name] = entry, file
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -48,27 +48,29 @@ class GgufModel:
         """A string of the metadata; None if it is absent."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}, which is no text")
+            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is no text")
         return value
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
         """A whole number of the metadata, in bounds. Raises `UnsupportedModel` if it is absent without a `default`."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}; must be a whole number from {low} to {high}")
+            raise UnsupportedModel(
+                f"{self.path}: {key} is {short_repr(value)}; must be a whole number from {low} to {high}"
+            )
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         """A number of the metadata."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
-            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}, which is no number")
+            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is no number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(key, default)
         if not isinstance(value, bool):
-            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}; must be true or false")
+            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}; must be true or false")
         return value
 
     def texts(self, key: str) -> list[str]:
@@ -121,7 +123,7 @@ def _count(file: GgufFile, key: str) -> int:
     value = file.metadata.get(key, 0)
     limit = MAX_PIECES if key != "split.tensors.count" else 1 << 24
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise UnsupportedModel(f"{file.path}: {key} is {shown(value)}; must be 0 to {limit}")
+        raise UnsupportedModel(f"{file.path}: {key} is {short_repr(value)}; must be 0 to {limit}")
     return value
 
 

@@ -1,6 +1,6 @@
 """What a family has beyond the fields that all have: for each such property how it is read and how it is written.
 
-`Family.reads` names the properties, `TRAITS` has them by name.
+`GgufFamily.reads` names the properties, `TRAITS` has them by name.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf import mixtures, windows
+from bridle.gguf import moe, sliding_window
 from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
-from bridle.gguf.rotation import read_two_scalings, read_whole_ramp, write_two_scalings, write_whole_ramp
+from bridle.gguf.rope import read_two_scalings, read_whole_ramp, write_two_scalings, write_whole_ramp
 from bridle.gguf.shards import GgufModel
 
 
@@ -208,23 +208,23 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "attention bias": (_read_attention_bias, _nothing),
     "no head norms": (_read_no_head_norms, _write_no_head_norms),
     "one rotation": (_read_one_rotation, _write_one_rotation),
-    "one in four": (windows.read_one_in_four, windows.write_one_in_four),
+    "one in four": (sliding_window.read_one_in_four, sliding_window.write_one_in_four),
     "even experts": (_read_even_experts, _nothing),
     "shared expert": (_read_shared_expert, _write_shared_expert),
     "some unrotated": (_read_some_unrotated, _write_some_unrotated),
     "multipliers": (_read_multipliers, _write_multipliers),
-    "no window": (windows.read_no_window, windows.write_no_window),
-    "window": (windows.read_window, windows.write_window),
-    "caps": (windows.read_caps, windows.write_caps),
-    "final cap": (windows.read_final_cap, windows.write_final_cap),
-    "alternating": (windows.read_alternating, windows.write_alternating),
-    "window in some": (windows.read_window_in_some, windows.write_window_in_some),
-    "every other": (windows.read_every_other, windows.write_every_other),
-    "one in six": (windows.read_one_in_six, windows.write_one_in_six),
+    "no window": (sliding_window.read_no_window, sliding_window.write_no_window),
+    "window": (sliding_window.read_window, sliding_window.write_window),
+    "caps": (sliding_window.read_caps, sliding_window.write_caps),
+    "final cap": (sliding_window.read_final_cap, sliding_window.write_final_cap),
+    "alternating": (sliding_window.read_alternating, sliding_window.write_alternating),
+    "window in some": (sliding_window.read_window_in_some, sliding_window.write_window_in_some),
+    "every other": (sliding_window.read_every_other, sliding_window.write_every_other),
+    "one in six": (sliding_window.read_one_in_six, sliding_window.write_one_in_six),
     "fewer multipliers": (_read_fewer_multipliers, _write_multipliers),
     "read scalings": (read_two_scalings, _nothing),
     "logit scale": (_read_logit_scale, _write_logit_scale),
     "two scalings": (read_two_scalings, write_two_scalings),
     "whole ramp": (read_whole_ramp, write_whole_ramp),
-    **mixtures.TRAITS,
+    **moe.TRAITS,
 }

@@ -15,7 +15,7 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.pretokenizers import PRE_TOKENIZERS, pre_tokenizer_spec
 from bridle.gguf.shards import GgufModel
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 #: Kinds of tokens, as files number them.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -36,7 +36,7 @@ _KEPT_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """The contents of `tokenizer.json`, names of special tokens by role, tokens that end an output, templates."""
 
     spec: dict[str, Any]
@@ -45,17 +45,17 @@ class Vocabulary:
     chat_template: str | list[dict[str, str]] | None
 
 
-def read_vocabulary(model: GgufModel) -> Vocabulary:
+def read_vocabulary(model: GgufModel) -> GgufVocabulary:
     """Read the vocabulary. Raises `UnsupportedModel` if the file has no usable tokenizer."""
     kind = model.text("tokenizer.ggml.model")
     build = _BUILDERS.get(kind or "")
     if build is None:
-        raise UnsupportedModel(f"{model.path}: its tokenizer is of the kind {shown(kind)}; known are {_KNOWN}")
+        raise UnsupportedModel(f"{model.path}: its tokenizer is of the kind {short_repr(kind)}; known are {_KNOWN}")
     pieces = _Pieces(model)
     spec = build(model, pieces)
     spec |= {"version": "1.0", "truncation": None, "padding": None, "added_tokens": pieces.added()}
     spec["post_processor"] = _around(pieces, *_adds(model, kind or ""))
-    return Vocabulary(spec, pieces.roles, pieces.ends(), _templates(model))
+    return GgufVocabulary(spec, pieces.roles, pieces.ends(), _templates(model))
 
 
 class _Pieces:
@@ -124,7 +124,8 @@ def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"{model.path}: its pre-tokenizer {shown(name)} is not known; name the original tokenizer with --tokenizer"
+            f"{model.path}: its pre-tokenizer {short_repr(name)} is not known; name the original tokenizer with "
+            "--tokenizer"
         )
     merges = [_pair(text) for text in model.texts("tokenizer.ggml.merges")]
     ids = pieces.ids

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.encode import encode_blocks
-from bridle.gguf.families import BY_MODEL_TYPE, Family
+from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
 from bridle.gguf.format import TYPES_BY_NAME
-from bridle.gguf.latent import cut_latent
+from bridle.gguf.mla import cut_latent
+from bridle.gguf.quantize import encode_blocks
 from bridle.gguf.rows import file_order, heads_of, unwoven
-from bridle.gguf.rules import Rule, suffix_of
+from bridle.gguf.rules import TensorRule, suffix_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
 
@@ -52,7 +52,7 @@ def check_type(name: str) -> None:
         raise InvalidRequest(f"type is {name!r}; must be one of {', '.join(FILE_TYPES)}", "type")
 
 
-def family_to_write(model_type: str) -> Family:
+def family_to_write(model_type: str) -> GgufFamily:
     """The family of a model type. Raises `UnsupportedModel` for one that cannot be written as a GGUF file."""
     family = BY_MODEL_TYPE.get(model_type)
     if family is None:
@@ -119,7 +119,7 @@ class _Source:
     """A tensor of the file, made of one of the model when it is written."""
 
     tensor: Tensor
-    rule: Rule
+    rule: TensorRule
     num_heads: int = 0
     part: int | None = None  # of two, joined in the model's tensor
 
@@ -146,12 +146,12 @@ class _Source:
         return tensor.reshape(-1, self.shape[-1]).contiguous()
 
 
-def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
+def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
     """The file's tensors in order. Raises `UnsupportedModel` if one of the model's tensors has no place in the file."""
     left = dict.fromkeys(tensors)
     if config.tie_word_embeddings:
         left.pop("lm_head.weight", None)
-    plain = Rule("", ())
+    plain = TensorRule("", ())
     for name, tensor in _rotation_tensors(config):
         yield name, _Source(tensor, plain)
     layers = range(config.num_hidden_layers)
@@ -166,18 +166,18 @@ def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterato
         raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
 
 
-def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
+def _parts(rule: TensorRule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
     num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
     if suffix == ".bias" and rule.change == "offset":
         rule = rule._replace(change="")
     if rule.change == "latent":
         for file, half in zip(rule.file, cut_latent(tensor, config), strict=True):
-            yield file.format(layer) + suffix, _Source(half, Rule("", ()))
+            yield file.format(layer) + suffix, _Source(half, TensorRule("", ()))
         return
     if rule.change in ("turned", "woven"):
         turned = tensor.mT if tensor.dim() == 3 else tensor
         for part, file in enumerate(rule.file):
-            yield file.format(layer) + suffix, _Source(unwoven(turned, part, len(rule.file)), Rule("", ()))
+            yield file.format(layer) + suffix, _Source(unwoven(turned, part, len(rule.file)), TensorRule("", ()))
         return
     for part, file in enumerate(rule.file):
         yield file.format(layer) + suffix, _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)

@@ -1,4 +1,4 @@
-"""The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.service`.
+"""The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.serving`.
 
 Names are imported when first used: a shard uses the logs of a server and none of its routes, and so starts faster.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.http.app import create_app as create_app
-    from bridle.http.server import serve as serve
+    from bridle.http.server.run import serve as serve
     from bridle.http.settings import HttpSettings as HttpSettings
     from bridle.http.settings import ServeSettings as ServeSettings
 
@@ -18,7 +18,7 @@ _HOMES = {
     "HttpSettings": "bridle.http.settings",
     "ServeSettings": "bridle.http.settings",
     "create_app": "bridle.http.app",
-    "serve": "bridle.http.server",
+    "serve": "bridle.http.server.run",
 }
 
 __all__ = ["HttpSettings", "ServeSettings", "create_app", "serve"]

@@ -11,22 +11,22 @@ import bridle
 from bridle.http import admin, anthropic, info_routes, openai, playground, socket_tickets, tgi, tool_results, traces
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
+from bridle.http.api_route import refusing_for
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
 from bridle.http.metrics.metrics import Metrics
+from bridle.http.middleware.identity import Identifier
+from bridle.http.middleware.request_context import POLICIES_HEADER, CallMiddleware
+from bridle.http.middleware.trusted_hosts import AllowedHosts
 from bridle.http.openai.responses.socket import ResponsesSockets
+from bridle.http.server.early_reject import EarlyRejector
+from bridle.http.server.websocket_frontend import SocketFrontMaker, mount
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
-from bridle.http.transport.call import POLICIES_HEADER, CallMiddleware
-from bridle.http.transport.door import Door
-from bridle.http.transport.hosts import AllowedHosts
-from bridle.http.transport.identity import Identifier
-from bridle.http.transport.shaped_route import refusing_for
-from bridle.http.transport.sockets import SocketFrontMaker, mount
-from bridle.service import Admission, ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.policies import PolicyBook
-from bridle.service.story import Tracing
-from bridle.service.trace_book import TraceBook
+from bridle.serving import Admission, ModelRegistry
+from bridle.serving.lifecycle.request_record import Tracing
+from bridle.serving.policies import PolicyRegistry
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.serving.tracing.trace_store import TraceStore
 
 ROUTERS = (
     *openai.routers,
@@ -70,7 +70,7 @@ def create_app(
     hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
     identify = Identifier(keys, state.settings.trusted_proxies, hosts, state.tickets)
     app.state.refuse = refuse  # for refusals even before the application
-    app.state.door = Door(state, identify, refuse, info_routes.probe)
+    app.state.door = EarlyRejector(state, identify, refuse, info_routes.probe)
     for router in ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
     for make in (ResponsesSockets, *fronts):
@@ -83,8 +83,8 @@ def _state_of(
     registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None, tracing: Tracing | None
 ) -> HttpState:
     """What all routes share."""
-    policies = settings.policies or PolicyBook()
-    traces = TraceBook(settings.trace_folder, settings.trace_share)
+    policies = settings.policies or PolicyRegistry()
+    traces = TraceStore(settings.trace_folder, settings.trace_share)
     return HttpState(
         registry,
         _admission(settings, keys),

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridle.engine.interfaces import Task
 from bridle.errors import UnknownModel
-from bridle.service import ModelRegistry
+from bridle.serving import ModelRegistry
 
 
 def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:

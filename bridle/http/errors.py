@@ -15,23 +15,23 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from bridle.elsewhere.calls import ROUTES
+from bridle.compat.routes import ROUTES
+from bridle.error_mapping import ErrorKind, error_text, failure_of, retry_after
 from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
-from bridle.failures import Kind, error_text, failure_of, retry_after
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 #: OpenAI's error type and that of text-generation-inference.
-_WORDS: dict[Kind, tuple[str, str]] = {
-    Kind.UNAUTHORIZED: ("authentication_error", "authentication"),
-    Kind.INVALID: ("invalid_request_error", "validation"),
-    Kind.TEMPLATE: ("invalid_request_error", "template_error"),
-    Kind.CONTROLLER: ("controller_error", "generation"),
-    Kind.OVERLOADED: ("rate_limit_error", "overloaded"),
-    Kind.BUSY: ("server_error", "overloaded"),
-    Kind.LOST: ("server_error", "generation"),
-    Kind.CANCELLED: ("cancelled", "incomplete_generation"),
-    Kind.LATE: ("timeout_error", "incomplete_generation"),
-    Kind.BUG: ("server_error", "generation"),
+_WORDS: dict[ErrorKind, tuple[str, str]] = {
+    ErrorKind.UNAUTHORIZED: ("authentication_error", "authentication"),
+    ErrorKind.INVALID: ("invalid_request_error", "validation"),
+    ErrorKind.TEMPLATE: ("invalid_request_error", "template_error"),
+    ErrorKind.CONTROLLER: ("controller_error", "generation"),
+    ErrorKind.OVERLOADED: ("rate_limit_error", "overloaded"),
+    ErrorKind.BUSY: ("server_error", "overloaded"),
+    ErrorKind.LOST: ("server_error", "generation"),
+    ErrorKind.CANCELLED: ("cancelled", "incomplete_generation"),
+    ErrorKind.LATE: ("timeout_error", "incomplete_generation"),
+    ErrorKind.BUG: ("server_error", "generation"),
 }
 
 _OPENAI_ERROR = {
@@ -164,7 +164,7 @@ def describe_validation(errors: Any) -> InvalidRequest:
     message = str(first.get("msg", "invalid request")).removeprefix("Value error, ")
     if first.get("type") == "value_error":
         return InvalidRequest(message, param)
-    found = shown(first.get("input"))
+    found = short_repr(first.get("input"))
     return InvalidRequest(f"{param or 'the request body'} is {found}; {_lower_first(message)}", param)
 
 

@@ -1,6 +1,6 @@
 """Which fields a body may have: its own, and those of other systems that mean something here.
 
-A field of another system is taken by its name here, or refused if it would change the text; `bridle.elsewhere` has the
+A field of another system is taken by its name here, or refused if it would change the text; `bridle.compat` has the
 table. A name that is almost one of the route's own is a slip, and refused too. Everything else that is unknown passes,
 since clients send what only some servers know, unless the server or the call is strict.
 """
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
-from bridle.constraints.named import SHORT
-from bridle.elsewhere.fields import BY_NAME
-from bridle.elsewhere.names import nearest
+from bridle.compat.request_fields import BY_NAME
+from bridle.compat.suggestions import nearest
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.safe_repr import short_repr
 from bridle.sampling import Api, meanings
-from bridle.shown import shown
+from bridle.structured_output.request_fields import SHORT
 
 #: The header by which a call asks that all of its fields be known.
 STRICT_HEADER = "x-strict-fields"
@@ -67,7 +67,7 @@ class Fields(BaseModel):
 
 
 class ControllerFields(Fields):
-    """The fields that name the controllers of a request; `bridle.service.steering` reads them."""
+    """The fields that name the controllers of a request; `bridle.serving.requests.controller_selection` reads them."""
 
     controller: str | None = None
     controller_arg: Any = None
@@ -109,7 +109,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     is_elsewhere = row is not None and bool(row.here) and value not in row.off
     if kind.has_text and (is_elsewhere or name in SHORT or name in meanings()):
         where = f"; {row.why}" if row is not None and row.why else ""
-        raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it{where}", name)
+        raise UnsupportedFeature(f"{name} is {short_repr(value)}, but this route does not take it{where}", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:
         raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Literal
 from bridle.chat.system_blocks import DROPPED, NONE
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
-from bridle.http.transport.hosts import AllowedHosts
-from bridle.http.transport.listening import check_port
-from bridle.http.transport.tls import TlsFiles
-from bridle.service.adapter_set import AdapterSet
-from bridle.service.control import ControlSettings
-from bridle.service.keeper import ModelLoader
-from bridle.service.model_set import EngineLoader, ModelSet
-from bridle.service.policies import PolicyBook
+from bridle.http.middleware.trusted_hosts import AllowedHosts
+from bridle.http.server.listening import check_port
+from bridle.http.server.tls import TlsFiles
+from bridle.serving.controller_runtime import ControlSettings
+from bridle.serving.lora.lora_config import AdapterSet
+from bridle.serving.models.model_loader import ModelLoader
+from bridle.serving.models.served_models import EngineLoader, ModelSet
+from bridle.serving.policies import PolicyRegistry
 from bridle.telemetry import check_endpoint
 
 if TYPE_CHECKING:
+    from bridle.controller_tools import ToolExecutor
     from bridle.controllers.python import Controller
-    from bridle.tools import ToolDesk
 
 _COUNTS = (
     "max_body_bytes",
@@ -79,7 +79,7 @@ class HttpSettings:
     trace_folder: Path | None = None
     trace_share: float = 0.0
     controller_classes: Mapping[str, type[Controller]] = field(default_factory=dict)
-    policies: PolicyBook | None = None
+    policies: PolicyRegistry | None = None
     default_max_tokens: int | None = None
     drop_system_blocks: tuple[str, ...] = DROPPED
 
@@ -147,7 +147,7 @@ class ServeSettings:
     no_auth: bool = False
     tls: TlsFiles | None = None
     otlp_endpoint: str | None = None
-    tools: ToolDesk | None = None
+    tools: ToolExecutor | None = None
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.http.errors import json_response
+from bridle.http.middleware.identity import identity_of
 from bridle.http.state import http_state
-from bridle.http.transport.identity import identity_of
-from bridle.service.socket_tickets import TICKET_SECONDS
+from bridle.serving.tenancy.socket_tickets import TICKET_SECONDS
 
 router = APIRouter()
 

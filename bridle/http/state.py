@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from bridle.http.metrics.metrics import Metrics
+from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
+from bridle.http.server.websocket_frontend import WebSocketFrontend
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES, HttpSettings
-from bridle.http.transport.call import Call, call_of, run_while_connected
-from bridle.http.transport.sockets import SocketFront
-from bridle.service import LoadedModel
-from bridle.service.response_book import ResponseBook
-from bridle.service.serving import Host, Serving
-from bridle.service.socket_tickets import SocketTickets
-from bridle.service.trace_book import HEADER, Wish, wish_of
+from bridle.serving import LoadedModel
+from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
+from bridle.serving.outputs.response_store import ResponseStore
+from bridle.serving.tenancy.socket_tickets import SocketTickets
+from bridle.serving.tracing.trace_store import HEADER, Wish, wish_of
 
 
 @dataclass(slots=True, kw_only=True)
-class HttpState(Host):
+class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
@@ -31,9 +31,9 @@ class HttpState(Host):
     settings: HttpSettings
     metrics: Metrics
     num_uploads: int = 0
-    fronts: list[SocketFront] = field(default_factory=list)
-    responses: ResponseBook = field(default_factory=ResponseBook)
-    passing: ResponseBook = field(default_factory=ResponseBook)
+    fronts: list[WebSocketFrontend] = field(default_factory=list)
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    passing: ResponseStore = field(default_factory=ResponseStore)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tickets: SocketTickets = field(default_factory=SocketTickets)
@@ -49,17 +49,17 @@ class HttpState(Host):
             return self.settings.max_body_bytes
         return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES
 
-    def end(self, call: Call, seconds: float) -> None:
+    def end(self, call: RequestContext, seconds: float) -> None:
         """A call is over."""
         self.metrics.observe(call, seconds)
-        self.note_end()
+        self.on_request_end()
 
     def begin_drain(self, seconds: float = 0.0) -> None:
         """Accept no new generations from now on; running ones have `seconds` to finish."""
         self.is_draining = True
         for front in self.fronts:
             front.drain(seconds)
-        self.note_end()
+        self.on_request_end()
 
     async def close_fronts(self) -> None:
         """End the connections of all WebSocket front-ends."""
@@ -74,20 +74,20 @@ def http_state(request: Request) -> HttpState:
     return state
 
 
-def serving_of(request: Request, trace: bool | str | None = None) -> Serving:
+def serving_of(request: Request, trace: bool | str | None = None) -> RequestLifecycle:
     """The life of what a request asks for, which ends with its call. `trace` is the field of that name."""
     is_asked = trace is not None or HEADER in request.headers
     wish = wish_of(request.headers, trace) if is_asked else "no"
     return serving_for(http_state(request), call_of(request.scope), wish)
 
 
-def serving_for(http: HttpState, call: Call, wish: Wish = "no") -> Serving:
+def serving_for(http: HttpState, call: RequestContext, wish: Wish = "no") -> RequestLifecycle:
     """The same for a call that is no request."""
     settings = http.settings
-    return Serving(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
+    return RequestLifecycle(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
 
 
 async def borrow(request: Request, name: str | None) -> LoadedModel:
     """The model that a request names, which stays loaded until its call ends; that of an adapter, if the name is one's.
     A client that leaves ends the wait for it."""
-    return await run_while_connected(request.receive, serving_of(request).borrow(name))
+    return await run_while_connected(request.receive, serving_of(request).acquire_model_for_metadata(name))

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
+from bridle.http.middleware.identity import identity_of
+from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import http_state
-from bridle.http.transport.identity import identity_of
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.service.tool_answers import answer_call, desks_of
+from bridle.serving.outputs.tool_answers import answer_call, desks_of
 
 router = APIRouter(route_class=BoundedRoute)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.http.middleware.identity import identity_of
 from bridle.http.state import http_state
-from bridle.http.transport.identity import identity_of
 
 router = APIRouter()
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from bridle.errors import AdapterRefused, InternalError
 from bridle.gguf import GgufModel
-from bridle.gguf.families import Family
+from bridle.gguf.families import GgufFamily
 from bridle.gguf.fields import Config
 from bridle.gguf.rows import file_order, heads_of
 from bridle.llamacpp.library import Model
 from bridle.lora import AdapterFiles, LayerShape
 from bridle.lora.weights import HostAdapter, read_weights
-from bridle.threads import run_apart
+from bridle.threads import run_in_thread
 
 
 class LlamaAdapters:
@@ -33,7 +33,7 @@ class LlamaAdapters:
     #: What was read is never lost.
     epoch = 0
 
-    def __init__(self, model: Model, source: GgufModel, family: Family | None, config: Config) -> None:
+    def __init__(self, model: Model, source: GgufModel, family: GgufFamily | None, config: Config) -> None:
         self.lock = Lock()
         self._model = model
         self._places = dict(_places(source, family, config))
@@ -44,7 +44,7 @@ class LlamaAdapters:
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """From disk to the host. Raises `AdapterRefused`."""
-        self._on_host[key] = run_apart(lambda: read_weights(files))
+        self._on_host[key] = run_in_thread(lambda: read_weights(files))
 
     def place(self, key: str) -> None:
         """From the host to llama.cpp. Raises `AdapterRefused`."""
@@ -114,7 +114,7 @@ def _ordered(rows: Tensor, num_heads: int) -> Tensor:
 _Place = tuple[str, LayerShape, int]  # the file's tensor, the layer's shape, heads whose rows are in another order
 
 
-def _places(source: GgufModel, family: Family | None, config: Config) -> Iterator[tuple[str, _Place]]:
+def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Iterator[tuple[str, _Place]]:
     """The layers that adapters may name: matrices of single layers, but for the head and what experts have."""
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:

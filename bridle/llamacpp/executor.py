@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
-from bridle.llamacpp.slots import Held, Slots
+from bridle.llamacpp.slots import Slots, SlotSequence
 from bridle.model.executor import check_batch, strike_unnamed
 
 
@@ -104,7 +104,7 @@ class LlamaExecutor:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[Held]) -> Tensor:
+    def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[SlotSequence]) -> Tensor:
         """All rows, adapter by adapter; gives logits [R, V] in the order of the rows."""
         starts: dict[str | None, list[int]] = {}
         for at, row in enumerate(rows):
@@ -152,7 +152,7 @@ class LlamaExecutor:
         return self._model
 
 
-def _cells(row: PlanRow, held: Held) -> Iterator[Cell]:
+def _cells(row: PlanRow, held: SlotSequence) -> Iterator[Cell]:
     end = row.start + row.num_scheduled
     first = end - row.num_logits
     for position in range(row.start, end):

@@ -6,24 +6,24 @@ import logging
 
 import torch
 
+from bridle.cgroups import num_cores
 from bridle.config import ModelConfig
-from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.gguf import GgufModel
-from bridle.gguf.families import Family
+from bridle.gguf.families import GgufFamily
 from bridle.gguf.fields import Config
 from bridle.gguf.settings import find_family, read_config
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.llamacpp.library import MAX_SLOTS, Model, library, require_library
+from bridle.load_progress import Report, silent
 from bridle.model.checkpoint import inspect_checkpoint
-from bridle.model.kv_room import CACHED_CONTEXTS, choose_room
+from bridle.model.hub_lookup import resolve_model
+from bridle.model.kv_budget import CACHED_CONTEXTS, choose_room
 from bridle.model.loader import STEP_TOKENS
 from bridle.model.memory import free_memory, show_bytes
-from bridle.model.resolve import resolve_model
 from bridle.model.sampler import StandardSampler
-from bridle.progress import Report, silent
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_
     return wanted
 
 
-def _known(source: GgufModel) -> tuple[Family | None, Config]:
+def _known(source: GgufModel) -> tuple[GgufFamily | None, Config]:
     """The family and its configuration, for adapters; none for an architecture that only llama.cpp knows."""
     try:
         family = find_family(source)

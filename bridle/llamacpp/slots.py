@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from bridle.engine.plan import ForkRow, PlanRow, StepPlan
+from bridle.engine.scheduling.step_plan import ForkRow, PlanRow, StepPlan
 from bridle.errors import InternalError, OutOfBlocks
 
 
-class Memory(Protocol):
+class SlotObserver(Protocol):
     """What is told about slots."""
 
     def cut(self, slot: int, length: int) -> None: ...
@@ -21,7 +21,7 @@ class Memory(Protocol):
     def copy(self, source: int, target: int, length: int) -> None: ...
 
 
-class Held:
+class SlotSequence:
     """A sequence: its tokens, how many of them are prompt, its slot, and for how many of them that has KV."""
 
     __slots__ = ("length", "num_prompt", "slot", "tokens")
@@ -36,14 +36,14 @@ class Held:
 class Slots:
     """The sequences of one context."""
 
-    def __init__(self, memory: Memory, num_slots: int, num_ids: int, max_model_len: int) -> None:
+    def __init__(self, memory: SlotObserver, num_slots: int, num_ids: int, max_model_len: int) -> None:
         self._memory = memory
         self._num_ids, self._max_model_len = num_ids, max_model_len
         self._free = list(range(num_slots - 1, -1, -1))
         self._num_slots = num_slots
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, SlotSequence] = {}
 
-    def __getitem__(self, seq_id: int) -> Held:
+    def __getitem__(self, seq_id: int) -> SlotSequence:
         held = self._held.get(seq_id)
         if held is None:
             raise InternalError(f"sequence {seq_id} is not known")
@@ -57,7 +57,7 @@ class Slots:
         self._held.clear()
         self._free = list(range(self._num_slots - 1, -1, -1))
 
-    def apply(self, plan: StepPlan) -> list[Held]:
+    def apply(self, plan: StepPlan) -> list[SlotSequence]:
         """Bring the sequences up to a plan, their slots cut to what is valid; gives that of each row, in order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
@@ -67,10 +67,10 @@ class Slots:
         self._release(seq_id for seq_id in plan.freed if seq_id in kin)
         return [self._update(row) for row in plan.rows]
 
-    def _take(self, seq_id: int) -> Held:
+    def _take(self, seq_id: int) -> SlotSequence:
         if not self._free:
             raise OutOfBlocks(f"all {self._num_slots} sequences of llama.cpp are in use")
-        held = self._held[seq_id] = Held(self._free.pop())
+        held = self._held[seq_id] = SlotSequence(self._free.pop())
         return held
 
     def _release(self, seq_ids: Iterable[int]) -> None:
@@ -90,7 +90,7 @@ class Slots:
         child.length = min(parent.length, fork.num_tokens)
         self._memory.copy(parent.slot, child.slot, child.length)
 
-    def _update(self, row: PlanRow) -> Held:
+    def _update(self, row: PlanRow) -> SlotSequence:
         held = self._held.get(row.seq_id) or self._take(row.seq_id)
         end = row.start + row.num_scheduled
         if row.num_kept > len(held.tokens) or not 0 <= row.start <= min(held.length, row.num_kept):

@@ -5,7 +5,7 @@ This package uses no network. All requests go through the same engine and the sa
 
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.llm import LLM
-from bridle.llm.scores import Score
+from bridle.llm.scores import TextScore
 from bridle.llm.streams import Reader, TextStream
 
-__all__ = ["LLM", "ChatSession", "Reader", "Score", "TextStream"]
+__all__ = ["LLM", "ChatSession", "Reader", "TextScore", "TextStream"]

@@ -8,15 +8,15 @@ from typing import Any
 
 from bridle.controllers.beams import BEAMS, EarlyStopping
 from bridle.errors import InvalidRequest
-from bridle.llm import inputs
+from bridle.llm import arguments
+from bridle.llm.arguments import Prompt
 from bridle.llm.calls import Calls
-from bridle.llm.inputs import Prompt
-from bridle.llm.keywords import settle
+from bridle.llm.kwargs import settle
 from bridle.llm.requests import make_collectors
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING
-from bridle.service import raise_first_error
-from bridle.service.beams import beam_search, found_beams
+from bridle.serving import raise_first_error
+from bridle.serving.lifecycle.beam_search import beam_search, found_beams
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def found_by_beams(
     model, own = calls.model, {"max_tokens": search.max_tokens, "temperature": 0.0}
     wanted, how = settle("beam_search", None, DEFAULT_SAMPLING, own | dict(given), ("use_tqdm",))
     model.check_process()
-    sampling = inputs.as_sampling(wanted)
+    sampling = arguments.as_sampling(wanted)
     plain, beams = beam_search(model, sampling, search.beam_width, search.length_penalty, search.early_stopping)
     if any(how.get(name) for name in ("controller", "controllers", "constraint")):
         raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from bridle.chat.turn import Turn
+from bridle.chat.chat_request import ChatRequest
 from bridle.errors import InvalidRequest
-from bridle.llm import batch
-from bridle.llm.chats import Chat, plan_chats
-from bridle.llm.inputs import Prompt
-from bridle.llm.keywords import settle
+from bridle.llm import event_loop
+from bridle.llm.arguments import Prompt
+from bridle.llm.chats import ChatRun, plan_chats
+from bridle.llm.kwargs import settle
 from bridle.llm.options import ChatOptions, Sampling
 from bridle.llm.requests import make_collectors, start_compiling
 from bridle.llm.streams import TextStream
+from bridle.llm.structured_parse import are_conversations, is_conversation
 from bridle.llm.traces import keep_traces
-from bridle.llm.typed import are_conversations, is_conversation
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
-from bridle.service import LoadedModel, OutputCollector
-from bridle.service.defaults import filled
-from bridle.service.running import run_batch
+from bridle.serving import LoadedModel, OutputCollector
+from bridle.serving.lifecycle.request_handle import run_batch
+from bridle.serving.requests.sampling_defaults import filled
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Calls:
         wanted, how = settle(call, sampling, usual, given, _OWN)
         return make_collectors(self.model, prompts, wanted, media, how)
 
-    async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:
+    async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[ChatRun]:
         """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
@@ -67,7 +67,7 @@ class Calls:
 
     async def typed(
         self, prompts: Any, sampling: Sampling, given: dict[str, Any]
-    ) -> tuple[list[Turn | None], list[OutputCollector]]:
+    ) -> tuple[list[ChatRequest | None], list[OutputCollector]]:
         """Requests for prompts, or for the next messages of conversations, which have turns."""
         wanted = sampling or self.chat_sampling
         if is_conversation(prompts) or are_conversations(prompts):
@@ -81,10 +81,12 @@ class Calls:
         """How messages are sampled if a call does not say."""
         return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self.model.defaults, ())
 
-    def stream(self, collector: OutputCollector, given: Mapping[str, Any], turn: Turn | None = None) -> TextStream:
+    def stream(
+        self, collector: OutputCollector, given: Mapping[str, Any], turn: ChatRequest | None = None
+    ) -> TextStream:
         """A stream of the request, which is submitted; `turn` says how a conversation's is read. Outside of an event
         loop, which may not be held up, a constraint that cannot be used is an error here."""
-        if not batch.in_event_loop():
+        if not event_loop.in_event_loop():
             for compiling in start_compiling(self.model, [collector]):
                 compiling.result()
         return TextStream(
@@ -103,8 +105,8 @@ class Calls:
         """The outputs of all requests, in their order."""
         for compiling in start_compiling(self.model, collectors):
             compiling.result()
-        with batch.progress(len(collectors), use_tqdm) as report:
-            batch.run(run_batch(self.model.client, collectors, report))
+        with event_loop.progress(len(collectors), use_tqdm) as report:
+            event_loop.run(run_batch(self.model.client, collectors, report))
         return self._outputs(collectors, given)
 
     async def run_async(

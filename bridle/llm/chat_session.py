@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.chat.conversation import Conversation, look_of
 from bridle.errors import InvalidRequest
-from bridle.llm import batch
-from bridle.llm.chats import Chat, plan_chats
-from bridle.llm.keywords import settle
+from bridle.llm import event_loop
+from bridle.llm.chats import ChatRun, plan_chats
+from bridle.llm.kwargs import settle
 from bridle.llm.notebook import page_of_talk
 from bridle.llm.options import ChatOptions, Message
 from bridle.llm.streams import TextStream
 from bridle.outputs import ChatMessage, FinishReason, RequestOutput
 from bridle.sampling import SamplingParams
-from bridle.service import OutputCollector, raise_first_error
-from bridle.service.running import run_batch
-from bridle.text.chat_template import prepare
-from bridle.traced import Trace
+from bridle.serving import OutputCollector, raise_first_error
+from bridle.serving.lifecycle.request_handle import run_batch
+from bridle.tokenizer.chat_template import prepare
+from bridle.traces import Trace
 
 if TYPE_CHECKING:
     from bridle.llm.llm import LLM
@@ -94,9 +94,9 @@ class ChatSession:
         """Say something and read the content of the answer as it comes, with `for` or `async for`. The turn counts
         once the answer was read to its end."""
         turns = _turns(said)
-        return self._stream(turns, batch.run(self._plan(turns)))
+        return self._stream(turns, event_loop.run(self._plan(turns)))
 
-    def _stream(self, said: list[Turn], chat: Chat) -> TextStream:
+    def _stream(self, said: list[Turn], chat: ChatRun) -> TextStream:
         def on_finish(output: RequestOutput) -> None:
             chat.read(output)
             self._add(said, output)
@@ -109,14 +109,14 @@ class ChatSession:
         If one fails, the others count all the same and its error is raised."""
         _check_apart(sessions, texts)
         said = [_turns(text) for text in texts]
-        outputs = batch.run(_run_all(sessions, said)) if sessions else []
+        outputs = event_loop.run(_run_all(sessions, said)) if sessions else []
         for session, turns, output in zip(sessions, said, outputs, strict=True):
             session._add(turns, output)
         for output in outputs:
             raise_first_error(output)
         return [_message_of(output).content for output in outputs]
 
-    async def _plan(self, said: list[Turn]) -> Chat:
+    async def _plan(self, said: list[Turn]) -> ChatRun:
         how: Any = dict(self.options)
         options: Any = {name: how.pop(name) for name in _PROMPT_OPTIONS if name in how}
         sampling, messages = self.sampling or self.llm.chat_sampling, [*self.messages, *said]

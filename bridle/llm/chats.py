@@ -11,23 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bridle.chat.chat_request import ChatRequest, plan_turn
 from bridle.chat.conversation import Conversation, continued
-from bridle.chat.turn import Turn, plan_turn
 from bridle.engine.request import Request
-from bridle.llm.options import ChatOptions, How, Message
-from bridle.llm.requests import One, each_of
+from bridle.llm.options import ChatOptions, Message, RunOptions
+from bridle.llm.requests import PromptSpec, each_of
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatRun:
     """One conversation, ready to run: the request for its next message, and how that is read."""
 
     model: LoadedModel
     request: Request
-    turn: Turn
+    turn: ChatRequest
 
     def read(self, output: RequestOutput) -> None:
         """Tell the ended outputs apart."""
@@ -45,18 +45,18 @@ async def plan_chats(
     conversations: Sequence[Sequence[Message]],
     sampling: SamplingParams | Sequence[SamplingParams],
     options: ChatOptions,
-    how: How,
-) -> list[Chat]:
+    how: RunOptions,
+) -> list[ChatRun]:
     """A checked request for each conversation; nothing is submitted. Raises what is wrong with any of them."""
     ones = each_of(model, sampling, how, len(conversations))
     asked = [conversation_of(messages, options) for messages in conversations]
     return await asyncio.gather(*(_plan(model, each, one) for each, one in zip(asked, ones, strict=True)))
 
 
-async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Chat:
+async def _plan(model: LoadedModel, conversation: Conversation, one: PromptSpec) -> ChatRun:
     turn = await plan_turn(model, conversation, one.sampling, one.steering, one.serving.user)
     steered = replace(one, sampling=turn.sampling, steering=turn.steering)
-    return Chat(model, steered.request(turn.prompt, turn.wanted), turn)
+    return ChatRun(model, steered.request(turn.prompt, turn.wanted), turn)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
@@ -81,7 +81,7 @@ def _is_function(tool: Any) -> bool:
     return isinstance(tool, Mapping) and "function" in tool
 
 
-def read_chats(chats: Sequence[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:
+def read_chats(chats: Sequence[ChatRun], outputs: list[RequestOutput]) -> list[RequestOutput]:
     """The ended outputs of conversations, told apart."""
     for chat, output in zip(chats, outputs, strict=True):
         chat.read(output)

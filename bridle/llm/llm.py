@@ -14,26 +14,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bridle.chat.conversation import prompt_text
+from bridle.compat.vllm_calls import of_method
 from bridle.config import ModelConfig
 from bridle.controllers.beams import EarlyStopping
-from bridle.elsewhere.vllm_calls import of_method
 from bridle.engine.request import Request
-from bridle.llm import batch, inputs, pooled
+from bridle.llm import arguments, event_loop, pooling
+from bridle.llm.arguments import Prompt
 from bridle.llm.beams import Search, found_by_beams
 from bridle.llm.calls import one_of
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.chats import conversation_of, read_chats
-from bridle.llm.inputs import Prompt
-from bridle.llm.keywords import check_names, settle_runs
-from bridle.llm.open_model import OpenModel
+from bridle.llm.kwargs import check_names, settle_runs
+from bridle.llm.loaded_model import LoadedModelMixin
 from bridle.llm.options import ChatOptions, Message, Sampling
-from bridle.llm.pooled import Classification
-from bridle.llm.scores import Score, scores_of
+from bridle.llm.pooling import Classification
+from bridle.llm.scores import TextScore, scores_of
 from bridle.llm.streams import Reader, TextStream
-from bridle.llm.typed import objects_of, typed_as
+from bridle.llm.structured_parse import objects_of, typed_as
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, OutputCollector
+from bridle.serving import LoadedModel, OutputCollector
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LLM(OpenModel):
+class LLM(LoadedModelMixin):
     """A loaded model. Use it in a `with` block, or `close` it when done. Safe to use from several threads."""
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
         """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first how to sample, then what to
         load."""
-        return LLMBuilder(inputs.as_sampling(sampling))
+        return LLMBuilder(arguments.as_sampling(sampling))
 
     @classmethod
     def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
@@ -71,7 +71,7 @@ class LLM(OpenModel):
 
         A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
         `controller`, `constraint` and `adapter` are one for all or a list with one for each. `given` are fields of
-        `How`; fields of `SamplingParams`, which count beside `sampling`, as in `max_tokens=64`; and names of a
+        `RunOptions`; fields of `SamplingParams`, which count beside `sampling`, as in `max_tokens=64`; and names of a
         constraint: `regex`, `choice`, `json_schema`, `grammar`, `response_format`. What is wrong with any
         prompt is raised before anything runs; an output that fails later has `finish_reason` ERROR and carries its
         `error`. An unknown keyword is a `TypeError`.
@@ -131,7 +131,7 @@ class LLM(OpenModel):
     @overload
     def score(
         self, prompts: Prompt | Sequence[Prompt], *, top: int = ..., use_tqdm: bool = ..., **given: Any
-    ) -> list[Score]: ...
+    ) -> list[TextScore]: ...
 
     @overload
     def score(
@@ -146,14 +146,14 @@ class LLM(OpenModel):
         top: int = 0,
         use_tqdm: bool = True,
         **given: Any,
-    ) -> list[Score] | list[float]:
+    ) -> list[TextScore] | list[float]:
         """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
         each position. With `others`, how much each pair of texts has to do with each other, as `/v1/score` tells it: by
         a cross-encoder, or by the cosine of vectors; one text goes with all others. Nothing is generated; `adapter`,
-        `timeout` and the others of `How` that need no draw count."""
+        `timeout` and the others of `RunOptions` that need no draw count."""
         if others is not None:
-            how = settle_runs("score", given, ("use_tqdm", *pooled.READING))
-            return pooled.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
+            how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
+            return pooling.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
         how = settle_runs("score", given, ("top", "use_tqdm"))
         return scores_of(self._model, prompts, top, how, partial(self._calls.run, use_tqdm=use_tqdm))
 
@@ -171,8 +171,8 @@ class LLM(OpenModel):
         An embedding model makes it as its folder says, behind its prompt `prompt_name`, if that is given; of a model
         that generates it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1:
         what the model takes). `normalize` False leaves the length as it is. Nothing is generated."""
-        how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooled.READING))
-        return pooled.vectors(
+        how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
+        return pooling.vectors(
             self._model, prompts, dimensions, how, given, lambda made: self._calls.run(made, use_tqdm)
         )
 
@@ -180,8 +180,8 @@ class LLM(OpenModel):
         self, texts: str | Sequence[str | tuple[str, str]], *, use_tqdm: bool = True, **given: Any
     ) -> list[Classification]:
         """What a sequence classifier says of each text, or of each pair of texts."""
-        how = settle_runs("classify", given, ("use_tqdm", *pooled.READING))
-        return pooled.labels(self._model, texts, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
+        how = settle_runs("classify", given, ("use_tqdm", *pooling.READING))
+        return pooling.labels(self._model, texts, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
 
     # -- chatting --------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class LLM(OpenModel):
             "chat_template_kwargs": chat_template_kwargs,
         }
         plan = self._calls.chats("chat", messages, one_of(sampling, sampling_params), given | {**options})
-        chats = batch.run(plan)
+        chats = event_loop.run(plan)
         return read_chats(chats, self._calls.run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
 
     async def chat_async(
@@ -250,7 +250,7 @@ class LLM(OpenModel):
         The schema of `kind` is the constraint, and without `sampling` an output may be as long as the context allows;
         the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
         typed, given = typed_as(kind, given)
-        turns, collectors = batch.run(self._calls.typed(prompts, sampling, given))
+        turns, collectors = event_loop.run(self._calls.typed(prompts, sampling, given))
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
 
     async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
@@ -265,7 +265,7 @@ class LLM(OpenModel):
         """The object of one prompt or conversation as it grows, with `for` or `async for`: fields that have not come
         yet have their defaults, or None. The last one is whole and valid, or `IncompleteOutput` is raised."""
         typed, given = typed_as(kind, given)
-        turns, collectors = batch.run(self._calls.typed(prompt, sampling, given))
+        turns, collectors = event_loop.run(self._calls.typed(prompt, sampling, given))
         ((turn,), (collector,)) = turns, collectors
         return self._calls.stream(collector, given, turn).objects(typed)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.controller_tools import ToolExecutor
 from bridle.errors import InvalidRequest
-from bridle.llm import inputs
-from bridle.model.resolve import check_available
-from bridle.progress import Report
-from bridle.service import ControlSettings, LoadedModel, as_control, load_model
-from bridle.tools import ToolDesk
+from bridle.llm import arguments
+from bridle.load_progress import Report
+from bridle.model.hub_lookup import check_available
+from bridle.serving import ControlSettings, LoadedModel, as_control, load_model
 
 
 def load(
@@ -19,12 +19,12 @@ def load(
     control: ControlSettings | bool | None,
     settings: dict[str, Any],
     has_adapters: bool,
-    tools: ToolDesk | None,
+    tools: ToolExecutor | None,
     report: Report,
 ) -> LoadedModel:
     """The model that `model` names, with `settings` for it and for its engine; one that is loaded already is used as it
     is. Raises `InvalidRequest` for settings that contradict each other."""
-    of_model, of_engine = inputs.split_settings(settings)
+    of_model, of_engine = arguments.split_settings(settings)
     if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
     if isinstance(model, LoadedModel):
@@ -39,7 +39,7 @@ def load(
     engine = engine_config or EngineConfig(**of_engine)
     check_available(config.model, config.revision)  # says which name may be meant; a server's clients are not told
     if has_adapters or engine.adapter_memory is not None:
-        from bridle.model.footprint import settle_adapters
+        from bridle.model.memory_estimate import settle_adapters
 
         config, engine = settle_adapters(config, engine)
     return load_model(config, engine, progress=report, control=as_control(control), tools=tools)

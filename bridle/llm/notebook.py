@@ -13,8 +13,8 @@ from html import escape
 from typing import Any
 
 from bridle.outputs import RequestOutput
-from bridle.traced import Trace
-from bridle.traced.colours import Span, html_of, spans
+from bridle.traces import Trace
+from bridle.traces.highlight import TextSpan, html_of, spans
 
 _BLOCK = "white-space:pre-wrap;font-family:monospace"
 _WHO = "font-weight:600;opacity:.7"
@@ -73,7 +73,7 @@ class LiveOutput:
         self._written = text
 
 
-class Bar:
+class ProgressBar:
     """How many requests of a batch are done, and how fast."""
 
     def __init__(self, num_requests: int) -> None:
@@ -110,7 +110,7 @@ def page_of_talk(messages: Iterable[Mapping[str, Any]], traces: Mapping[int, Tra
 
 
 def _coloured(trace: Trace | None, text: str) -> str:
-    return html_of([Span(text, "prompt")] if trace is None else spans(trace, prompt=False))
+    return html_of([TextSpan(text, "prompt")] if trace is None else spans(trace, prompt=False))
 
 
 def _said(message: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, TypedDict
 
-from bridle.constraints.spec import Constraint
 from bridle.engine.request import StoppingCriteria
 from bridle.sampling import SamplingParams
+from bridle.structured_output.spec import Constraint
 
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -16,12 +16,12 @@ Sampling = SamplingParams | Sequence[SamplingParams] | None
 Adapters = str | Sequence[str | None] | None
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
-    `bridle.constraints`). `controllers` steer together with `controller` and `constraint`; a list of lists has one for
-    each prompt. Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a `timeout`,
-    both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the name of a
-    file writes that there as well."""
+    `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list of lists has
+    one for each prompt. Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
+    `timeout`, both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the
+    name of a file writes that there as well."""
 
     controller: object | None
     controllers: Sequence[object] | None

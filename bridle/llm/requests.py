@@ -8,25 +8,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.constraints.spec import Constraint, parse
 from bridle.controllers.composition import compose, parts_of
-from bridle.engine.intake import check_task
+from bridle.engine.input_processor import check_task
 from bridle.engine.request import Request, StoppingCriteria
 from bridle.errors import UnsupportedFeature
-from bridle.llm import inputs
-from bridle.llm.inputs import Prompt
-from bridle.llm.options import How
+from bridle.llm import arguments
+from bridle.llm.arguments import Prompt
+from bridle.llm.options import RunOptions
 from bridle.llm.traces import is_traced
-from bridle.media import Source
+from bridle.multimodal import Source
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, OutputCollector
-from bridle.service.local import LocalServing
-from bridle.service.requests import Wanted
-from bridle.service.steering import PLAIN, Steering
+from bridle.serving import LoadedModel, OutputCollector
+from bridle.serving.lifecycle.in_process import InProcessServing
+from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection
+from bridle.serving.requests.request_builder import EventOptions
+from bridle.structured_output.spec import Constraint, parse
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
 #: Nothing beside prompt and sampling.
-PLAINLY: Wanted = {}
+PLAINLY: EventOptions = {}
 
 
 def make_collectors(
@@ -34,11 +34,11 @@ def make_collectors(
     given: Prompt | Sequence[Prompt],
     sampling: SamplingParams | Sequence[SamplingParams],
     media: Any,
-    how: How,
+    how: RunOptions,
 ) -> list[OutputCollector]:
     """A checked request for each prompt, in the object that will collect its events."""
-    items = inputs.as_given(given)
-    beside = map(inputs.as_pictures, inputs.per_prompt(media, len(items), "multi_modal_data"))
+    items = arguments.as_given(given)
+    beside = map(arguments.as_pictures, arguments.per_prompt(media, len(items), "multi_modal_data"))
     return [
         OutputCollector(
             one.request(item.prompt, pictures=(*item.pictures, *more)),
@@ -49,21 +49,21 @@ def make_collectors(
 
 
 @dataclass(frozen=True, slots=True)
-class One:
+class PromptSpec:
     """How one request of a call is run."""
 
-    serving: LocalServing
+    serving: InProcessServing
     sampling: SamplingParams
-    steering: Steering
+    steering: ControllerSelection
     adapter: str | None
     stopping: tuple[StoppingCriteria, ...] = ()
     trace: bool = False
 
     def request(
-        self, prompt: str | Sequence[int], wanted: Wanted = PLAINLY, *, pictures: Sequence[Source] = ()
+        self, prompt: str | Sequence[int], wanted: EventOptions = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
         """The checked request; its pictures belong to the prompt's placeholders, or are in their places already."""
-        beside: Wanted = {**wanted, "trace": self.trace}
+        beside: EventOptions = {**wanted, "trace": self.trace}
         return self.serving.request(
             prompt,
             self.sampling,
@@ -75,9 +75,9 @@ class One:
         )
 
 
-def serving_of(model: LoadedModel, how: How) -> LocalServing:
+def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
     """Whose the requests of a call are, when their turn is, and how long they may take."""
-    return LocalServing(
+    return InProcessServing(
         model,
         user=how.get("tenant", ""),
         priority=how.get("priority"),
@@ -87,33 +87,33 @@ def serving_of(model: LoadedModel, how: How) -> LocalServing:
 
 
 def each_of(
-    model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: How, num_prompts: int
-) -> list[One]:
+    model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: RunOptions, num_prompts: int
+) -> list[PromptSpec]:
     """What a call says of each of its prompts. Raises `UnsupportedFeature` if the model generates none."""
     check_task(model.info, embeds=False)
-    outer = inputs.per_prompt(how.get("controller"), num_prompts, "controller")
-    crews = inputs.crews(how.get("controllers"), num_prompts)
+    outer = arguments.per_prompt(how.get("controller"), num_prompts, "controller")
+    crews = arguments.crews(how.get("controllers"), num_prompts)
     controllers = [compose(one, *crew) for one, crew in zip(outer, crews, strict=True)]
     parts = [part for each in controllers for part in parts_of(each)]
     if model.control is None and any(type(part).__name__ == "WasmController" for part in parts):
         raise UnsupportedFeature(NO_CONTROL, "controller")
-    adapters: list[Any] = inputs.per_prompt(how.get("adapter"), num_prompts, "adapter")
-    constraints = inputs.per_prompt(how.get("constraint"), num_prompts, "constraint")
-    serving, stopping = serving_of(model, how), inputs.as_criteria(how.get("stopping_criteria"))
+    adapters: list[Any] = arguments.per_prompt(how.get("adapter"), num_prompts, "adapter")
+    constraints = arguments.per_prompt(how.get("constraint"), num_prompts, "constraint")
+    serving, stopping = serving_of(model, how), arguments.as_criteria(how.get("stopping_criteria"))
     found = zip(
-        map(inputs.as_sampling, inputs.per_prompt(sampling, num_prompts, "sampling")),
+        map(arguments.as_sampling, arguments.per_prompt(sampling, num_prompts, "sampling")),
         map(_steering, controllers, constraints),
-        [inputs.as_name(adapter, "adapter") for adapter in adapters],
+        [arguments.as_name(adapter, "adapter") for adapter in adapters],
         strict=True,
     )
-    return [One(serving, *each, stopping, is_traced(how)) for each in found]
+    return [PromptSpec(serving, *each, stopping, is_traced(how)) for each in found]
 
 
-def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> Steering:
+def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> ControllerSelection:
     """What steers one request, by the objects that a call brings."""
     if constraint is None:
-        return PLAIN if controller is None else Steering(controller)
-    return Steering(controller, parse(constraint))
+        return PLAIN if controller is None else ControllerSelection(controller)
+    return ControllerSelection(controller, parse(constraint))
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:

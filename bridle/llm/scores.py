@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bridle.llm.inputs import Prompt
-from bridle.llm.options import How
+from bridle.llm.arguments import Prompt
+from bridle.llm.options import RunOptions
 from bridle.llm.requests import make_collectors
 from bridle.outputs import Logprob, RequestOutput
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, OutputCollector, raise_first_error
+from bridle.serving import LoadedModel, OutputCollector, raise_first_error
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TextScore:
     """Log-probabilities (natural logarithm) of the tokens of a text, each given those before it.
 
     The first token has none: nothing comes before it.
@@ -40,18 +40,18 @@ class Score:
         return math.exp(-self.mean)
 
 
-def score_of(output: RequestOutput) -> Score:
+def score_of(output: RequestOutput) -> TextScore:
     """The score in an output that was asked for log-probabilities of its prompt."""
-    return Score(tuple(output.prompt_token_ids), tuple(output.prompt_logprobs or ()))
+    return TextScore(tuple(output.prompt_token_ids), tuple(output.prompt_logprobs or ()))
 
 
 def scores_of(
     model: LoadedModel,
     prompts: Prompt | Sequence[Prompt],
     top: int,
-    how: How,
+    how: RunOptions,
     run: Callable[[list[OutputCollector]], list[RequestOutput]],
-) -> list[Score]:
+) -> list[TextScore]:
     """The score of each text, with those of the `top` likeliest tokens at each position. Raises the first error."""
     model.check_process()
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)

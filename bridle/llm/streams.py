@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, Self, TypeVar
 
-from bridle.chat.tools.pieces import Content, Piece
-from bridle.chat.turn import Turn
+from bridle.chat.chat_request import ChatRequest
+from bridle.chat.stream_deltas import Content, StreamDelta
 from bridle.engine.client import EngineClient, EventStream
 from bridle.engine.request import Request
 from bridle.llm.notebook import LiveOutput
-from bridle.llm.typed import Kind, content_of, partials
+from bridle.llm.structured_parse import ParsedType, content_of, partials
 from bridle.outputs import RequestOutput
-from bridle.service import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
-from bridle.service.running import Running
+from bridle.serving import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
+from bridle.serving.lifecycle.request_handle import RequestHandle
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Reader(Generic[T]):
             yield self._last()
 
 
-class _Source(Running):
+class _Source(RequestHandle):
     """A running request, and the function to call when it is over. Streams and readers of it hold it, and it holds none
     of them."""
 
@@ -99,7 +99,7 @@ class TextStream(Reader[str]):
         request: Request,
         prompt: str | None = None,
         on_finish: Callable[[RequestOutput], None] | None = None,
-        turn: Turn | None = None,
+        turn: ChatRequest | None = None,
     ) -> None:
         """`on_finish` is told the whole output; `turn` says how a conversation's is read."""
         self._collector = OutputCollector(request, prompt)
@@ -130,12 +130,12 @@ class TextStream(Reader[str]):
         """Read `output` in place of text, each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
-    def objects(self, kind: Kind[T]) -> Reader[T]:
+    def objects(self, kind: ParsedType[T]) -> Reader[T]:
         """Read instead of text the object that it is, each time that there is more of it; the last one is valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
-    def pieces(self) -> Reader[Piece]:
+    def pieces(self) -> Reader[StreamDelta]:
         """Instead of text: thoughts, content and calls of a conversation's answer, as they come."""
         return Reader(self._base, self._take_pieces)
 
@@ -196,8 +196,8 @@ class TextStream(Reader[str]):
     def _take(self) -> list[str]:
         return [piece.text for piece in self._take_pieces() if isinstance(piece, Content)]
 
-    def _take_pieces(self) -> list[Piece]:
-        found: list[Piece] = []
+    def _take_pieces(self) -> list[StreamDelta]:
+        found: list[StreamDelta] = []
         for delta in self._deltas.read():
             if delta.index == 0 and self._turn is not None:
                 found += self._turn.push(delta.text, delta.is_last)

@@ -9,8 +9,8 @@ from typing import Any
 
 from bridle.errors import InvalidRequest
 from bridle.outputs import RequestOutput
-from bridle.service import LoadedModel
-from bridle.service.tracing import traces_of
+from bridle.serving import LoadedModel
+from bridle.serving.tracing.trace_header import traces_of
 from bridle.traces import write
 
 

@@ -9,13 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bridle.deprecated_names import old_names
+
 if TYPE_CHECKING:
-    from bridle.lmtp.client import Client, Patience, SyncClient
+    from bridle.lmtp.client import Client, RetryPolicy, SyncClient
 
-__all__ = ["Client", "Patience", "SyncClient"]
+__all__ = ["Client", "RetryPolicy", "SyncClient"]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("bridle.lmtp.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
+    __getattr__ = old_names(__name__, _load)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from bridle.errors import BridleError, InvalidRequest, ProtocolError
 from bridle.lmtp.messages import KINDS, Buffer, Generate, Prompt, Rejected, Request
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 _MAX_ID_CHARS = 200
 _MAX_NAME_CHARS = 200
@@ -95,7 +95,7 @@ def _model(name: str, value: Any) -> str:
 
 def _text(name: str, value: Any) -> str:
     if not (isinstance(value, str) and 0 < len(value) <= _MAX_NAME_CHARS):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
     return value
 
 
@@ -106,7 +106,7 @@ def _adapter(name: str, value: Any) -> str | None:
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be an integer", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be an integer", name)
     return value
 
 
@@ -118,37 +118,37 @@ def _position(name: str, value: Any) -> int:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be a number", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be a number", name)
     return value
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be true or false", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be true or false", name)
     return value
 
 
 def _said(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be text", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be text", name)
     return value
 
 
 def _rewind(name: str, value: Any) -> str:
     if value not in ("hold", "event"):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be one of hold, event", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be one of hold, event", name)
     return str(value)
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be an object", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be an object", name)
     return value
 
 
 def _list(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise InvalidRequest(f"{name} is {shown(value)}; must be a list", name)
+        raise InvalidRequest(f"{name} is {short_repr(value)}; must be a list", name)
     return tuple(value)
 
 

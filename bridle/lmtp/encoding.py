@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from bridle.lmtp.messages import KINDS, Answer, Event, Failure, Generate, Msg, Request, Score, Token
+from bridle.lmtp.messages import KINDS, Answer, EventMessage, Failure, Generate, Msg, Request, Score, Token
 
 #: Longest message from a server. The original client takes no more than 4 MiB.
 MAX_ANSWER_CHARS = 1 << 20
@@ -79,9 +79,9 @@ def _token_body(token: Token) -> dict[str, Any]:
     return body
 
 
-def _other_body(answer: Failure | Msg | Event) -> dict[str, Any]:
+def _other_body(answer: Failure | Msg | EventMessage) -> dict[str, Any]:
     body = {"stream_id": answer.stream_id, **dict(_changed(answer))}
-    if isinstance(answer, Event):
+    if isinstance(answer, EventMessage):
         body |= body.pop("data", {})
     return body
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bridle import failures
+from bridle import error_mapping
+from bridle.error_mapping import error_text
 from bridle.errors import BridleError
-from bridle.failures import error_text
 from bridle.lmtp.messages import Failure, StreamId
 
 __all__ = ["error_text", "failure_of"]
@@ -16,7 +16,7 @@ def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
         stream_id=stream_id,
         error=error_text(error),
         code=error.code,
-        retryable=failures.failure_of(error).may_pass,
-        retry_after=failures.retry_after(error),
+        retryable=error_mapping.failure_of(error).may_pass,
+        retry_after=error_mapping.retry_after(error),
         param=getattr(error, "param", None),
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from bridle.errors import BridleError, InvalidRequest
 from bridle.lmtp.client import Client, TokenStream
 from bridle.lmtp.command_line import QUIT, Line, parse_line
-from bridle.lmtp.messages import Event, Token
+from bridle.lmtp.messages import EventMessage, Token
 
 
 class Screen(Protocol):
@@ -118,7 +118,7 @@ class Interactive:
             self._screen.begin(number, prompt)
             self._screen.text(number, "".join(texts))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: EventMessage) -> None:
         about = ", ".join(f"{name} {value}" for name, value in event.data.items())
         self._screen.note(f"[the server: {event.event}{': ' if about else ''}{about}]")
 

@@ -226,7 +226,7 @@ class Msg:
 
 
 @dataclass(slots=True, kw_only=True)
-class Event:
+class EventMessage:
     """Extension: something worth knowing, of a stream or (without `stream_id`) of the server.
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
@@ -242,7 +242,7 @@ class Event:
 
 
 #: The answers to a stream, and the answers on a connection.
-StreamAnswer: TypeAlias = Token | Failure | Event
+StreamAnswer: TypeAlias = Token | Failure | EventMessage
 Answer: TypeAlias = StreamAnswer | Msg
 
 #: The word that each message begins with.
@@ -257,7 +257,7 @@ KINDS: Mapping[type, str] = {
     Token: "TOKEN",
     Failure: "TOKEN",
     Msg: "MSG",
-    Event: "EVENT",
+    EventMessage: "EVENT",
 }
 
 

@@ -19,7 +19,7 @@ from bridle.lmtp.messages import (
     Answer,
     Buffer,
     Cancel,
-    Event,
+    EventMessage,
     Failure,
     Generate,
     ModelInfo,
@@ -102,7 +102,7 @@ class Reattach:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopStream:
     """Stop a stream that no client reads any more. `is_lost`: because the connection is gone, so it may be resumed."""
 
     stream: Stream
@@ -117,7 +117,7 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class DefineBuffer:
     """Name, or forget, a buffer."""
 
     request: Buffer
@@ -137,7 +137,7 @@ class Send:
     answer: Answer
 
 
-Action: TypeAlias = Start | Reattach | Stop | Describe | Keep | AnswerCall | Send
+Action: TypeAlias = Start | Reattach | StopStream | Describe | DefineBuffer | AnswerCall | Send
 
 
 class Session:
@@ -173,7 +173,7 @@ class Session:
             case Cancel():
                 return self._cancel(message.stream_id)
             case Buffer():
-                return [Keep(message)]
+                return [DefineBuffer(message)]
             case ToolResult():
                 return [AnswerCall(message)]
             case Rejected():
@@ -212,7 +212,7 @@ class Session:
         return self._break_off(known, error) if known is not None else [Send(failure_of(stream_id, error))]
 
     def _break_off(self, stream: Stream, error: BridleError) -> list[Action]:
-        return [Stop(stream), *self.fail(stream, error)]
+        return [StopStream(stream), *self.fail(stream, error)]
 
     # -- to the client ---------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Session:
                 stream.num_branches -= answer.finish_reason is not None
             case Failure():
                 stream.num_branches = 0
-            case Event():
+            case EventMessage():
                 stream.num_branches += answer.event == "fork"
                 return True
         if stream.num_branches == 0:
@@ -257,7 +257,7 @@ class Session:
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)
-        return [Send(Event(event="draining", data={"seconds": seconds}))] if self.is_extended else []
+        return [Send(EventMessage(event="draining", data={"seconds": seconds}))] if self.is_extended else []
 
     def fail_all(self, error: BridleError) -> list[Action]:
         """End every open stream with an error; the connection stays."""
@@ -271,7 +271,7 @@ class Session:
         for stream in streams:
             self._end(stream)
         self._enter(SessionState.CLOSED)
-        return [Stop(stream, is_lost=True) for stream in streams]
+        return [StopStream(stream, is_lost=True) for stream in streams]
 
     def _enter(self, state: SessionState) -> None:
         if state not in _SESSION_STEPS[self.state]:

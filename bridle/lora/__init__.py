@@ -6,11 +6,11 @@ The package knows nothing of requests, plans or models. Importing it loads no to
 
 from __future__ import annotations
 
+from bridle.lora.cache_policy import AdapterState, AdapterStatus
 from bridle.lora.device import AdapterDevice, AdapterLimits, LayerShape, find_device, require_device
 from bridle.lora.files import AdapterFiles, find_adapter, open_adapter
 from bridle.lora.peft_config import LoraShape
 from bridle.lora.pool import AdapterPool
-from bridle.lora.residency import AdapterState, AdapterStatus
 
 __all__ = [
     "AdapterDevice",

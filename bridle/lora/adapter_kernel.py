@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bridle.errors import InvalidRequest, ModelUnavailable
 from bridle.lora.fused import FusedKernel, is_interpreted
-from bridle.lora.layout import Block, Layout, Part
-from bridle.lora.product import AdapterKernel, AdapterStep, Product, Segment
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.layout import AdapterBlock, AdapterLayout, LayerPart
+from bridle.lora.ops import AdapterKernel, AdapterStep, Product, Segment
+from bridle.lora.torch_ops import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class TriedKernel:
         self._device = device
         self._dtype = dtype
         self._fallback = fallback
-        self._tried: set[Block] = set()
+        self._tried: set[AdapterBlock] = set()
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Test the kinds of products that are new in this adapter's layout. The test compiles kernels, which takes
@@ -120,13 +120,13 @@ class TriedKernel:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _try(self, block: Block, lengths: tuple[int, ...]) -> str | None:
+    def _try(self, block: AdapterBlock, lengths: tuple[int, ...]) -> str | None:
         generator = torch.Generator().manual_seed(block.rank)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).to(self._device, self._dtype)
 
-        layout = Layout({0: block}, block.end)
+        layout = AdapterLayout({0: block}, block.end)
         segments, stop = [], 0
         for length in lengths:
             # At this scale the hidden sums and what they add are about as large as the numbers that they are added to.
@@ -145,7 +145,7 @@ class TriedKernel:
         return f"rank {block.rank} over {block.num_inputs} features differs by {error:.3g} (limit {limit:.3g})"
 
 
-def _alone(block: Block) -> Block:
+def _alone(block: AdapterBlock) -> AdapterBlock:
     """A layout of one block of the same shape, whose layers have no names."""
-    parts = tuple(Part("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
-    return Block(0, block.rank, block.num_inputs, parts)
+    parts = tuple(LayerPart("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
+    return AdapterBlock(0, block.rank, block.num_inputs, parts)

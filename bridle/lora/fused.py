@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from bridle.errors import InternalError
-from bridle.lora.layout import Layout
-from bridle.lora.product import Product, Segment
+from bridle.lora.layout import AdapterLayout
+from bridle.lora.ops import Product, Segment
 from bridle.lora.tables import Extent, Table
 from bridle.lora.weights import PlacedAdapter
 
@@ -120,7 +120,7 @@ class FusedKernel:
         with self._lock:
             self._tables.clear()
 
-    def _table(self, layout: Layout) -> Table:
+    def _table(self, layout: AdapterLayout) -> Table:
         with self._lock:
             known = self._tables.get(id(layout))
             if known is None:

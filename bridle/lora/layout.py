@@ -23,7 +23,7 @@ def padded(rank: int) -> int:
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
-class Span(NamedTuple):
+class IndexRange(NamedTuple):
     """The range from `begin` to before `end`."""
 
     begin: int
@@ -35,34 +35,34 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AdapterPlacement:
     """Where a layer that adapters name is computed: its outputs are the `columns` of a site. A process that has only a
     part of the layer computes from the range `inputs` of its inputs and gives the range `outputs` of its outputs."""
 
     site: int
-    columns: Span
-    inputs: Span
-    outputs: Span
+    columns: IndexRange
+    inputs: IndexRange
+    outputs: IndexRange
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """One layer's share of a site: B is [columns, ranks] at offset `begin`, fed by the hidden `ranks`."""
 
     layer: str
-    columns: Span
-    ranks: Span
+    columns: IndexRange
+    ranks: IndexRange
     begin: int
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AdapterBlock:
     """What an adapter adds at one site: A is [rank, num_inputs] at offset `begin`."""
 
     begin: int
     rank: int
     num_inputs: int
-    parts: tuple[Part, ...]
+    parts: tuple[LayerPart, ...]
 
     @property
     def end(self) -> int:
@@ -72,14 +72,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AdapterLayout:
     """All blocks of an adapter, by site, in one flat tensor of `num_values`."""
 
-    blocks: Mapping[int, Block]
+    blocks: Mapping[int, AdapterBlock]
     num_values: int
 
 
-def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) -> Layout:
+def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, AdapterPlacement]) -> AdapterLayout:
     """Lay out an adapter of these `shapes`; each of its layers has an entry in `places`."""
     by_site: dict[int, list[str]] = {}
     for name in sorted(shapes, key=lambda name: (places[name].site, places[name].columns)):
@@ -88,31 +88,33 @@ def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) ->
     for site, names in by_site.items():
         blocks[site] = _make_block(names, shapes, places, end)
         end = blocks[site].end
-    return Layout(blocks, end)
+    return AdapterLayout(blocks, end)
 
 
-def _make_block(names: list[str], shapes: Mapping[str, LoraShape], places: Mapping[str, Place], begin: int) -> Block:
+def _make_block(
+    names: list[str], shapes: Mapping[str, LoraShape], places: Mapping[str, AdapterPlacement], begin: int
+) -> AdapterBlock:
     spans, rank = [], 0
     for name in names:
         width = padded(shapes[name].rank)
-        spans.append(Span(rank, rank + width))
+        spans.append(IndexRange(rank, rank + width))
         rank += width
     num_inputs = places[names[0]].inputs.size
     parts, end = [], begin + rank * num_inputs
     for name, ranks in zip(names, spans, strict=True):
-        parts.append(Part(name, places[name].columns, ranks, end))
+        parts.append(LayerPart(name, places[name].columns, ranks, end))
         end += places[name].columns.size * ranks.size
-    return Block(begin, rank, num_inputs, tuple(parts))
+    return AdapterBlock(begin, rank, num_inputs, tuple(parts))
 
 
 class LayoutCache:
     """Makes each layout once, since adapters with the same layout object can be multiplied together."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, AdapterPlacement]) -> None:
         self._places = places
-        self._known: dict[tuple[tuple[str, int], ...], Layout] = {}
+        self._known: dict[tuple[tuple[str, int], ...], AdapterLayout] = {}
 
-    def of(self, shapes: Mapping[str, LoraShape]) -> Layout:
+    def of(self, shapes: Mapping[str, LoraShape]) -> AdapterLayout:
         """The layout of an adapter; the same object for the same layers and padded ranks."""
         key = tuple((name, padded(shape.rank)) for name, shape in sorted(shapes.items()))
         layout = self._known.get(key)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from bridle.errors import AdapterRefused
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 MAX_RANK = 512
 #: Patterns of ranks and alphas that one adapter may have.
@@ -118,7 +118,9 @@ def read_config(data: bytes) -> PeftConfig:
         if not isinstance(raw, dict):
             raise AdapterRefused(f"adapter_config.json holds a JSON {type(raw).__name__}, not an object", "source")
         if raw.get("peft_type") != "LORA":
-            raise AdapterRefused(f"peft_type is {shown(raw.get('peft_type'))}; only 'LORA' can be served", "source")
+            raise AdapterRefused(
+                f"peft_type is {short_repr(raw.get('peft_type'))}; only 'LORA' can be served", "source"
+            )
         fields = msgspec.convert(raw, _Fields)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise AdapterRefused(f"adapter_config.json is not what PEFT writes: {error}", "source") from None
@@ -138,12 +140,13 @@ def _check_meaning(raw: dict[str, Any], fields: _Fields) -> None:
         if not value or name in _SILENT or name in _Fields.__struct_fields__:
             continue
         reason = _REFUSED.get(name, "a field that is not known here may change what the adapter means")
-        raise AdapterRefused(f"{shown(name)} is {shown(value)}: {reason}, which cannot be served", "source")
+        raise AdapterRefused(f"{short_repr(name)} is {short_repr(value)}: {reason}, which cannot be served", "source")
     if fields.bias != "none":
-        raise AdapterRefused(f"bias is {shown(fields.bias)}; adapters with biases cannot be served", "source")
+        raise AdapterRefused(f"bias is {short_repr(fields.bias)}; adapters with biases cannot be served", "source")
     if fields.init_lora_weights not in _PLAIN_STARTS:
         raise AdapterRefused(
-            f"init_lora_weights is {shown(fields.init_lora_weights)}: it changed the base weights; convert the adapter "
+            f"init_lora_weights is {short_repr(fields.init_lora_weights)}: it changed the base weights; convert the "
+            "adapter "
             "to plain LoRA while saving it",
             "source",
         )
@@ -171,7 +174,8 @@ def _check_patterns(patterns: Mapping[str, Any]) -> None:
         is_plain = len(pattern) <= _MAX_PATTERN_CHARS and not _PIECE.sub("", pattern)
         if not is_plain or pattern.count("+") > _MAX_REPEATS or not _compiles(pattern):
             raise AdapterRefused(
-                f"the pattern {shown(pattern)} of ranks or alphas is not supported: letters, digits, _ - . | ( ) ^ $ "
+                f"the pattern {short_repr(pattern)} of ranks or alphas is not supported: letters, digits, _ - . | ( ) "
+                "^ $ "
                 "and \\. \\d \\d+ are",
                 "source",
             )

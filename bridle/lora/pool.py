@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from bridle.errors import BridleError, EngineClosed, UnknownAdapter
+from bridle.lora.cache_policy import AdapterStatus, CachedAdapter, Residency
 from bridle.lora.device import AdapterDevice, AdapterLimits
 from bridle.lora.files import AdapterFiles
-from bridle.lora.mover import Mover
-from bridle.lora.residency import AdapterStatus, Held, Residency
+from bridle.lora.transfer_threads import Mover
 from bridle.threads import conclude_all
 
 
@@ -57,7 +57,7 @@ class AdapterPool:
         """Let requests use the adapter. One that was removed and is still in use comes back; one that failed may be
         tried again at once."""
         with self._lock:
-            held = self._books.known.setdefault(key, Held(key, files, self.limits.device_bytes(files)))
+            held = self._books.known.setdefault(key, CachedAdapter(key, files, self.limits.device_bytes(files)))
             held.failure = None
             self._books.removed.pop(key, None)
 
@@ -162,13 +162,13 @@ class AdapterPool:
 
     # -- helpers, with the lock held -----------------------------------------------------------------------------
 
-    def _find(self, key: str) -> Held:
+    def _find(self, key: str) -> CachedAdapter:
         held = self._books.known.get(key)
         if held is None or key in self._books.removed:
             raise UnknownAdapter(f"the adapter {key.partition('#')[0]!r} was removed", "adapter")
         return held
 
-    def _failure_of(self, held: Held) -> BridleError | None:
+    def _failure_of(self, held: CachedAdapter) -> BridleError | None:
         """Why the adapter cannot be read, if another attempt would fail again. A failure that no longer counts is
         forgotten."""
         if held.failure is not None and held.failure.holds(self._clock()):
@@ -176,7 +176,7 @@ class AdapterPool:
         held.failure = None
         return None
 
-    def _end(self, held: Held, error: BridleError | None) -> None:
+    def _end(self, held: CachedAdapter, error: BridleError | None) -> None:
         """Note that the adapter is on the host, or why it cannot be read."""
         if error is not None and held.num_users:
             self._failures[held.key] = error

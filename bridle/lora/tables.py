@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bridle.lora.layout import Block, Layout
+from bridle.lora.layout import AdapterBlock, AdapterLayout
 from bridle.lora.side_stream import used_by_steps
 
 #: Alignment of columns that is worth knowing.
@@ -38,14 +38,14 @@ class Extent:
 class Table:
     """A layout as the kernels read it: the number of sites, then a row for each of them, then one for each part."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: AdapterLayout, device: torch.device) -> None:
         self.layout = layout
         self.extents = extents_of(layout)
         self.part_rank = max(extent.part_rank for extent in self.extents.values())
         self.values = used_by_steps(torch.tensor(table_values(layout), dtype=torch.int64, device=device))
 
 
-def table_values(layout: Layout) -> list[int]:
+def table_values(layout: AdapterLayout) -> list[int]:
     """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
     columns, first rank, ranks."""
     num_sites = max(layout.blocks) + 1
@@ -62,11 +62,11 @@ def table_values(layout: Layout) -> list[int]:
     return [num_sites, *sites, *parts]
 
 
-def extents_of(layout: Layout) -> dict[int, Extent]:
+def extents_of(layout: AdapterLayout) -> dict[int, Extent]:
     return {site: _extent(block) for site, block in layout.blocks.items()}
 
 
-def _extent(block: Block) -> Extent:
+def _extent(block: AdapterBlock) -> Extent:
     edges = [edge for part in block.parts for edge in part.columns]
     return Extent(
         block.rank,

@@ -38,7 +38,7 @@ _REASONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SafetensorsEntry:
     """One tensor: its type, its sides, and its bytes within the payload."""
 
     dtype: str
@@ -52,7 +52,7 @@ class Entry:
 
 
 #: Tensors by name.
-Header = Mapping[str, Entry]
+Header = Mapping[str, SafetensorsEntry]
 
 
 class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ def read_header(data: bytes, num_bytes: int) -> Header:
     return header
 
 
-def _check_entry(name: str, entry: _RawEntry, size: int) -> Entry:
+def _check_entry(name: str, entry: _RawEntry, size: int) -> SafetensorsEntry:
     begin, end = entry.data_offsets
     if entry.dtype not in ITEM_SIZES:
         raise AdapterRefused(
@@ -96,7 +96,7 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> Entry:
         raise AdapterRefused(f"the weights are cut off: tensor {_show(name)} ends at {end} of {size} bytes", "source")
     if rows * columns * ITEM_SIZES[entry.dtype] != end - begin:
         raise AdapterRefused(f"tensor {_show(name)} of shape {entry.shape} has {end - begin} bytes", "source")
-    return Entry(entry.dtype, (rows, columns), begin, end)
+    return SafetensorsEntry(entry.dtype, (rows, columns), begin, end)
 
 
 def _check_overlap(header: Header, size: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bridle.errors import AdapterRefused
 from bridle.lora.files import AdapterFiles, read_adapter
-from bridle.lora.layout import Block, Layout, Place
+from bridle.lora.layout import AdapterBlock, AdapterLayout, AdapterPlacement
 from bridle.lora.tensors import names_of
 
 _serials = count(1)
@@ -52,7 +52,7 @@ def read_weights(files: AdapterFiles) -> HostAdapter:
 class PlacedAdapter:
     """An adapter where the model computes: one flat tensor, and views into it by site."""
 
-    def __init__(self, layout: Layout, flat: Tensor) -> None:
+    def __init__(self, layout: AdapterLayout, flat: Tensor) -> None:
         self.serial = next(_serials)
         self.layout = layout
         self.flat = flat  # [layout.num_values]
@@ -63,7 +63,7 @@ class SiteWeights:
     """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
     [ranks, columns]. They have a leading dimension of adapters if `flat` has one."""
 
-    def __init__(self, block: Block, flat: Tensor) -> None:
+    def __init__(self, block: AdapterBlock, flat: Tensor) -> None:
         self.block = block
         lead = flat.shape[:-1]
         first = flat[..., block.begin : block.begin + block.rank * block.num_inputs]
@@ -76,7 +76,11 @@ class SiteWeights:
 
 
 def place(
-    adapter: HostAdapter, layout: Layout, places: Mapping[str, Place], dtype: torch.dtype, device: torch.device
+    adapter: HostAdapter,
+    layout: AdapterLayout,
+    places: Mapping[str, AdapterPlacement],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> PlacedAdapter:
     """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if a value overflows the
     model's number type."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridle.model.check import check_model as check_model
     from bridle.model.executor import LocalExecutor as LocalExecutor
+    from bridle.model.hub_lookup import resolve_model as resolve_model
     from bridle.model.loading import load_executor as load_executor
     from bridle.model.parity import ParityReport as ParityReport
-    from bridle.model.resolve import resolve_model as resolve_model
 
 _HOMES = {
     "LocalExecutor": "bridle.model.executor",
     "ParityReport": "bridle.model.parity",
     "check_model": "bridle.model.check",
     "load_executor": "bridle.model.loading",
-    "resolve_model": "bridle.model.resolve",
+    "resolve_model": "bridle.model.hub_lookup",
 }
 
 __all__ = ["LocalExecutor", "ParityReport", "check_model", "load_executor", "resolve_model"]

@@ -15,10 +15,10 @@ import torch
 
 from bridle.lora.adapter_kernel import TriedKernel
 from bridle.lora.fused import SHORT_TILE, TiledProduct, tiles_of
-from bridle.lora.layout import Layout
-from bridle.lora.product import AdapterStep, Product, Segment
+from bridle.lora.layout import AdapterLayout
+from bridle.lora.ops import AdapterStep, Product, Segment
 from bridle.lora.tables import extents_of
-from bridle.model.uploads import Staging
+from bridle.model.h2d_copies import Staging
 
 #: The largest rank of a layer in captured steps.
 MOST_RANKS = 64
@@ -31,7 +31,7 @@ class AdapterTiles:
     layer."""
 
     def __init__(
-        self, kernel: TriedKernel, layout_of_all: Callable[[int], Layout], dtype: torch.dtype, num_tokens: int
+        self, kernel: TriedKernel, layout_of_all: Callable[[int], AdapterLayout], dtype: torch.dtype, num_tokens: int
     ) -> None:
         assert kernel.fused is not None, "plain torch is not captured"
         self._kernel, self._fused, self._dtype = kernel, kernel.fused, dtype

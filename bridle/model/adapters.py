@@ -12,19 +12,19 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.errors import InternalError
 from bridle.lora import AdapterFiles, LayerShape
 from bridle.lora.adapter_kernel import TriedKernel
-from bridle.lora.layout import RANK_STEP, Layout, LayoutCache, make_layout
+from bridle.lora.layout import RANK_STEP, AdapterLayout, LayoutCache, make_layout
+from bridle.lora.ops import AdapterKernel, AdapterStep, Segment
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import AdapterKernel, AdapterStep, Segment
 from bridle.lora.side_stream import SideStream, used_by_steps
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.torch_ops import TorchKernel
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
-from bridle.model.adapter_sites import Sites
 from bridle.model.adapter_tiles import AdapterTiles
-from bridle.threads import run_apart
+from bridle.model.lora_layers import Sites
+from bridle.threads import run_in_thread
 
 
 class ModelAdapters:
@@ -57,7 +57,7 @@ class ModelAdapters:
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host. Raises `AdapterRefused`."""
-        self._on_host[key] = run_apart(lambda: read_weights(files))
+        self._on_host[key] = run_in_thread(lambda: read_weights(files))
 
     def place(self, key: str) -> None:
         """Copy an adapter from the host to the device."""
@@ -65,9 +65,9 @@ class ModelAdapters:
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
-        self._on_device[key] = run_apart(lambda: self._placed(adapter, layout))
+        self._on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
-    def _placed(self, adapter: HostAdapter, layout: Layout) -> PlacedAdapter:
+    def _placed(self, adapter: HostAdapter, layout: AdapterLayout) -> PlacedAdapter:
         """The adapter on the device, once its kernels were tried. Steps go on meanwhile."""
         with self._side.beside():
             placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
@@ -126,7 +126,7 @@ class ModelAdapters:
             return None
         return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tokens)
 
-    def _layout_of_all(self, rank: int) -> Layout:
+    def _layout_of_all(self, rank: int) -> AdapterLayout:
         """An adapter of this rank in every layer."""
         shapes = {
             name: LoraShape(rank, shape.in_features, shape.out_features, 1.0) for name, shape in self.layers.items()

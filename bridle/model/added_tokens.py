@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
@@ -23,7 +23,8 @@ def refuse_renumbered(folder: Path, backend: Any) -> None:
         loaded = backend.token_to_id(token)
         if loaded is not None and loaded != stated:
             raise UnsupportedModel(
-                f"{folder / file} gives the added token {shown(token)} the id {stated}, but it is loaded as {loaded}: "
+                f"{folder / file} gives the added token {short_repr(token)} the id {stated}, but it is loaded as "
+                f"{loaded}: "
                 "ids of added tokens must follow the vocabulary's without a gap, in their order. Add placeholders for "
                 "the ids that are left out, or put the token into the vocabulary, with its id"
             )

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kv_cache import KVCache
-from bridle.model.packing import PackedStep
 
 ATTENTION_NAME = "bridle"
 

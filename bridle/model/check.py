@@ -10,11 +10,11 @@ import torch
 
 from bridle.config import DType, ModelConfig
 from bridle.errors import UnsupportedModel
-from bridle.model import choices, guards, loader
+from bridle.model import device_defaults, loader, support_checks
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.geometry import discover_geometry
 from bridle.model.parity import ParityReport, compare_with_eager
-from bridle.model.pooled.settings import read_pooling
+from bridle.model.pooling.settings import read_pooling
 from bridle.model.quality import MAX_TOKENS, Quality, measure_forms, read_tokens
 from bridle.model.rope import fix_rotary_scaling
 
@@ -38,19 +38,21 @@ def check_model(
             f"{path} gives vectors or labels of texts; such models are compared while they are loaded"
         )
     checkpoint = inspect_checkpoint(Path(path))
-    settings = guards.read_config(checkpoint)
-    target = choices.choose_device(device)
-    model = loader.read_model(checkpoint, settings, choices.choose_dtype(config, settings, target), target)
-    max_model_len = guards.choose_max_model_len(settings, None)
+    settings = support_checks.read_config(checkpoint)
+    target = device_defaults.choose_device(device)
+    model = loader.read_model(checkpoint, settings, device_defaults.choose_dtype(config, settings, target), target)
+    max_model_len = support_checks.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
-    geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, target)
+    geometry = discover_geometry(model, support_checks.text_config(settings).num_hidden_layers, target)
     stays_stored = loader.came_quantized(model)  # the kernels round activations: neither pass uses them then
     if quantization != "none":
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
         """Change the model as the engine's loader does, between the eager and the packed pass."""
-        loader.lower_model(model, discover_geometry(model, guards.text_config(settings).num_hidden_layers, target))
+        loader.lower_model(
+            model, discover_geometry(model, support_checks.text_config(settings).num_hidden_layers, target)
+        )
         if not stays_stored:
             loader.prepare_linears(model, config)
 
@@ -64,11 +66,11 @@ def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
     """What each of `forms` costs the checkpoint in folder `path`, in float32 on this CPU."""
     device = torch.device("cpu")
     checkpoint = inspect_checkpoint(path)
-    settings = guards.read_config(checkpoint)
-    dtype = choices.choose_dtype(ModelConfig(), settings, device)
+    settings = support_checks.read_config(checkpoint)
+    dtype = device_defaults.choose_dtype(ModelConfig(), settings, device)
     model = loader.read_model(checkpoint, settings, dtype, device)
-    max_len = guards.choose_max_model_len(settings, None)
+    max_len = support_checks.choose_max_model_len(settings, None)
     fix_rotary_scaling(model, max_len)
-    geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, device)
+    geometry = discover_geometry(model, support_checks.text_config(settings).num_hidden_layers, device)
     tokens = read_tokens(path, text, min(MAX_TOKENS, max_len))
     return list(measure_forms(model, geometry, device, forms, tokens))

@@ -12,12 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from bridle.cpu_kernels.ggml import TYPES
 from bridle.errors import UnsupportedModel
 from bridle.gguf.folder import weights_of
 from bridle.gguf.format import FLOATS
 from bridle.gguf.reader import TensorEntry
 from bridle.gguf.shards import GgufModel, open_model
-from bridle.native.ggml import TYPES
 
 #: Bytes per number of the types that safetensors knows.
 ITEM_SIZES = {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.model.float8 import Float8Linear
 from bridle.model.forward_context import (
     AttentionHandler,
@@ -26,10 +27,9 @@ from bridle.model.forward_context import (
 )
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
-from bridle.model.packed.code_linear import CodeLinear
+from bridle.model.quantization.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
 from bridle.model.tensor_parallel import share_of, shared
-from bridle.native.linear import QuantizedLinear
 
 #: Families whose layers have this form. A layer that computes something else would fail the comparison.
 DENSE_FAMILIES = frozenset(

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bridle.engine.interfaces import Drawing, HistoryLookup
-from bridle.engine.plan import SampleBatch, StepResult
+from bridle.engine.interfaces import HistoryLookup, PendingSample
+from bridle.engine.scheduling.step_plan import SampleBatch, StepResult
 from bridle.model.sampler import StandardSampler
 from bridle.model.sampling.columns import FixedTable
 from bridle.model.sampling.device_draw import DeviceDraws, Drawer
 from bridle.model.sampling.logprobs import LateScores, parts
-from bridle.traced import Draw
+from bridle.traces import Draw
 
 #: How many logits are worked on at once: tables and matrices of a draw take 4 bytes for each, at most four times over.
 MAX_ELEMENTS = 1 << 26
 
 
 class DeviceSampler:
-    """Implements `bridle.engine.interfaces.EarlySampler` on logits of one device."""
+    """Implements `bridle.engine.interfaces.AsyncSampler` on logits of one device."""
 
     def __init__(self, device: torch.device, max_elements: int = MAX_ELEMENTS) -> None:
         self._drawer = Drawer(device)
@@ -39,7 +39,7 @@ class DeviceSampler:
         return self.draw(logits, batch, history).take()
 
     @torch.inference_mode()
-    def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> Drawing:
+    def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Launch the draws of `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual
         ones; those that are not are waited for, since nobody may need the logits afterwards."""
         vocab = logits.shape[1]

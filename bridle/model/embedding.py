@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):

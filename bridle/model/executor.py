@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bridle.engine.interfaces import EarlySampler, ExecutorInfo, Sampler
-from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
-from bridle.engine.unnamed import Unnamed
+from bridle.engine.interfaces import AsyncSampler, ExecutorInfo, Sampler
+from bridle.engine.sampling.padded_vocab import PaddedVocab
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
-from bridle.model.late_draws import LateDraws
+from bridle.model.async_sampling import AsyncSampling
+from bridle.model.batch_inputs import PackedStep, pack_step
+from bridle.model.input_batch import InputBatch
 from bridle.model.media_device import LocalMedia
-from bridle.model.mirrors import Mirrors
-from bridle.model.packing import PackedStep, pack_step
 from bridle.model.runner import ModelRunner
 
 
@@ -48,12 +48,12 @@ class LocalExecutor:
         self.media = media
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
-        self._early = sampler if isinstance(sampler, EarlySampler) else None
+        self._early = sampler if isinstance(sampler, AsyncSampler) else None
         self._device = device
-        self._mirrors = Mirrors(info.num_blocks, info.block_size, info.max_model_len, num_ids)
+        self._mirrors = InputBatch(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
         self._logits: Tensor | None = None  # [R, V] of the last forward pass
-        self._late = LateDraws(device)
+        self._late = AsyncSampling(device)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -103,16 +103,16 @@ class LocalExecutor:
         return result
 
     @property
-    def answers_late(self) -> bool:
+    def is_async(self) -> bool:
         """Whether `draw` returns before the device is done."""
         return self._device.type == "cuda" and self._early is not None
 
-    def draw(self, batch: SampleBatch) -> None:
-        """Begin to `sample`. A sampler that is no `EarlySampler` does all of it here."""
+    def sample_async(self, batch: SampleBatch) -> None:
+        """Begin to `sample`. A sampler that is no `AsyncSampler` does all of it here."""
         self._late.start(self._read(batch, self._sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
 
-    def take(self) -> StepResult:
+    def get_result(self) -> StepResult:
         """Wait for the results of `draw`."""
         self._require_runner()
         self._mirrors.num_names = 0
@@ -246,7 +246,7 @@ def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
 
 
 @lru_cache(maxsize=16)
-def _columns(unnamed: Unnamed, device: torch.device) -> Tensor:
+def _columns(unnamed: PaddedVocab, device: torch.device) -> Tensor:
     return torch.tensor(list(unnamed), device=device)
 
 

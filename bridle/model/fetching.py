@@ -1,5 +1,5 @@
 """Files of a hub repository, fetched into the hub's own cache or found there, with a callback for how far that is; who
-gives none has the download told to those that watch this thread (`bridle.progress`)."""
+gives none has the download told to those that watch this thread (`bridle.load_progress`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any
 
 from bridle.errors import BridleError
+from bridle.load_progress import on_download
 from bridle.model.hub import refusal
-from bridle.progress import on_download
 
 Progress = Callable[[float], None]
 

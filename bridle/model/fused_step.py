@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.lora.adapter_kernel import missing_for_triton
 from bridle.lora.fused import Machine
 from bridle.model.attention import PagedAttention
+from bridle.model.batch_inputs import pack_step
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh, is_close
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import KVCache
-from bridle.model.mirror import Mirror
-from bridle.model.packing import pack_step
 from bridle.model.rope import Angles, Compute, angles_of, make_tables
+from bridle.model.sequence_state import CachedRequestState
 
 _log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: 
 
 def _attention_over(cache: KVCache) -> PagedAttention:
     """A step of one sequence whose blocks are scattered."""
-    mirror = Mirror()
+    mirror = CachedRequestState()
     mirror.tokens = [0] * _TRIAL_TOKENS
     mirror.add_blocks((2, 0))
     attention = PagedAttention(cache, CpuKernel())

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.gguf.blocks import decode_blocks, exact_q8_0
-from bridle.native.ggml import TYPES
-from bridle.native.linear import QuantizedLinear
+from bridle.cpu_kernels.ggml import TYPES
+from bridle.cpu_kernels.linear import QuantizedLinear
+from bridle.gguf.dequantize import decode_blocks, exact_q8_0
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -14,25 +14,25 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from bridle.cpu_kernels.ggml import TYPES
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.errors import UnsupportedModel
 from bridle.gguf import GgufModel
-from bridle.gguf.blocks import decode_blocks
-from bridle.gguf.families import ROTATION_TENSORS, Family
+from bridle.gguf.dequantize import decode_blocks
+from bridle.gguf.families import ROTATION_TENSORS, GgufFamily
 from bridle.gguf.format import FLOATS
-from bridle.gguf.latent import joined_latent
-from bridle.gguf.mixtures import draft_tensors
-from bridle.gguf.rotation import read_line
+from bridle.gguf.mla import joined_latent
+from bridle.gguf.moe import draft_tensors
+from bridle.gguf.rope import read_line
 from bridle.gguf.rows import heads_of, library_order, woven
-from bridle.gguf.rules import Rule, suffix_of
+from bridle.gguf.rules import TensorRule, suffix_of
 from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import packed_matrix
-from bridle.model.packed_experts import PackedExperts
+from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
-from bridle.native.ggml import TYPES
-from bridle.native.linear import QuantizedLinear
 
 #: How many numbers are decoded at once, in whole rows of a matrix.
 _MAX_NUMBERS = 1 << 24
@@ -64,7 +64,7 @@ class _Filling:
     """Fills all parameters of one model."""
 
     def __init__(
-        self, source: GgufModel, family: Family, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
+        self, source: GgufModel, family: GgufFamily, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
     ) -> None:
         self.source, self.model = source, model
         self.dtype, self.keeps_blocks = dtype, keeps_blocks
@@ -221,7 +221,7 @@ class _Filling:
         self.unused.discard(file)
         return numbers.view(entry.shape)
 
-    def _rule(self, name: str) -> tuple[Rule, int]:
+    def _rule(self, name: str) -> tuple[TensorRule, int]:
         for known in (name, name.rpartition(".")[0]):
             if known in self.rules:
                 return self.rules[known]
@@ -233,7 +233,7 @@ class _Filling:
             raise UnsupportedModel(f"{self.source.path} lacks tensor {file!r}")
         return entry
 
-    def _order(self, rule: Rule, num_rows: int) -> Tensor | None:
+    def _order(self, rule: TensorRule, num_rows: int) -> Tensor | None:
         config = self.model.config
         num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
         if not num_heads:
@@ -249,15 +249,15 @@ class _Filling:
             )
 
 
-def _rules(family: Family, source: GgufModel, num_layers: int) -> Iterator[tuple[str, tuple[Rule, int]]]:
+def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> Iterator[tuple[str, tuple[TensorRule, int]]]:
     for rule in family.rules:
         if rule.change == "latent" and "blk.0.attn_kv_b.weight" in source.tensors:  # as older files have it
-            rule = Rule(rule.model, ("blk.{}.attn_kv_b",))
+            rule = TensorRule(rule.model, ("blk.{}.attn_kv_b",))
         for layer in range(num_layers) if "{}" in rule.model else range(1):
             yield rule.model.format(layer), (rule, layer)
 
 
-def _joined(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
+def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     if rule.change == "latent":

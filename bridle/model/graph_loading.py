@@ -17,20 +17,20 @@ from torch import Tensor
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.load_progress import Report, silent
 from bridle.model import tensor_parallel
 from bridle.model.adapters import ModelAdapters
+from bridle.model.batch_inputs import pack_step
 from bridle.model.dense_layer import is_close
 from bridle.model.geometry import Geometry
 from bridle.model.graphs import StepGraphs, adapted_sizes_up_to, sizes_up_to
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.memory import free_memory, show_bytes
-from bridle.model.mirror import Mirror
-from bridle.model.packing import pack_step
 from bridle.model.recorder import CudaRecorder, Recorder
 from bridle.model.runner import ModelRunner
-from bridle.progress import Report, silent
+from bridle.model.sequence_state import CachedRequestState
 
 _log = logging.getLogger(__name__)
 
@@ -177,17 +177,17 @@ def find_problem(
     return None
 
 
-def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[Mirror]]:
+def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
     """Chunks of prompts that fill a graph, but for a token of larger ones, as far as there are blocks for them."""
     generator = torch.Generator().manual_seed(size)
     left, block = size - (size > 2), 0
     plans: list[PlanRow] = []
-    mirrors: list[Mirror] = []
+    mirrors: list[CachedRequestState] = []
     while left and len(plans) < info.max_num_seqs:
         length = min(left, paged.MAX_SHORT, info.max_model_len, (info.num_blocks - block) * info.block_size)
         if length < 1:
             break
-        mirror, num_blocks = Mirror(), -(-length // info.block_size)
+        mirror, num_blocks = CachedRequestState(), -(-length // info.block_size)
         mirror.tokens = torch.randint(info.vocab_size, (length,), generator=generator).tolist()
         mirror.add_blocks(range(block, block + num_blocks))
         plans.append(PlanRow(len(plans), 0, length, length))
@@ -198,7 +198,7 @@ def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[Mirror]]:
 
 def _logits(
     plans: list[PlanRow],
-    mirrors: list[Mirror],
+    mirrors: list[CachedRequestState],
     runner: ModelRunner,
     info: ExecutorInfo,
     packer: StepGraphs | None,

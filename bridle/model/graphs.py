@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.errors import InternalError
-from bridle.lora.product import AdapterStep, Segment
+from bridle.load_progress import Report
+from bridle.lora.ops import AdapterStep, Segment
 from bridle.model.adapter_tiles import AdapterTiles
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.attention import PagedAttention
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.geometry import Geometry
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import RowsKernel, Scratch, room_for_parts
-from bridle.model.packing import PackedRow, PackedStep
 from bridle.model.recorder import Recorder, Work
 from bridle.model.runner import ModelRunner
-from bridle.model.static_step import Room, StaticStep
-from bridle.progress import Report
+from bridle.model.static_step import StaticStep, StepCapacity
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class StepGraphs:
         longest = min(info.max_model_len, info.num_blocks * block_size)
         kernel.seats.reserve(info.max_num_seqs + 1, -(-longest // block_size))
         self._tables = kernel.make_tables(device)
-        room = Room(sizes[-1], min(room_for_parts(geometry), sizes[-1] * -(-longest // paged.CHUNK)))
+        room = StepCapacity(sizes[-1], min(room_for_parts(geometry), sizes[-1] * -(-longest // paged.CHUNK)))
         self._scratch = Scratch(room.num_works, geometry, device)
         self._step = StaticStep(kernel, room, block_size, self._cache.num_blocks - 1, device)
         self._logits: Tensor | None = None  # [T, V] for all graphs

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bridle.compat.suggestions import closest
 from bridle.demo import DEMO_MODELS
-from bridle.elsewhere.names import closest
 from bridle.errors import BridleError, UnsupportedModel
 
 #: Names that users try first. They are suggestions only: any other name is looked up in the same way.

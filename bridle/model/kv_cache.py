@@ -13,9 +13,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from bridle.cpu_kernels.huge_pages import alloc_huge_pages
+from bridle.cpu_kernels.layers import LayerKV
 from bridle.model.geometry import Geometry, LayerGeometry
-from bridle.native.lasting import lasting
-from bridle.native.layers import Pool
 
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
@@ -53,9 +53,9 @@ class LayerCache:
         return [self.keys, self.values, *scales]
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> LayerKV:
         """As native kernels take it."""
-        return Pool(self.keys, self.values, self.key_scales, self.value_scales)
+        return LayerKV(self.keys, self.values, self.key_scales, self.value_scales)
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store `key` [T, Hkv, D] and `value` [T, Hkv, Dv] at `slots` [T]."""
@@ -97,7 +97,7 @@ class LayerCache:
 
 def _room(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu":
-        return lasting(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        return alloc_huge_pages(prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from bridle.native.linear import FloatLinear
+from bridle.cpu_kernels.linear import FloatLinear
 
 #: Fewest numbers in a float32 matrix that is worth rearranging for the library, and for the kernels.
 MIN_FLOAT32_SIZE = 1 << 22

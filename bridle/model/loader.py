@@ -17,30 +17,36 @@ from bridle.config import ModelConfig, Quantization
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf import GgufModel
+from bridle.load_progress import Report, part_of, silent
 from bridle.lora.adapter_kernel import create_adapter_kernel
-from bridle.model import attention, guards, memory, sizing, tensor_parallel
-from bridle.model.adapter_sites import Sites
+from bridle.model import attention, kv_profiling, memory, support_checks, tensor_parallel
 from bridle.model.adapters import ModelAdapters
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
-from bridle.model.choices import check_quantization, choose_device, choose_dtype, choose_kv_dtype, choose_threads
 from bridle.model.dense_layer import are_lean, lower_layers
+from bridle.model.device_defaults import (
+    check_quantization,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    choose_threads,
+)
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.graph_loading import graph_loader
-from bridle.model.kernels.both_ways import BothWaysKernel
-from bridle.model.kernels.trial import tried_kernel
+from bridle.model.hub_lookup import resolve_model
+from bridle.model.kernels.bidirectional import BidirectionalKernel
+from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
+from bridle.model.language_model import PARTS, LanguageModel, class_of
 from bridle.model.linear import pack_linears, use_kernels
+from bridle.model.lora_layers import Sites
 from bridle.model.media_device import LocalMedia
 from bridle.model.media_encoder import MediaEncoder
 from bridle.model.parity import compare_with_eager
-from bridle.model.reading import read_weights
-from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.staging import move_model
-from bridle.model.text_part import PARTS, TextPart, class_of
-from bridle.progress import Report, part_of, silent
+from bridle.model.weight_reading import read_weights
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
@@ -73,9 +79,9 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     report("finding the model", 0.0)
     folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     checkpoint = inspect_checkpoint(folder)
-    settings = guards.read_config(checkpoint)
+    settings = support_checks.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
-    guards.choose_max_model_len(settings, config.max_model_len)  # refused before weights are read
+    support_checks.choose_max_model_len(settings, config.max_model_len)  # refused before weights are read
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
     needed = weight_bytes(checkpoint, dtype, device)
@@ -102,15 +108,15 @@ def prepare_model(
 ) -> LoadedWeights:
     """Check and prepare a model whose weights are in place, read or made. What is to become of the checkpoint's files
     is not asked."""
-    max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
+    max_model_len = support_checks.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:
         tensor_parallel.split_model(model, plan)
         move_model(model, device)
-        if isinstance(model, TextPart):
+        if isinstance(model, LanguageModel):
             move_model(model.inner, device)
     report("checking the attention layers", 0.7)
-    geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, device)
+    geometry = discover_geometry(model, support_checks.text_config(settings).num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
     if plan is None or device.type != "cpu":
         with tensor_parallel.unsummed():
@@ -136,11 +142,11 @@ def read_model(
         return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device, progress)
-    if guards.takes_media(settings):
+    if support_checks.takes_media(settings):
         kind, names = class_of(settings), PARTS
         # PaliGemma's layers say that they attend both ways; which tokens do is said by the runs of a prompt.
         settings.get_text_config().use_bidirectional_attention = False
-        return TextPart(
+        return LanguageModel(
             read_weights(kind, checkpoint, settings, dtype, device, attention_names=names, progress=progress)
         )
     return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, progress=progress)
@@ -170,7 +176,7 @@ def _read_packed(
     device: torch.device,
     progress: Callable[[float], None],
 ) -> nn.Module:
-    from bridle.model.packed.reading import read_packed_model
+    from bridle.model.quantization.weight_reading import read_packed_model
 
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a quantized checkpoint needs the whole model in one shard", "model")
@@ -184,7 +190,7 @@ def lower_model(model: nn.Module, geometry: Geometry) -> None:
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
     """What the weights of a checkpoint take on `device`."""
-    from bridle.model.packed.on_device import keeps_bits
+    from bridle.model.quantization.on_device import keeps_bits
 
     is_cpu = device.type == "cpu"
     return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=is_cpu, keeps_codes=not is_cpu and keeps_bits(device))
@@ -202,10 +208,10 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 def came_quantized(model: nn.Module) -> bool:
     """Whether a model that was just read has weights in few bits."""
+    from bridle.cpu_kernels.linear import QuantizedLinear
     from bridle.model.float8 import Float8Linear
-    from bridle.model.packed.code_linear import CodeLinear
+    from bridle.model.quantization.code_linear import CodeLinear
     from bridle.model.quantize import Int8Linear
-    from bridle.native.linear import QuantizedLinear
 
     kinds = (QuantizedLinear, Int8Linear, CodeLinear, Float8Linear)
     return any(isinstance(module, kinds) for module in model.modules())
@@ -236,11 +242,11 @@ def build_executor(
     its tokens to the pool of another model."""
     config, model, geometry = loaded.config, loaded.model, loaded.geometry
     dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
-    block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
+    block_size, kv_dtype = kv_profiling.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
-    num_mutual_rows = model.num_mutual_rows if isinstance(model, TextPart) else 0
+    num_mutual_rows = model.num_mutual_rows if isinstance(model, LanguageModel) else 0
     if num_mutual_rows:
-        kernel = BothWaysKernel(kernel)
+        kernel = BidirectionalKernel(kernel)
     with tensor_parallel.unsummed():  # it tries its layers
         cache = KVCache(geometry, 1, block_size, kv_dtype, device)
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
@@ -264,7 +270,7 @@ def build_executor(
         return over(num_blocks, standard)
 
     standard = _standard_sampler(device, dtype, info.vocab_size)
-    needs = sizing.PoolNeeds(
+    needs = kv_profiling.PoolNeeds(
         config=config,
         device=device,
         block_size=block_size,
@@ -276,7 +282,7 @@ def build_executor(
         weight_bytes=runner.num_bytes,
     )
     measure = None if graphs is None else graphs.measure
-    executor = over(sizing.fit_pool(needs, allocate, measure), sampler or standard)
+    executor = over(kv_profiling.fit_pool(needs, allocate, measure), sampler or standard)
     runner.graphs = None if graphs is None else graphs.load(executor.info, report)
     return executor
 
@@ -303,7 +309,7 @@ def _info_of(
 
 def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:
     """Where pictures are encoded and kept; None for models of text alone."""
-    if not isinstance(model, TextPart):
+    if not isinstance(model, LanguageModel):
         return None
     encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)
     return LocalMedia(encoder, MEDIA_MEMORY[device.type])
@@ -311,7 +317,7 @@ def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) ->
 
 def _standard_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
     if device.type == "cuda":
-        from bridle.model.sampler_trial import tried_sampler
+        from bridle.model.sampler_self_test import tried_sampler
 
         return tried_sampler(device, dtype, vocab)
     from bridle.model.sampler import StandardSampler
@@ -323,7 +329,7 @@ def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
     """Compare a family's results with its own eager attention, if that was never done for this family."""
-    if guards.text_config(settings).model_type in guards.KNOWN_FAMILIES:
+    if support_checks.text_config(settings).model_type in support_checks.KNOWN_FAMILIES:
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64)
     if not report.is_equal:

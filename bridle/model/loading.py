@@ -12,18 +12,18 @@ from dataclasses import replace
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import Sampler
 from bridle.errors import InvalidRequest
-from bridle.heap import keep_large_buffers
-from bridle.model import sizing, tensor_parallel
-from bridle.model.choices import choose_kv_dtype
+from bridle.load_progress import Report, part_of
+from bridle.malloc import keep_large_buffers
+from bridle.model import kv_profiling, tensor_parallel
+from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.executor import LocalExecutor
+from bridle.model.hub_lookup import resolve_model
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loader import LoadedWeights, build_executor, load_weights
-from bridle.model.pooled.executor import PooledExecutor
-from bridle.model.pooled.loading import load_pooled
-from bridle.model.pooled.settings import read_pooling
-from bridle.model.resolve import resolve_model
-from bridle.progress import Report, part_of
-from bridle.threads import run_apart
+from bridle.model.pooling.executor import PooledExecutor
+from bridle.model.pooling.loading import load_pooled
+from bridle.model.pooling.settings import read_pooling
+from bridle.threads import run_in_thread
 
 
 def load_executor(
@@ -36,7 +36,7 @@ def load_executor(
     change.
     """
     report = progress or (lambda what, share: None)
-    return run_apart(lambda: _load(config, report, sampler), "bridle-load")
+    return run_in_thread(lambda: _load(config, report, sampler), "bridle-load")
 
 
 def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor | PooledExecutor:
@@ -103,5 +103,5 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
     """The draft model, to be given a pool of so many tokens, for which memory was set aside."""
-    block_size = sizing.default_block_size(loaded.config)
+    block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

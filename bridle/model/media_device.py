@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from bridle.engine.media import Medium
+from bridle.engine.multimodal.multimodal_inputs import MultiModalItem
 from bridle.errors import InternalError
+from bridle.model.image_feature_cache import PictureRows
 from bridle.model.media_encoder import Features, MediaEncoder, alike
-from bridle.model.picture_rows import PictureRows
-from bridle.threads import run_behind
+from bridle.threads import run_after
 
 #: How many pictures are encoded together, and the bytes of what the tower reads of them: no more than one large picture
 #: may have, so that together they need no more memory than it.
@@ -37,21 +37,21 @@ class LocalMedia:
         """The memory of one row of features."""
         return self._encoder.row_bytes
 
-    def num_bytes(self, medium: Medium) -> int:
+    def num_bytes(self, medium: MultiModalItem) -> int:
         return medium.num_rows * self.row_bytes
 
-    def encode(self, medium: Medium) -> None:
+    def encode(self, medium: MultiModalItem) -> None:
         """Behind the steps on a CPU, whose processors both need, and by a thread that ends: see `bridle.threads`."""
         num_clears = self._num_clears
         if self._encoder.is_on_cpu:
-            features = run_behind(lambda: self._encoder.encode(medium), "bridle-encode")
+            features = run_after(lambda: self._encoder.encode(medium), "bridle-encode")
         else:
             features = self._encoder.encode(medium)
         with self._lock:
             if num_clears == self._num_clears:
                 self._features[medium.key] = features
 
-    def together(self, media: Sequence[Medium]) -> list[Medium]:
+    def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """On a CPU each is alone: there it costs little, and a picture keeps its bits whoever its neighbours are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self._encoder.is_on_cpu else media[1:]:
@@ -63,7 +63,7 @@ class LocalMedia:
             found.append(other)
         return found
 
-    def encode_all(self, media: Sequence[Medium]) -> None:
+    def encode_all(self, media: Sequence[MultiModalItem]) -> None:
         num_clears = self._num_clears
         features = self._encoder.encode_all(media)
         with self._lock:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.engine.media import PROMPT_IDS, MediaArray, Medium
+from bridle.engine.multimodal.multimodal_inputs import PROMPT_IDS, MediaArray, MultiModalItem
 from bridle.errors import MediaRefused
-from bridle.model.picture_rows import PictureRows
+from bridle.model.image_feature_cache import PictureRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Features:
 _METHODS = {"input_features": "get_audio_features", "pixel_values_videos": "get_video_features"}
 
 
-def alike(one: Medium, other: Medium) -> bool:
+def alike(one: MultiModalItem, other: MultiModalItem) -> bool:
     """Whether two media are pictures that can be encoded together."""
     if one.num_rows != other.num_rows or len(one.arrays) != len(other.arrays):
         return False
@@ -62,7 +62,7 @@ class MediaEncoder:
     def is_on_cpu(self) -> bool:
         return self._device.type == "cpu"
 
-    def encode(self, medium: Medium) -> Features:
+    def encode(self, medium: MultiModalItem) -> Features:
         """The features of a picture, or of a prompt that sees all of itself. Raises `MediaRefused` if they are not as
         many as the prompt has places for."""
         with torch.inference_mode():
@@ -70,7 +70,7 @@ class MediaEncoder:
                 return self._prompt(medium)
             return self._picture(medium.arrays, medium.num_rows)
 
-    def encode_all(self, media: Sequence[Medium]) -> list[Features]:
+    def encode_all(self, media: Sequence[MultiModalItem]) -> list[Features]:
         """The features of several pictures `alike`, by one call of the tower."""
         with torch.inference_mode():
             return self._pictures([medium.arrays for medium in media], media[0].num_rows)
@@ -97,7 +97,7 @@ class MediaEncoder:
         parts = zip(*(torch.split(part, num_rows) for part in (rows, *further)), strict=True)
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
-    def _prompt(self, medium: Medium) -> Features:
+    def _prompt(self, medium: MultiModalItem) -> Features:
         """What stands at each position of a prompt: the embedding of its token, or a row of a picture."""
         ids, *pictures = medium.arrays
         tokens = self._tensor(ids)  # [N]

@@ -13,9 +13,9 @@ from typing import TypeVar
 import psutil
 import torch
 
-from bridle.control_group import memory_room
+from bridle.cgroups import memory_room
 from bridle.errors import UnsupportedModel
-from bridle.heap import return_free_memory
+from bridle.malloc import return_free_memory
 
 T = TypeVar("T")
 

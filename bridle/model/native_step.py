@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from bridle.cpu_kernels.kernels import Kernels, Matrix
+from bridle.cpu_kernels.layers import KV_TYPES, Heads, Layer, Layers, num_tables
+from bridle.cpu_kernels.library import kernels
+from bridle.cpu_kernels.linear import NativeWeight
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh
 from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
-from bridle.model.packing import PackedStep
 from bridle.model.rope import POSITIONS, Compute, fits_memory
-from bridle.native.kernels import Kernels, Matrix
-from bridle.native.layers import KV_TYPES, Heads, Layer, Layers, num_tables
-from bridle.native.library import kernels
-from bridle.native.linear import NativeWeight
 
 _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 

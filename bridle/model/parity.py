@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.model.attention import ATTENTION_NAME, PagedAttention
+from bridle.model.batch_inputs import pack_step
 from bridle.model.geometry import Geometry
 from bridle.model.kernels import create_kernel
 from bridle.model.kv_cache import KVCache
-from bridle.model.mirror import Mirror
-from bridle.model.packing import pack_step
 from bridle.model.runner import ModelRunner
+from bridle.model.sequence_state import CachedRequestState
 
 TRIAL_WINDOW = 12
 TRIAL_BLOCK = 4
@@ -151,7 +151,7 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
     cache = runner.attention.cache
     free = list(range(cache.num_blocks))
     free = free[1::2] + free[0::2]  # neighbors are two blocks apart: no sequence is one run
-    mirrors = [Mirror() for _ in sequences]
+    mirrors = [CachedRequestState() for _ in sequences]
     for mirror, tokens in zip(mirrors, sequences, strict=True):
         mirror.tokens = list(tokens)
     parts: list[list[Tensor]] = [[] for _ in sequences]

@@ -1,5 +1,5 @@
 """Linear layers in 8 bits: a scale per output channel for the weights, a scale per token for the activations; or in
-blocks of 32 inputs, 8 or 4 bits each (`bridle.native.linear`).
+blocks of 32 inputs, 8 or 4 bits each (`bridle.cpu_kernels.linear`).
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend in the least
 on its batch mates. Weights take a quarter of float32's memory. Embeddings, norms, attention and fused experts stay
@@ -16,11 +16,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from bridle.cpu_kernels.features import cpu_features
+from bridle.cpu_kernels.library import kernels
+from bridle.cpu_kernels.linear import NativeWeight, QuantizedLinear, int8_weight
+from bridle.cpu_kernels.packing import BLOCK
 from bridle.model.linear import PackedLinear, replace_linears
-from bridle.native.features import cpu_features
-from bridle.native.library import kernels
-from bridle.native.linear import NativeWeight, QuantizedLinear, int8_weight
-from bridle.native.packing import BLOCK
 
 _log = logging.getLogger(__name__)
 

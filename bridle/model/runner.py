@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bridle.cpu_kernels.threads import torch_alone
 from bridle.model.attention import PagedAttention
+from bridle.model.batch_inputs import PackedStep, Packer
 from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
-from bridle.model.hidden import HeadInput
+from bridle.model.hidden_states import HeadInput
+from bridle.model.language_model import LanguageModel
 from bridle.model.media_encoder import Features
-from bridle.model.packing import PackedStep, Packer
-from bridle.model.text_part import TextPart
-from bridle.native.threads import torch_alone
 
 
 class ModelRunner:
@@ -130,6 +130,6 @@ class ModelRunner:
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    for module in chain(model.modules(), model.rest() if isinstance(model, TextPart) else ()):
+    for module in chain(model.modules(), model.rest() if isinstance(model, LanguageModel) else ()):
         for values in (module._parameters, module._buffers, vars(module)):
             yield from (value for value in values.values() if isinstance(value, Tensor))

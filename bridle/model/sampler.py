@@ -18,26 +18,26 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.cpu_kernels.sampling import MAX_BEST
+from bridle.cpu_kernels.threads import torch_alone
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleBatch, SampleRow, StepResult
-from bridle.model.sampling.cuts import cut_sigma, dynamic_temperatures, exclude_top
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepResult
+from bridle.model.h2d_copies import upload, upload_list
 from bridle.model.sampling.draw import draw
+from bridle.model.sampling.draw_provenance import TracedDraws, traced_draws
 from bridle.model.sampling.dry import Dry
-from bridle.model.sampling.extremes import largest, largest_allowed
 from bridle.model.sampling.filters import apply_filters, cuts_of, on_rows
-from bridle.model.sampling.kinds import Kind, Kinds
 from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.mirostat import cut_surprising, next_mus
-from bridle.model.sampling.origins import TracedDraws, traced_draws
+from bridle.model.sampling.param_flags import Kinds, SamplingFlags
 from bridle.model.sampling.penalties import Histories
+from bridle.model.sampling.row_totals import RowTotals
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
-from bridle.model.sampling.seen import Seen
+from bridle.model.sampling.topk import largest, largest_allowed
+from bridle.model.sampling.truncation import cut_sigma, dynamic_temperatures, exclude_top
 from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
-from bridle.model.uploads import upload, upload_list
-from bridle.native.library import sampling_kernels
-from bridle.native.sampling import MAX_BEST
-from bridle.native.threads import torch_alone
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
@@ -103,7 +103,7 @@ class StandardSampler:
             self._histories.apply(work, rows, history, logits.shape[-1])
             self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
             apply_watermarks(work, rows, history, logits.shape[-1])
-        made.seen = Seen(work) if is_traced and is_kept else None
+        made.seen = RowTotals(work) if is_traced and is_kept else None
         best, token = _largest(work, has_greedy=len(drawn) < len(rows))
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)
@@ -147,7 +147,7 @@ class _Drawn:
     tokens: list[int]
     processed: _Processed = field(default_factory=dict)
     mus: dict[int, float] = field(default_factory=dict)
-    seen: Seen | None = None
+    seen: RowTotals | None = None
 
 
 def _is_changed(row: SampleRow) -> bool:
@@ -174,7 +174,7 @@ def _draw(
     index: torch.Tensor,
     best: torch.Tensor,
     rows: Sequence[SampleRow],
-    kinds: Sequence[Kind],
+    kinds: Sequence[SamplingFlags],
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
     """Tokens [n] drawn from the rows `where` of logits `work` [R, W], `index` on its device; the next states of
     Mirostat by row, and the totals of the weights [n, 1] that were drawn from; `best` [n] are the largest logits."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bridle.model.uploads import pinned
+from bridle.model.h2d_copies import pinned
 
 _log = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bridle.model.batch_inputs import PackedRow, PackedStep
+from bridle.model.h2d_copies import Staging, upload
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import NEWS_ROOM, RowNumbers, num_words, parts_of
-from bridle.model.mirror import Mirror
-from bridle.model.packing import PackedRow, PackedStep
-from bridle.model.uploads import Staging, upload
+from bridle.model.sequence_state import CachedRequestState
 
 #: Ids, positions, slots and logits rows.
 _COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepCapacity:
     """What steps may hold: tokens, and works of attention."""
 
     num_tokens: int
@@ -37,13 +37,13 @@ class StaticStep:
     """One step's numbers, for steps of any size up to `room`. `spare_block` is a block that no sequence is given."""
 
     def __init__(
-        self, kernel: PagedKernel, room: Room, block_size: int, spare_block: int, device: torch.device
+        self, kernel: PagedKernel, room: StepCapacity, block_size: int, spare_block: int, device: torch.device
     ) -> None:
         self._kernel, self._room, self._block_size = kernel, room, block_size
         size = _COLUMNS * room.num_tokens + -(-num_words(room.num_tokens, room.num_works) // 2)
         self._words = torch.zeros(size, dtype=torch.int64, device=device)
         self._staging = Staging(self._words)
-        nobody = Mirror()
+        nobody = CachedRequestState()
         nobody.tokens = [0]
         nobody.add_blocks([spare_block])
         self._filler = PackedRow(0, 1, 1, [], nobody)

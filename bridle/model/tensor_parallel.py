@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from bridle.errors import ShardUnavailable, UnsupportedModel
-from bridle.model.guards import text_config
+from bridle.model.support_checks import text_config
 
 #: The time limit of a collective in seconds. Processes that end or hang are noticed by those who watch them, and the
 #: group ends; one that still imports or loads on a busy machine may come minutes later than the others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bridle.engine.plan import StepPlan
+from bridle.engine.scheduling.step_plan import StepPlan
 from bridle.errors import BridleError
 from bridle.testing.clock import Clock
 

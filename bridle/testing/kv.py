@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bridle.engine.plan import BlockCopy
+from bridle.engine.scheduling.step_plan import BlockCopy
 from bridle.errors import InternalError
 from bridle.testing.logits import Digests, Tokens
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.media import Runs, before
-from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.multimodal.multimodal_inputs import Runs, before
+from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.errors import InternalError
 from bridle.testing.logits import ScriptedModel
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.engine.plan import SampleRow
+from bridle.engine.scheduling.step_plan import SampleRow
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 from bridle.testing.logits import Logits, uniform
-from bridle.traced import Draw, Odds
+from bridle.traces import Draw, Odds
 
 
 def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int) -> tuple[int, Logprob | None]:

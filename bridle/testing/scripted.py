@@ -1,4 +1,4 @@
-"""An executor without a model: for the engine's laws, for users' own tests, for measuring the engine alone.
+"""An executor without a model: for the engine's properties, for users' own tests, for measuring the engine alone.
 
 `ScriptedExecutor` follows each `StepPlan` to the letter on a stand-in KV cache and takes its logits from what
 it reads back, so that a wrong block, a missed copy or a stale prefix shows; it also checks every plan against
@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bridle.engine.decision import mask_words
+from bridle.engine.control.decision import mask_words
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
-from bridle.engine.unnamed import Unnamed
+from bridle.engine.sampling.padded_vocab import PaddedVocab
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.outputs import Logprob
 from bridle.testing.clock import Clock
@@ -29,7 +29,7 @@ from bridle.testing.kv import Contents, PagedKV, SequenceKV
 from bridle.testing.logits import Logits, NextToken, ScriptedModel
 from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
 from bridle.testing.sampler import draw_of, logprob_of, next_mu, sample_row
-from bridle.traced import Draw
+from bridle.traces import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class ScriptedExecutor:
         return scores
 
 
-def _without(row: _LogitsRow, unnamed: Unnamed) -> _LogitsRow:
+def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
     """The row with these ids forbidden."""
     logits = row.logits.copy()
     logits[list(unnamed)] = -math.inf

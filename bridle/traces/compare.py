@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridle.traced import Draw, End, Fork, Log, Record, Replaced, Rewind, Stored, Token, Trace
+from bridle.traces.records import (
+    Draw,
+    EndRecord,
+    ForkRecord,
+    LogRecord,
+    Record,
+    ReplacedRecord,
+    RewindRecord,
+    StoredRecord,
+    TokenRecord,
+    Trace,
+)
 
 #: How many moves before a difference are shown with it.
 AROUND = 6
@@ -27,27 +38,27 @@ class Move:
     @property
     def draw(self) -> Draw | None:
         record = self.record
-        return record.draw if isinstance(record, (Token, Replaced)) else None
+        return record.draw if isinstance(record, (TokenRecord, ReplacedRecord)) else None
 
     def __str__(self) -> str:
         match self.record:
-            case Token() as token:
+            case TokenRecord() as token:
                 how = f"forced by {token.by}" if token.forced else "drawn" + _mask(token.draw)
                 return f"token {token.token} {token.spelled!r} {how}"
-            case Replaced() as replaced:
+            case ReplacedRecord() as replaced:
                 return f"token {replaced.token} {replaced.spelled!r} drawn{_mask(replaced.draw)}, and replaced"
-            case Rewind() as rewind:
+            case RewindRecord() as rewind:
                 return f"{rewind.num_tokens} tokens taken back"
-            case Fork() as fork:
+            case ForkRecord() as fork:
                 return f"fork of output {fork.parent} after {fork.num_tokens} tokens"
-            case End() as end:
+            case EndRecord() as end:
                 return f"end ({end.reason})" + (f": {end.error}" if end.error else "")
             case _:
                 return self.what
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TraceDifference:
     """Where the two differ first, in output `output`: what each did (None: nothing more), and what came `before`.
     `gap` is how much likelier the best token was than the second one, in the first run."""
 
@@ -65,7 +76,7 @@ class Comparison:
 
     num_moves: int = 0
     num_tokens: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TraceDifference] = field(default_factory=list)
     outputs_with_other_logs: list[int] = field(default_factory=list)
     outputs_with_other_variables: list[int] = field(default_factory=list)
     is_exact: bool = True
@@ -127,7 +138,7 @@ def _compare_output(found: Comparison, output: int, old: list[Move], new: list[M
             draw = None if before is None else before.draw
             around = tuple(old[max(number - AROUND, 0) : number])
             gap = None if draw is None or now is None or now.what != "token" else draw.gap
-            found.differences.append(Difference(output, number, around, before, now, gap))
+            found.differences.append(TraceDifference(output, number, around, before, now, gap))
             return
         assert before is not None
         assert now is not None
@@ -147,15 +158,15 @@ def _moves(records: list[Record]) -> dict[int, list[Move]]:
 
 def _move(record: Record) -> Move | None:
     match record:
-        case Token():
+        case TokenRecord():
             return Move("token", (record.token, record.forced, _allowed(record.draw)), record)
-        case Replaced():
+        case ReplacedRecord():
             return Move("replaced", (record.token, _allowed(record.draw)), record)
-        case Rewind() if record.num_tokens or record.num_prompt:
+        case RewindRecord() if record.num_tokens or record.num_prompt:
             return Move("rewind", (record.num_tokens, record.num_prompt), record)
-        case Fork():
+        case ForkRecord():
             return Move("fork", (record.parent, record.num_tokens), record)
-        case End():
+        case EndRecord():
             return Move("end", (record.reason, record.stop), record)
         case _:
             return None
@@ -176,12 +187,12 @@ def _odds(move: Move) -> object:
 
 def _is_broken_off(moves: list[Move]) -> bool:
     last = moves[-1].record if moves else None
-    return not isinstance(last, End) or last.reason in _BROKEN_OFF
+    return not isinstance(last, EndRecord) or last.reason in _BROKEN_OFF
 
 
 def said_in(records: list[Record], output: int) -> str:
     """All that the controller of an output printed."""
-    return "".join(record.text for record in records if isinstance(record, Log) and record.output == output)
+    return "".join(record.text for record in records if isinstance(record, LogRecord) and record.output == output)
 
 
 def wrote_in(records: list[Record], output: int) -> str:
@@ -189,5 +200,5 @@ def wrote_in(records: list[Record], output: int) -> str:
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records
-        if isinstance(record, Stored) and record.output == output
+        if isinstance(record, StoredRecord) and record.output == output
     )

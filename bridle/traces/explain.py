@@ -8,7 +8,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bridle.traced import Chunk, Cost, End, Exchange, Fork, Odds, Prompt, Record, Replaced, Rewind, Token, Trace, Wait
+from bridle.traces.records import (
+    ChunkRecord,
+    Cost,
+    EndRecord,
+    ExchangeRecord,
+    ForkRecord,
+    Odds,
+    PromptRecord,
+    Record,
+    ReplacedRecord,
+    RewindRecord,
+    TokenRecord,
+    Trace,
+    WaitRecord,
+)
 
 #: A draw from which less than this was taken is no fight.
 LEAST = 0.01
@@ -69,8 +83,8 @@ class Explanation:
     num_again: int = 0
     num_bits: float = 0.0  # that mask and bias told the model
     answer: float = 0.0
-    slowest: Token | None = None
-    waits: list[Wait] = field(default_factory=list)
+    slowest: TokenRecord | None = None
+    waits: list[WaitRecord] = field(default_factory=list)
     num_steps: int = 0
     forward: float = 0.0
     wait: float = 0.0
@@ -190,13 +204,13 @@ def explain(trace: Trace) -> Explanation:
 
 def _add(made: Explanation, count: OutputCount, record: Record) -> None:
     match record:
-        case Prompt():
+        case PromptRecord():
             made.num_prompt, made.num_cached = len(record.tokens), record.num_cached
             made.queued, made.opening = record.queued, record.opening
-        case Chunk():
+        case ChunkRecord():
             made.num_again += record.num_again
             _add_cost(made, record.step, record.cost)
-        case Token():
+        case TokenRecord():
             count.num_sampled += not record.forced
             count.num_forced += record.forced
             count.num_drafted += record.drafted
@@ -205,21 +219,21 @@ def _add(made: Explanation, count: OutputCount, record: Record) -> None:
                 made.slowest = record
             _add_cost(made, record.step, record.cost)
             _add_fight(made, record)
-        case Replaced():
+        case ReplacedRecord():
             count.num_replaced += 1
-        case Rewind():
+        case RewindRecord():
             count.num_rewound += record.num_tokens
-        case Fork():
+        case ForkRecord():
             count.parent = record.parent
-        case Wait():
+        case WaitRecord():
             made.waits.append(record)
-        case Exchange():
+        case ExchangeRecord():
             _add_exchange(made, record)
-        case End():
+        case EndRecord():
             count.ended = record.reason
 
 
-def _add_exchange(made: Explanation, record: Exchange) -> None:
+def _add_exchange(made: Explanation, record: ExchangeRecord) -> None:
     name = str(record.request.get("op")) if isinstance(record.request, dict) else "no JSON"
     count = made.operations.setdefault(name, OperationCount(name))
     count.num_exchanges += 1
@@ -234,7 +248,7 @@ def _add_cost(made: Explanation, step: int, cost: Cost | None) -> None:
         made._costs[step] = cost
 
 
-def _add_fight(made: Explanation, token: Token) -> None:
+def _add_fight(made: Explanation, token: TokenRecord) -> None:
     draw = token.draw
     if draw is None or draw.after is None:
         return

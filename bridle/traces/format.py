@@ -1,6 +1,6 @@
 """Traces as JSON lines: a header, and then a record a line. A file may hold several traces, one after the other.
 
-The lines have the fields of the classes in `bridle.traced`, without those that have their default, and the schema is
+The lines have the fields of the classes in `bridle.traces`, without those that have their default, and the schema is
 made of the same classes. So there is nothing here to be kept in step.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, get_type_hints
 import msgspec
 
 from bridle.errors import InvalidRequest
-from bridle.traced import KINDS, VERSION, Header, Record, Trace
+from bridle.traces.records import KINDS, VERSION, Record, Trace, TraceHeader
 
 HEADER = "header"
 _BEGINNING = b'{"type":"header"'
@@ -53,7 +53,7 @@ def _default(field: Field[Any]) -> tuple[Any, ...]:
     return () if field.default is MISSING or field.name == "version" else (field.default,)
 
 
-_KINDS: dict[str, type[Any]] = {HEADER: Header, **KINDS}
+_KINDS: dict[str, type[Any]] = {HEADER: TraceHeader, **KINDS}
 
 
 def _make_lines() -> dict[type[Any], _Line]:
@@ -67,24 +67,24 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_ANY)
 
 
-def encode_record(record: Record | Header) -> bytes:
+def encode_record(record: Record | TraceHeader) -> bytes:
     """The record as a line of JSON, without its end."""
     return _ENCODER.encode(_LINES[type(record)].pack(record))
 
 
 def decode_record(line: bytes) -> Any:
-    """The `Record` or the `Header` that a line describes. Raises `InvalidRequest`."""
+    """The `Record` or the `TraceHeader` that a line describes. Raises `InvalidRequest`."""
     try:
         message = _DECODER.decode(line)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"no record of a trace: {error}", "TRACE") from None
     value = _BY_MESSAGE[type(message)].unpack(message)
-    if isinstance(value, Header) and value.version != VERSION:
+    if isinstance(value, TraceHeader) and value.version != VERSION:
         raise InvalidRequest(f"the trace has version {value.version}; this bridle reads {VERSION}", "TRACE")
     return value
 
 
-def plain_record(record: Record | Header) -> dict[str, Any]:
+def plain_record(record: Record | TraceHeader) -> dict[str, Any]:
     """The record as an object for a larger JSON text."""
     plain: dict[str, Any] = msgspec.to_builtins(_LINES[type(record)].pack(record))
     return plain
@@ -92,7 +92,7 @@ def plain_record(record: Record | Header) -> dict[str, Any]:
 
 def encode_trace(trace: Trace) -> bytes:
     """The trace as JSON lines."""
-    lines: list[Record | Header] = [trace.header, *trace.records]
+    lines: list[Record | TraceHeader] = [trace.header, *trace.records]
     return b"".join(encode_record(each) + b"\n" for each in lines)
 
 
@@ -109,14 +109,14 @@ def read(path: str | Path) -> Iterator[Trace]:
         yield from _traces(file, str(path))
 
 
-def header_of(path: str | Path) -> Header | None:
+def header_of(path: str | Path) -> TraceHeader | None:
     """The header with which a file begins; None if it begins otherwise, so that it is none of a trace."""
     with Path(path).open("rb") as file:
         if file.read(len(_BEGINNING)) != _BEGINNING:
             return None
     with Path(path).open("rb") as file:
         _, value = next(_numbered(file, str(path)))
-    return value if isinstance(value, Header) else None
+    return value if isinstance(value, TraceHeader) else None
 
 
 def parse(text: bytes) -> Iterator[Trace]:
@@ -124,7 +124,7 @@ def parse(text: bytes) -> Iterator[Trace]:
     yield from _traces(io.BytesIO(text), "the trace")
 
 
-def read_records(path: str | Path) -> Iterator[tuple[int, Record | Header]]:
+def read_records(path: str | Path) -> Iterator[tuple[int, Record | TraceHeader]]:
     """The lines of a file one by one, with their numbers from 1: a header, its records, perhaps another header. Raises
     `InvalidRequest`, with the line, if it is no trace."""
     with Path(path).open("rb") as file:
@@ -134,7 +134,7 @@ def read_records(path: str | Path) -> Iterator[tuple[int, Record | Header]]:
 def _traces(file: BinaryIO, name: str) -> Iterator[Trace]:
     trace: Trace | None = None
     for _, value in _numbered(file, name):
-        if isinstance(value, Header):
+        if isinstance(value, TraceHeader):
             if trace is not None:
                 yield trace
             trace = Trace(value)
@@ -145,14 +145,14 @@ def _traces(file: BinaryIO, name: str) -> Iterator[Trace]:
     yield trace
 
 
-def _numbered(file: BinaryIO, name: str) -> Iterator[tuple[int, Record | Header]]:
+def _numbered(file: BinaryIO, name: str) -> Iterator[tuple[int, Record | TraceHeader]]:
     number = 0
     for number, line in enumerate(_lines(file, name), 1):
         try:
             value = decode_record(line)
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: line {number}: {error}", "TRACE") from None
-        if number == 1 and not isinstance(value, Header):
+        if number == 1 and not isinstance(value, TraceHeader):
             raise InvalidRequest(f"{name}: line {number} is a record, but no header came before it", "TRACE")
         yield number, value
     if not number:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bridle.controllers import Controller, SequenceView
-from bridle.engine.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
 from bridle.sampling import SamplingParams
-from lab.doubles.controllers import View
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import Step, guest2, mask, result
+from tests.fakes.controller_runtime import View
 
 MAX_DEPTH = 10
 PROMPT_TOKENS = 6

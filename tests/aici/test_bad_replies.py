@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.aici import protocol, replies
-from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController, keeper
+from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController, supervisor
 from bridle.aici.client.dialect1 import Dialect1
-from bridle.aici.client.exchange import Dialect2, Exchange
-from bridle.aici.client.instances import Instances
-from bridle.aici.client.keeper import RuntimeKeeper
-from bridle.aici.client.listener import Listener
-from bridle.aici.client.opening import FirstWords
-from bridle.aici.client.side import SideChannel
+from bridle.aici.client.dialect2 import Dialect2, StepExchange
+from bridle.aici.client.instantiate_messages import InitialOutput
+from bridle.aici.client.instantiation import Instances
+from bridle.aici.client.reply_reader import ReplyReader
+from bridle.aici.client.side_channel import SideChannel
+from bridle.aici.client.supervisor import RuntimeSupervisor
 from bridle.engine import Request
 from bridle.engine.interfaces import Answer, Ask
 from bridle.errors import ControllerError, ControllerUnavailable, ProtocolError
@@ -163,8 +163,8 @@ def test_an_error_that_nobody_expects_reaches_who_waits_for_the_reply() -> None:
         def receive(self, timeout: float) -> None:
             raise KeyError("a bug")
 
-    exchange: Exchange = Broken()  # type: ignore[assignment]
-    listener = Listener(exchange)
+    exchange: StepExchange = Broken()  # type: ignore[assignment]
+    listener = ReplyReader(exchange)
     listener.expect()
     with pytest.raises(ProtocolError, match="could not be taken: KeyError"):
         listener.receive(PATIENCE)
@@ -242,7 +242,7 @@ def test_an_instance_whose_reply_is_spoilt_fails_its_request(value: str) -> None
     peer = Peer()
     side = SideChannel(peer).start()  # type: ignore[arg-type]
     kept: Any = SimpleNamespace(wait=lambda timeout: SimpleNamespace(side=side, process=peer))
-    instances = Instances(RuntimeConfig("none"), kept, FirstWords(), lambda: None)
+    instances = Instances(RuntimeConfig("none"), kept, InitialOutput(), lambda: None)
     opening = instances.open(Request("a", (1,), controller=WasmController("m")))
     until(lambda: peer.sent)
     stored = [{"WriteVar": {"name": "v", "value": value, "op": "Set"}}]
@@ -275,12 +275,12 @@ def test_a_runtime_that_dies_before_it_is_known_is_never_the_current_one(monkeyp
         made.append(Peer())
         return made[-1]
 
-    monkeypatch.setattr(keeper, "RuntimeProcess", start)
+    monkeypatch.setattr(supervisor, "RuntimeProcess", start)
     config = RuntimeConfig("none")
-    kept = RuntimeKeeper(config, VOCAB_SIZE)
-    monkeypatch.setattr(keeper, "SideChannel", Stillborn)
+    kept = RuntimeSupervisor(config, VOCAB_SIZE)
+    monkeypatch.setattr(supervisor, "SideChannel", Stillborn)
     with pytest.raises(ControllerUnavailable, match="it died at once"):
-        RuntimeKeeper(config, VOCAB_SIZE)
+        RuntimeSupervisor(config, VOCAB_SIZE)
     assert made[-1].is_killed
     first = kept.current
     assert first is not None
@@ -288,7 +288,7 @@ def test_a_runtime_that_dies_before_it_is_known_is_never_the_current_one(monkeyp
     until(lambda: len(made) >= 3, "that it is started again")
     with pytest.raises(ControllerError):
         kept.wait(0.0)
-    monkeypatch.setattr(keeper, "SideChannel", SideChannel)
+    monkeypatch.setattr(supervisor, "SideChannel", SideChannel)
     assert kept.wait(PATIENCE).process is made[-1]  # type: ignore[comparison-overlap]
     kept.close()
     first.close()
@@ -303,8 +303,8 @@ def test_a_bug_at_the_start_does_not_end_the_attempts(monkeypatch: pytest.Monkey
             raise KeyError("a bug")
         return made[-1]
 
-    monkeypatch.setattr(keeper, "RuntimeProcess", start)
-    kept = RuntimeKeeper(RuntimeConfig("none"), VOCAB_SIZE)
+    monkeypatch.setattr(supervisor, "RuntimeProcess", start)
+    kept = RuntimeSupervisor(RuntimeConfig("none"), VOCAB_SIZE)
     first = kept.current
     assert first is not None
     kept.lose(first, "a test")

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from bridle.aici.runtime.compilers import _await_word
-from bridle.aici.runtime.nursery import Process
+from bridle.aici.runtime.compile_cache import _await_word
+from bridle.aici.runtime.fork_server import Process
 from bridle.errors import InvalidRequest
 
 LIMIT = 30  # ms

@@ -10,8 +10,8 @@ from typing import Any
 import wasmtime
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.controller_tools import ToolExecutor, function_tools
 from bridle.outputs import Log
-from bridle.tools import ToolDesk, function_tools
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.llm_side import Llm
 from tests.aici.steering import Steered
@@ -203,7 +203,7 @@ def test_a_component_calls_a_tool(tokenizer: Path, store: Path) -> None:
         [f"(call $storage {reads} (i32.const 40)) {told} (call $decide {end})"],
     ]
     gate = threading.Event()
-    desk = ToolDesk(function_tools({"add": lambda a, b: gate.wait(PATIENCE) and a + b}))
+    desk = ToolExecutor(function_tools({"add": lambda a, b: gate.wait(PATIENCE) and a + b}))
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=("--store", str(store), *CAPABLE[-2:])), VOCAB_SIZE)
     pool.tools.desk = desk
     try:

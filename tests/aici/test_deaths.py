@@ -176,7 +176,7 @@ def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> N
 def test_a_child_that_ends_at_once_can_be_watched() -> None:
     """Nobody buries the nursery's children; one that is gone before the nursery looks must not take it along."""
     program = (
-        "import os, select, signal; from bridle.aici.runtime.lifeline import fork_watched\n"
+        "import os, select, signal; from bridle.aici.runtime.parent_watch import fork_watched\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "for _ in range(300):\n"
         "    pid, handle = fork_watched()\n"
@@ -190,7 +190,7 @@ def test_a_child_that_ends_at_once_can_be_watched() -> None:
 def test_a_child_that_is_killed_before_it_is_watched_has_a_handle(thread: str) -> None:
     """It says that the child has ended, takes a signal, and nothing of the child is left."""
     program = (
-        "import contextlib, os, select, signal, threading; from bridle.aici.runtime.lifeline import fork_watched\n"
+        "import contextlib, os, select, signal, threading; from bridle.aici.runtime.parent_watch import fork_watched\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "watch = os.pidfd_open\n"
         "def late(pid):\n"

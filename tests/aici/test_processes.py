@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from bridle.aici.protocol import Auth
 from bridle.aici.replies import ModuleData
-from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.github import Downloads
+from bridle.aici.runtime.leader_followers import LeaderFollowers, WorkItem
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.ring import RING_SIZE, PeerGone, Port, make_memory, receive_frame, send_frame
@@ -107,31 +107,31 @@ def test_a_stuck_task_loses_the_lead() -> None:
     """Tasks behind a stuck one are done while it is stuck; it is finished as well in the end."""
     release, others_done, done = threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
-    tasks: deque[Task | None] = deque()
+    tasks: deque[WorkItem | None] = deque()
 
     def stuck() -> None:
         assert others_done.wait(PATIENCE)
         order.append("stuck")
         done.set()
 
-    def quick(name: str, event: threading.Event | None = None) -> Task:
+    def quick(name: str, event: threading.Event | None = None) -> WorkItem:
         def run() -> None:
             order.append(name)
             if event is not None:
                 event.set()
 
-        return Task(run)
+        return WorkItem(run)
 
-    tasks.extend([quick("first"), Task(stuck), quick("second"), quick("third", others_done)])
+    tasks.extend([quick("first"), WorkItem(stuck), quick("second"), quick("third", others_done)])
 
-    def next_task() -> Task | None:
+    def next_task() -> WorkItem | None:
         if tasks:
             return tasks.popleft()
         done.wait(PATIENCE)
         release.set()
         return None
 
-    crew = Crew(wasmtime.Engine(), next_task)
+    crew = LeaderFollowers(wasmtime.Engine(), next_task)
     thread = threading.Thread(target=crew.run, daemon=True)
     thread.start()
     assert release.wait(PATIENCE)

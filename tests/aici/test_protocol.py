@@ -14,7 +14,7 @@ from msgspec import UNSET
 from bridle.aici import protocol as p
 from bridle.aici import replies as r
 from bridle.aici.client import WasmController
-from bridle.aici.client.opening import instantiation
+from bridle.aici.client.instantiate_messages import instantiation
 from bridle.engine.request import Request
 from bridle.errors import ProtocolError
 
@@ -70,9 +70,9 @@ commands = st.one_of(
         write=st.builds(r.WriteVar, name=texts, value=texts, op=st.sampled_from(["Set", "Append"])),
     ),
 )
-splices = st.builds(r.Splice, when_sampled=tokens, backtrack=counts, ff_tokens=tokens)
+splices = st.builds(r.SpliceReply, when_sampled=tokens, backtrack=counts, ff_tokens=tokens)
 branches = st.builds(
-    r.Branch,
+    r.BranchReply,
     sample_mask=st.one_of(st.none(), counts),
     temperature=st.one_of(st.none(), numbers),
     splices=st.lists(splices, max_size=2),
@@ -140,7 +140,7 @@ def test_replies_survive_the_wire(data: Any, rid: Any) -> None:
 
 @given(texts, st.booleans(), st.one_of(st.just(UNSET), texts))
 def test_failures_survive_the_wire(error: str, is_user_error: bool, rid: Any) -> None:
-    for reply in (r.Failure(error, is_user_error, rid), r.JsonFailure(error)):
+    for reply in (r.ErrorReply(error, is_user_error, rid), r.JsonFailure(error)):
         assert r.decode_reply(p.encode(reply), r.Pong) == reply
 
 
@@ -156,11 +156,11 @@ def wire(message: Any) -> Any:
 
 def test_what_stands_on_the_wire() -> None:
     assert wire(r.Ok(r.Pong())) == {"type": "ok", "data": {"pong": 1}}
-    assert wire(r.Failure("x")) == {"type": "error", "error": "x", "is_user_error": False}
+    assert wire(r.ErrorReply("x")) == {"type": "error", "error": "x", "is_user_error": False}
     assert wire(r.JsonFailure("x")) == {"type": "json-error", "error": "x"}
     assert wire(r.Ok(r.TokensData(3))) == {"type": "ok", "data": {"vocab_size": 3}}
     assert wire(r.SeqResult()) == {"error": "", "result": None, "storage": [], "logs": "", "micros": 0}
-    assert wire(r.Branch()) == {"sample_mask": None, "temperature": None, "splices": []}
+    assert wire(r.BranchReply()) == {"sample_mask": None, "temperature": None, "splices": []}
     assert wire(p.MidProcess(ops=[], freed=[3])) == {"op": "mid_process", "ops": [], "freed": [3]}
     command = r.StorageCommand(write=r.WriteVar("a", "00ff", "Set"))
     assert wire(command) == {"WriteVar": {"name": "a", "value": "00ff", "op": "Set", "when_version_is": None}}

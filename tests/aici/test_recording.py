@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.aici.client.recording import TraceWriter
-from bridle.traced import End, Exchange, Header
-from bridle.traces import read
+from bridle.traces import EndRecord, ExchangeRecord, TraceHeader, read
 from bridle.traces.explain import explain
 
-HEADER = Header("runtime-1", runtime={"dialect": 2})
+HEADER = TraceHeader("runtime-1", runtime={"dialect": 2})
 
 
-def exchanges_in(path: Path) -> list[Exchange]:
+def exchanges_in(path: Path) -> list[ExchangeRecord]:
     (trace,) = read(path)
-    return [record for record in trace.records if isinstance(record, Exchange)]
+    return [record for record in trace.records if isinstance(record, ExchangeRecord)]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,10 @@ def test_a_file_is_bounded_and_says_what_is_missing(
         return
     (trace,) = read(path)
     *kept, end = trace.records
-    assert [int(each.request["op"].split()[0]) for each in kept if isinstance(each, Exchange)] == list(range(len(kept)))
-    assert isinstance(end, End)
+    assert [int(each.request["op"].split()[0]) for each in kept if isinstance(each, ExchangeRecord)] == list(
+        range(len(kept))
+    )
+    assert isinstance(end, EndRecord)
     assert end.num_cut == trace.num_cut == writer.num_cut == len(sizes) - len(kept)
 
 

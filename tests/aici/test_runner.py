@@ -12,14 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bridle.aici import Runner, RuntimeConfig
-from bridle.aici.client.replay import Difference, replay
+from bridle.aici.client.replay import ReplyDifference, replay
 from bridle.engine import Request
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
-from bridle.traced import End, Exchange, Header, Record
-from bridle.traces import encode_record, read
+from bridle.traces import EndRecord, ExchangeRecord, Record, TraceHeader, encode_record, read
 from examples.aici_transformers import TinyEngine
-from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import (
     END,
     LOOP,
@@ -36,6 +34,7 @@ from tests.aici.guests import (
     splice,
 )
 from tests.aici.guests import store as store_variable
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 VOCAB_SIZE = 300
 
@@ -171,13 +170,13 @@ def test_a_trace_replays(checkpoint: Path, store: Path, tmp_path: Path, model: A
     with Runner(config(checkpoint, store, futex=futex, trace=trace), VOCAB_SIZE) as runner:
         TinyEngine(model, runner).run(PROMPT, runner.upload(wasm))
     (told,) = read(trace)
-    exchanges = [record for record in told.records if isinstance(record, Exchange)]
+    exchanges = [record for record in told.records if isinstance(record, ExchangeRecord)]
     assert [each.request["op"] for each in exchanges[:4]] == ["ping", "tokens", "mk_module", "instantiate"]
     assert {each.side for each in exchanges} == {False, True}
     assert all(each.at > 1_600_000_000 and each.reply["type"] in ("ok", "error") for each in exchanges)
     assert [each.step for each in exchanges] == list(range(len(exchanges)))
     assert told.header.runtime == {"dialect": 2, "num_logits": VOCAB_SIZE, "is_ours": True}
-    assert told.records[len(exchanges) :] == [End(0, len(exchanges), "closed")]
+    assert told.records[len(exchanges) :] == [EndRecord(0, len(exchanges), "closed")]
     found = list(replay(trace, config(checkpoint, store, futex=futex)))
     assert found == [None] * len(exchanges)
     with trace.open("ab") as file:  # as if the runtime had been started again meanwhile
@@ -236,27 +235,27 @@ def test_a_trace_of_another_runtime_differs(checkpoint: Path, store: Path, tmp_p
         pass
     trace.write_text(trace.read_text().replace('"vocab_size":300', '"vocab_size":301'))
     same, other = replay(trace, config(checkpoint, store))
-    assert same is None and isinstance(other, Difference)
+    assert same is None and isinstance(other, ReplyDifference)
     assert (other.line, other.operation) == (3, "tokens")
     assert (other.expected["data"]["vocab_size"], other.got["data"]["vocab_size"]) == (301, 300)
 
 
-def lines_of(*values: Header | Record) -> bytes:
+def lines_of(*values: TraceHeader | Record) -> bytes:
     return b"".join(encode_record(value) + b"\n" for value in values)
 
 
-TOLD = Header("runtime-1", runtime={"dialect": 2})
+TOLD = TraceHeader("runtime-1", runtime={"dialect": 2})
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
         (b"no json\n", "line 1: no record of a trace"),
-        (lines_of(Exchange(0, 0)), "line 1 is a record, but no header came before it"),
-        (lines_of(Header("one")), "line 1 begins the trace of a text"),
+        (lines_of(ExchangeRecord(0, 0)), "line 1 is a record, but no header came before it"),
+        (lines_of(TraceHeader("one")), "line 1 begins the trace of a text"),
         (lines_of(replace(TOLD, runtime={"dialect": 1})), "line 1: the exchanges are of dialect 1, not 2"),
-        (lines_of(TOLD, Exchange(0, 0, request=1, reply={})), "line 2 is no exchange"),
-        (lines_of(TOLD, End(0, 0, "closed", num_cut=3)), "3 exchanges are missing: it had no room"),
+        (lines_of(TOLD, ExchangeRecord(0, 0, request=1, reply={})), "line 2 is no exchange"),
+        (lines_of(TOLD, EndRecord(0, 0, "closed", num_cut=3)), "3 exchanges are missing: it had no room"),
     ],
 )
 def test_what_is_no_trace_is_refused(checkpoint: Path, store: Path, tmp_path: Path, lines: bytes, why: str) -> None:

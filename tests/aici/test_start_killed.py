@@ -159,7 +159,7 @@ def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
 
 def test_many_threads_may_look_whether_the_engine_lives() -> None:
     program = (
-        "import os, threading; from bridle.aici.runtime.lifeline import Lifeline\n"
+        "import os, threading; from bridle.aici.runtime.parent_watch import Lifeline\n"
         "line, failed = Lifeline(os.getppid(), is_piped=True), []\n"
         "def look():\n"
         "    try:\n"

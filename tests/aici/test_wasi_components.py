@@ -11,8 +11,8 @@ import wasmtime
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.component import ComponentInstance
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
-from bridle.aici.runtime.program import Surroundings
-from bridle.aici.runtime.sandbox import Sandbox
+from bridle.aici.runtime.loaded_module import GuestEnvironment
+from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.wasi_components import EPOCH, TICK_NS
 from bridle.aici.runtime.wasm import GuestFault
@@ -92,7 +92,7 @@ def open_instance(wasm: bytes, folder: Path, resolution_ns: int = 0) -> Componen
     code, facts = compile_module(wasm, limits)
     (folder / "code").write_bytes(code)
     program = Sandbox(limits).load(str(folder / "code"), facts)
-    surroundings = Surroundings(VOCABULARY, limits, timer_resolution_ns=resolution_ns)
+    surroundings = GuestEnvironment(VOCABULARY, limits, timer_resolution_ns=resolution_ns)
     instance = ComponentInstance(program, surroundings, b"", SharedVariables(limits))
     instance.create(5000)
     return instance

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from bridle.aici.replies import ReadVar, WriteVar
 from bridle.aici.runtime.compiler import compile_module
-from bridle.aici.runtime.facts import settings_key
 from bridle.aici.runtime.instance import Instance
-from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
+from bridle.aici.runtime.limits import DEFAULT_LIMITS, RuntimeLimits
+from bridle.aici.runtime.loaded_module import GuestEnvironment, LoadedModule
 from bridle.aici.runtime.logs import LogBuffer
-from bridle.aici.runtime.program import Program, Surroundings
-from bridle.aici.runtime.sandbox import Sandbox
+from bridle.aici.runtime.module_loader import Sandbox
+from bridle.aici.runtime.module_metadata import settings_key
 from bridle.aici.runtime.storage import SharedVariables
-from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.wasm import Crossing, GuestFault, GuestMemory, GuestStopped, Ticker
 from bridle.aici.runtime.wasm_binary import expose_state, is_component
 from bridle.aici.runtime.wasm_fast import FastCrossing
@@ -45,7 +45,7 @@ from tests.aici.guests import (
     say,
 )
 
-VOCABULARY = Vocabulary(
+VOCABULARY = RuntimeVocabulary(
     [bytes([i]) for i in range(256)] + [b""], 256, lambda text: list(text.encode()), frozenset({256})
 )
 
@@ -56,12 +56,12 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return Sandbox(DEFAULT_LIMITS, way)
 
 
-def load(sandbox: Sandbox, wasm: bytes, folder: Path, limits: Limits = DEFAULT_LIMITS) -> Instance:
+def load(sandbox: Sandbox, wasm: bytes, folder: Path, limits: RuntimeLimits = DEFAULT_LIMITS) -> Instance:
     code, facts = compile_module(wasm, limits)
     file = folder / f"code{len(list(folder.iterdir()))}"  # code in use must not be overwritten
     file.write_bytes(code)
     program = sandbox.load(str(file), facts)
-    instance = Instance(program, Surroundings(VOCABULARY, limits), b"", SharedVariables(limits))
+    instance = Instance(program, GuestEnvironment(VOCABULARY, limits), b"", SharedVariables(limits))
     instance.create(1000)
     return instance
 
@@ -135,9 +135,11 @@ def test_exceptions_surface_in_their_own_thread(tmp_path: Path) -> None:
         programs[name] = load(sandbox, guest2([[action]]), tmp_path).program
     wrong: list[str] = []
 
-    def fail_often(text: str, program: Program) -> None:
+    def fail_often(text: str, program: LoadedModule) -> None:
         for _ in range(150):
-            instance = Instance(program, Surroundings(VOCABULARY, DEFAULT_LIMITS), b"", SharedVariables(DEFAULT_LIMITS))
+            instance = Instance(
+                program, GuestEnvironment(VOCABULARY, DEFAULT_LIMITS), b"", SharedVariables(DEFAULT_LIMITS)
+            )
             try:
                 mid(instance)
             except ControllerError as error:

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.ring import send_frame
-from bridle.aici.runtime.worker_port import WorkerPort
+from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import ShardUnavailable
 from tests.waiting import PATIENCE
 
 
-def add_worker(pool: WorkerPool) -> tuple[WorkerPort, socket.socket]:
+def add_worker(pool: WorkerPool) -> tuple[WorkerHandle, socket.socket]:
     """A worker that is nothing but a socket."""
     ours, theirs = socket.socketpair()
     process: Any = SimpleNamespace(handle=-1, cpu_seconds=lambda: 0.0)
-    worker = WorkerPort(process, SimpleNamespace(), ours, "ann")  # type: ignore[arg-type]
+    worker = WorkerHandle(process, SimpleNamespace(), ours, "ann")  # type: ignore[arg-type]
     pool.workers.append(worker)
     pool._sockets[ours.fileno()] = worker
     pool._poll.register(ours.fileno(), select.EPOLLIN)
@@ -35,15 +35,15 @@ def add_worker(pool: WorkerPool) -> tuple[WorkerPort, socket.socket]:
 def test_a_worker_that_breaks_its_channel_ends_alone(said: bytes) -> None:
     handle, other = os.pipe()
     nursery: Any = SimpleNamespace(handle=handle)
-    lost: list[WorkerPort] = []
-    pool = WorkerPool(nursery, Limits(), lost.append, lambda why: None)
+    lost: list[WorkerHandle] = []
+    pool = WorkerPool(nursery, RuntimeLimits(), lost.append, lambda why: None)
     (bad, bad_end), (good, good_end) = add_worker(pool), add_worker(pool)
-    bad_call = bad.call(1, m.Split(1, 1, 2, 0))
+    bad_call = bad.call(1, m.ForkWorker(1, 1, 2, 0))
     bad_end.sendall(said)
     with pytest.raises(ShardUnavailable):
         bad_call.result(PATIENCE)
     assert pool.workers == [good]
-    good_call = good.call(2, m.Split(2, 1, 2, 0))
+    good_call = good.call(2, m.ForkWorker(2, 1, 2, 0))
     send_frame(good_end, m.encode(m.SplitDone(2, "", 0)), None)
     assert good_call.result(PATIENCE)[0].rid == 2
     for sock in (bad_end, good_end, good.side, bad.side):

@@ -7,15 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings
+from bridle.bench import BenchSettings
 from bridle.bench.run import measured
-from lab.bench import agents, agents_peer
+from dev.bench import agents, agents_peer
 
 
 @pytest.mark.slow
 def test_parked_kv_computes_a_block_a_call_again_and_the_inside_nothing() -> None:
     console = Console(file=io.StringIO(), width=160)
-    report, _ = measured(agents, Settings(quick=True), console)
+    report, _ = measured(agents, BenchSettings(quick=True), console)
     twice = {(each["cache"], each["way"]): each["computed_twice"] for each in report["figures"]}
     num_calls = report["agents"] * report["calls"]
     for cache in ("large", "scarce"):

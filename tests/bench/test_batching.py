@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from bridle.bench.sse_client import Target
+from bridle.bench.sse_client import ServerTarget
 from bridle.cli.options import EngineOptions
 from bridle.cli.serve import ServerOptions
-from lab.bench.batching import Arrival, _find_capacity, as_they_come, in_batches, make_arrivals, variants
+from dev.bench.batching import Arrival, _find_capacity, as_they_come, in_batches, make_arrivals, variants
 from tests.http.harness import scripted_model, served
 
 
@@ -16,9 +16,9 @@ def arrivals_at(*times: float) -> list[Arrival]:
     return [Arrival(at, (5, 6, 7), 3) for at in times]
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> ServerTarget:
     host, _, port = url.removeprefix("http://").partition(":")
-    return Target(host, int(port))
+    return ServerTarget(host, int(port))
 
 
 def test_arrivals_are_mixed_in_order_and_the_same_again() -> None:

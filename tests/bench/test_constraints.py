@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bridle.bench import Settings
-from bridle.engine.decision import mask_of
-from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
+from bridle.bench import BenchSettings
+from bridle.engine.control.decision import mask_of
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan
 from bridle.sampling import SamplingParams
-from lab.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
-from lab.bench.constraints_model import beside_free
+from dev.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
+from dev.bench.constraints_model import beside_free
 
 
 def test_vocabularies_are_as_large_as_they_should_be() -> None:
@@ -43,7 +43,7 @@ def test_the_device_draws_what_the_mask_allows() -> None:
 
 @pytest.mark.slow
 def test_requests_are_compared_on_a_model(tmp_path: Path) -> None:
-    settings = Settings(quick=True, batches=(2,), threads=1)
+    settings = BenchSettings(quick=True, batches=(2,), threads=1)
     text, records = beside_free(tmp_path, settings, made_up_vocabulary)
     assert text["requests"] == records["requests"] == 2 and text["free_tokens_per_second"] > 0
     assert text["forced_share"] == 0 and text["all_share"] == text["sampled_share"] > 0

@@ -11,10 +11,10 @@ from bridle.aici.client import RuntimePool
 from bridle.bench import control_guests as guests
 from bridle.bench.control_device import critical_path, group_cpu, runtime_pool, upload
 from bridle.bench.control_programs import load
-from lab.bench.control_costs import group_memory, long_fork
-from lab.bench.control_guests import heavy, padded
-from lab.bench.verbs import steering_each_token, verbs
-from lab.doubles.tiny import make_checkpoint
+from dev.bench.control_costs import group_memory, long_fork
+from dev.bench.control_guests import heavy, padded
+from dev.bench.verbs import steering_each_token, verbs
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 VOCAB_SIZE = 32_000  # that of the device which computes nothing
 

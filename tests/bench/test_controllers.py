@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from bridle.aici.client import RuntimePool
-from bridle.bench import Settings
+from bridle.bench import BenchSettings
 from bridle.bench import control_guests as guests
 from bridle.bench.control_device import runtime_pool
 from bridle.controllers.standard import names
-from lab.bench import controllers
+from dev.bench import controllers
 
 VOCAB_SIZE = 32_000  # that of the device which computes nothing
 
@@ -33,7 +33,7 @@ def test_scripts_start_run_and_fork(pool: RuntimePool, language: str) -> None:
     assert script.controller in names()
     started = controllers._starts(pool, script, 5)
     assert started["compile_seconds"] > 0 and started["start_worst_milliseconds"] >= started["start_milliseconds"] > 0
-    step = controllers._steps(pool, script, 3, 0.0, Settings(quick=True))
+    step = controllers._steps(pool, script, 3, 0.0, BenchSettings(quick=True))
     assert 0 < step["drawing"] <= 3 and step["cpu_microseconds_of_each"] >= 0
     fork = controllers._forks(pool, script, 3)
     assert fork["branches"] == 3 and fork["fork_milliseconds"] > fork["each_milliseconds"] > 0

@@ -12,61 +12,63 @@ import psutil
 import pytest
 
 from bridle.bench.serve_process import HttpServer
-from bridle.bench.sse_client import Target
-from bridle.constraints import parse
+from bridle.bench.sse_client import ServerTarget
+from bridle.http.server import websocket_protocol
 from bridle.http.settings import HttpSettings
-from bridle.http.transport import frames
 from bridle.lmtp.server import websocket_front
-from bridle.service.turns import Allowance
-from lab.bench.crowd_clients import (
+from bridle.serving.tenancy.loop_throttle import RateBudget
+from bridle.structured_output import parse
+from dev.bench.crowd_clients import (
     FRAMES,
     Asker,
-    Crowd,
+    ClientCrowd,
+    CrowdTally,
     Flooder,
     HalfSent,
     Member,
     Silent,
-    Tally,
     ask,
     ask_health,
     http_request,
 )
-from lab.bench.crowd_constraints import constrained_bodies, hostile_constraints, ordinary_constraint
-from lab.bench.crowds import watching
+from dev.bench.crowd_constraints import constrained_bodies, hostile_constraints, ordinary_constraint
+from dev.bench.crowds import watching
 from tests.http.harness import scripted_model, served
 from tests.waiting import PATIENCE, until_async
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> ServerTarget:
     host, _, port = url.removeprefix("http://").partition(":")
-    return Target(host, int(port))
+    return ServerTarget(host, int(port))
 
 
 @asynccontextmanager
-async def crowd_of(target: Target, member: Callable[[Tally], Member], count: int = 2) -> AsyncIterator[Tally]:
-    tally = Tally()
-    async with Crowd(target, count, lambda number: member(tally)):
+async def crowd_of(
+    target: ServerTarget, member: Callable[[CrowdTally], Member], count: int = 2
+) -> AsyncIterator[CrowdTally]:
+    tally = CrowdTally()
+    async with ClientCrowd(target, count, lambda number: member(tally)):
         yield tally
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=["text", "ping", "message"])
 def test_a_flood_sends_as_long_as_the_server_reads(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[object] = []
-    real = frames._BoundedFrames._go_on
+    real = websocket_protocol._BoundedFrames._go_on
 
     def go_on(protocol: Any) -> None:
         real(protocol)
         handled.append(protocol)
 
-    monkeypatch.setattr(frames._BoundedFrames, "_go_on", go_on)
+    monkeypatch.setattr(websocket_protocol._BoundedFrames, "_go_on", go_on)
     # A flood does not answer pings. How many of their intervals pass here is up to the machine, as is how much of it is
     # handled: it may well be more than a connection is allowed.
-    monkeypatch.setattr(frames._BoundedFrames, "start_keepalive", lambda protocol: None)
-    monkeypatch.setattr(Allowance, "charge", lambda *_: None)
+    monkeypatch.setattr(websocket_protocol._BoundedFrames, "start_keepalive", lambda protocol: None)
+    monkeypatch.setattr(RateBudget, "charge", lambda *_: None)
 
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         async with crowd_of(target, lambda tally: Flooder(target, tally, frame)) as tally:
             await until_async(lambda: tally.frame_bytes > 1 << 17 and len(handled) > 20)
             assert (await ask(target, "/v1/models"))[0] == 200
@@ -77,7 +79,7 @@ def test_a_flood_sends_as_long_as_the_server_reads(frame: bytes, monkeypatch: py
 
 
 def test_who_is_refused_asks_again_over_the_same_connection() -> None:
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         async with crowd_of(
             target, lambda tally: Asker(http_request(target, "/v1/completions", BODY), tally), 8
         ) as tally:
@@ -92,7 +94,7 @@ def test_who_is_refused_asks_again_over_the_same_connection() -> None:
 def test_who_does_not_read_keeps_what_was_sent() -> None:
     model = scripted_model()
 
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         request = http_request(target, "/v1/completions", BODY | {"stream": True})
         async with crowd_of(target, lambda tally: Silent(request, tally)) as silent:
             await until_async(lambda: model.client.statistics().finished["length"] == 2)
@@ -103,7 +105,7 @@ def test_who_does_not_read_keeps_what_was_sent() -> None:
 
 
 def test_a_half_request_is_given_up_and_comes_again() -> None:
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         request = http_request(target, "/v1/completions", BODY)
         async with crowd_of(target, lambda tally: HalfSent(request[:-5], tally)) as half:
             await until_async(lambda: half.num_opened > 4)
@@ -127,10 +129,10 @@ def test_a_silent_reader_reads_nothing() -> None:
 
     async def main() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        target = Target(*server.sockets[0].getsockname()[:2])
-        tally = Tally()
+        target = ServerTarget(*server.sockets[0].getsockname()[:2])
+        tally = CrowdTally()
         member = Watched(b"hello", tally)
-        async with Crowd(target, 1, lambda number: member):
+        async with ClientCrowd(target, 1, lambda number: member):
             await asyncio.wait_for(asked.wait(), PATIENCE)
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -141,7 +143,7 @@ def test_a_silent_reader_reads_nothing() -> None:
 
 
 def test_watchers_tell_of_streams_health_and_memory() -> None:
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         server = HttpServer(target, psutil.Process(os.getpid()))
         async with watching(server, 2) as seen:
             assert (await ask(target, "/v1/completions", BODY))[0] == 200
@@ -166,7 +168,7 @@ def test_constraints_are_requests_that_are_understood() -> None:
         parse(constraint)
     assert ordinary_constraint(1) != ordinary_constraint(2)
 
-    async def main(target: Target) -> None:
+    async def main(target: ServerTarget) -> None:
         bodies = constrained_bodies({"choice": ["ab"]})
         for path, body in bodies.items():
             status, _, content = await ask(target, path, body)

@@ -7,17 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings
+from bridle.bench import BenchSettings
 from bridle.bench.run import measured
 from bridle.errors import InternalError
-from lab.bench import embeddings
+from dev.bench import embeddings
 
 
 def test_peers_give_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "SHAPES", {"mini": (1, 32, 2)})
     monkeypatch.setattr(embeddings, "make_texts", lambda count: [[1_000 + n] * (3 + n % 5) for n in range(12)])
     console = Console(file=io.StringIO(), width=120)
-    report, _ = measured(embeddings, Settings(quick=True, batches=(5,)), console)
+    report, _ = measured(embeddings, BenchSettings(quick=True, batches=(5,)), console)
     figures = report["figures"]
     assert [each["peer"] for each in figures] == ["padded, 5 at once", "padded, 5 at once, sorted", "bridle"]
     assert figures[0]["padding"] > figures[1]["padding"] > figures[2]["padding"] == 0.0

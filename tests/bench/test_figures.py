@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bridle.bench import BENCHMARKS, Settings, benchmarks, run
-from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
+from bridle.bench import BENCHMARKS, BenchSettings, benchmarks, run
+from bridle.bench.checkpoints import SHAPES, BenchCheckpoint, make_checkpoint
 from bridle.bench.control_device import InstantExecutor
-from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
-from bridle.bench.roof import read_bandwidth, triad_bandwidth
+from bridle.bench.engine import EngineFigure, _agreement, _check_lengths, _compare, _roof, make_prompts
+from bridle.bench.roofline import read_bandwidth, triad_bandwidth
 from bridle.bench.run import measured
-from bridle.engine.plan import SampleBatch, SampleRow
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
-from lab.bench import cpu, overhead
-from lab.bench.cpu_limits import Case, Limits
-from lab.bench.cpu_parts import cases, parts
-from lab.bench.cpu_store import Store
-from tests.sources import LAB, PACKAGE
+from dev.bench import cpu, overhead
+from dev.bench.cpu_limits import CpuCase, CpuLimits
+from dev.bench.cpu_parts import cases, parts
+from dev.bench.cpu_store import Store
+from tests.sources import DEV, PACKAGE
 
-CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
+CHECKPOINT = BenchCheckpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
 
 
-def figure(peer: str, seconds: float, first_seconds: float) -> Figure:
-    return Figure("small", 4, peer, 32, 40, 64, seconds, first_seconds, 2 * seconds, first_seconds)
+def figure(peer: str, seconds: float, first_seconds: float) -> EngineFigure:
+    return EngineFigure("small", 4, peer, 32, 40, 64, seconds, first_seconds, 2 * seconds, first_seconds)
 
 
 def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
@@ -102,7 +102,7 @@ def test_unknown_size_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_benchmark_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"no benchmark is called 'speed'; there are control, engine, gpu, serve"):
-        run("speed", Settings())
+        run("speed", BenchSettings())
 
 
 def test_instant_executor_answers_every_row() -> None:
@@ -112,7 +112,7 @@ def test_instant_executor_answers_every_row() -> None:
 
 
 def test_json_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    report = run("sampler", Settings(quick=True, batches=(2,), as_json=True))
+    report = run("sampler", BenchSettings(quick=True, batches=(2,), as_json=True))
     last = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(last) == report
     assert report["benchmark"] == "sampler"
@@ -121,28 +121,28 @@ def test_json_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_benchmark_is_listed_and_there() -> None:
     known = benchmarks()
-    homes = [(PACKAGE / "bench", BENCHMARKS), (LAB / "bench", {name for name in known if name not in BENCHMARKS})]
+    homes = [(PACKAGE / "bench", BENCHMARKS), (DEV / "bench", {name for name in known if name not in BENCHMARKS})]
     for folder, names in homes:
         found = {path.stem for path in folder.glob("*.py") if "def measure(" in path.read_text(encoding="utf-8")}
         assert found == set(names)
 
 
 def test_without_the_laboratory_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["bridle.bench.run"], "LAB", "no_lab_here.bench")
+    monkeypatch.setattr(sys.modules["bridle.bench.run"], "DEV", "no_lab_here.bench")
     assert benchmarks() == BENCHMARKS
     with pytest.raises(InvalidRequest, match="from a checkout"):
-        run("lora", Settings())
+        run("lora", BenchSettings())
 
 
 def test_overhead_measures_every_variant() -> None:
-    report, _ = measured(overhead, Settings(quick=True, batches=(1, 3)), Console(file=io.StringIO()))
+    report, _ = measured(overhead, BenchSettings(quick=True, batches=(1, 3)), Console(file=io.StringIO()))
     assert {(row["variant"], row["sequences"]) for row in report["figures"]} == {
         (variant, batch) for variant in ("plain", "with text", "controlled") for batch in (1, 3)
     }
 
 
 def test_cpu_cases_cover_decoding_and_prompts() -> None:
-    found = cases(Settings())
+    found = cases(BenchSettings())
     assert [(c.batch, c.context) for c in found if c.kind == "decode"] == [
         (batch, context) for context in (128, 1024) for batch in (1, 4, 16, 64)
     ]
@@ -150,37 +150,37 @@ def test_cpu_cases_cover_decoding_and_prompts() -> None:
 
 
 def test_cpu_parts_are_picked_by_pieces_of_their_names() -> None:
-    names = [part.name for part in parts(Settings())]
+    names = [part.name for part in parts(BenchSettings())]
     assert len(names) == len(set(names)) == 2 * (4 * 10 + 3)
-    assert [part.name for part in parts(Settings(parts=("decode 8-bit 16x", "1.5b http")))] == [
+    assert [part.name for part in parts(BenchSettings(parts=("decode 8-bit 16x", "1.5b http")))] == [
         *("0.5b decode 8-bit 16x128", "0.5b decode 8-bit 16x1024", "1.5b decode 8-bit 16x128"),
         *("1.5b decode 8-bit 16x1024", "1.5b http"),
     ]
     with pytest.raises(InvalidRequest, match=r"contains 'decoed'; there are '0\.5b decode float32 1x128'"):
-        parts(Settings(parts=("decoed",)))
+        parts(BenchSettings(parts=("decoed",)))
 
 
 def test_cpu_parts_without_transformers_are_those_that_it_is_too_slow_for() -> None:
-    found = {part.name: part.peers for part in parts(Settings(parts=("float32",), model_sizes=("0.5b",)))}
+    found = {part.name: part.peers for part in parts(BenchSettings(parts=("float32",), model_sizes=("0.5b",)))}
     assert found["0.5b decode float32 4x1024"] == ("transformers float32", "bridle float32")
     assert found["0.5b decode float32 16x1024"] == ("bridle float32",)
 
 
 def test_limits_are_the_slower_of_memory_and_arithmetic() -> None:
-    limits = Limits(100.0, 1000.0, 250.0)
-    checkpoint = Checkpoint("small", Path(), 100, 10, step_bytes=4000, token_bytes=2, head_numbers=500)
+    limits = CpuLimits(100.0, 1000.0, 250.0)
+    checkpoint = BenchCheckpoint("small", Path(), 100, 10, step_bytes=4000, token_bytes=2, head_numbers=500)
     # 1000 weights of a byte each and 2 bytes for each of 10 tokens, of each of 3 sequences
-    assert limits.seconds(checkpoint, "int8", Case("decode", 3, 10), 3) == pytest.approx(1060 / 100)
-    assert limits.seconds(checkpoint, "int8", Case("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 1000)
-    assert limits.seconds(checkpoint, "float32", Case("decode", 1, 0), 1) == pytest.approx(4000 / 100)
-    assert limits.seconds(checkpoint, "float32", Case("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 250)
+    assert limits.seconds(checkpoint, "int8", CpuCase("decode", 3, 10), 3) == pytest.approx(1060 / 100)
+    assert limits.seconds(checkpoint, "int8", CpuCase("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 1000)
+    assert limits.seconds(checkpoint, "float32", CpuCase("decode", 1, 0), 1) == pytest.approx(4000 / 100)
+    assert limits.seconds(checkpoint, "float32", CpuCase("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 250)
     # of a prompt's tokens the last alone goes through the head
-    assert limits.seconds(checkpoint, "int8", Case("prefill", 1, 256), 256) == pytest.approx(2 * 500 * 256 / 1000)
+    assert limits.seconds(checkpoint, "int8", CpuCase("prefill", 1, 256), 256) == pytest.approx(2 * 500 * 256 / 1000)
 
 
 def test_a_part_that_was_measured_is_not_measured_again(tmp_path: Path) -> None:
-    quick, full = Settings(quick=True), Settings()
-    Store(tmp_path, quick).keep({"part": "a", "limits": Limits(1.0, 2.0, 3.0)}, 5.0)
+    quick, full = BenchSettings(quick=True), BenchSettings()
+    Store(tmp_path, quick).keep({"part": "a", "limits": CpuLimits(1.0, 2.0, 3.0)}, 5.0)
     Store(tmp_path, full).keep({"part": "a", "figures": [7]}, 6.0)
     found = Store(tmp_path, quick).find("a")
     assert found is not None and found["limits"]["operations"] == 2.0 and found["seconds"] == 5.0
@@ -193,8 +193,8 @@ def test_a_part_that_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cpu_measures_every_form_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.bench.cpu_limits.read_bandwidth", lambda num_rounds: 1e10)
-    first = Settings(quick=True, batches=(2,), model_sizes=("20m",), folder=tmp_path, parts=("8-bit", "lmtp"))
+    monkeypatch.setattr("dev.bench.cpu_limits.read_bandwidth", lambda num_rounds: 1e10)
+    first = BenchSettings(quick=True, batches=(2,), model_sizes=("20m",), folder=tmp_path, parts=("8-bit", "lmtp"))
     measured(cpu, first, Console(file=io.StringIO(), width=120))
     out = io.StringIO()
     settings = replace(first, parts=("decode", "prefill", "lmtp"), report=tmp_path / "plot.svg")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bridle.bench import Settings, gpu, gpu_attention, gpu_serving, run
+from bridle.bench import BenchSettings, gpu, gpu_attention, gpu_serving, run
+from bridle.bench.baselines import EnginePeer
 from bridle.bench.gpu_models import SHAPES, make_executor, token_bytes_of
 from bridle.bench.gpu_probe import Rates
 from bridle.bench.gpu_speed import WARM_UP, BareLoop, Race
-from bridle.bench.peers import EnginePeer
 from bridle.errors import InvalidRequest, OutOfBlocks
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.bench.roof.bench_device", lambda: CPU)
+    monkeypatch.setattr("bridle.bench.roofline.bench_device", lambda: CPU)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_all_parts_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = ("probe", "0.6b", "8b", "attention", "control", "lora")
-    report = run("gpu", Settings(quick=True, as_json=True, folder=tmp_path, parts=parts))
+    report = run("gpu", BenchSettings(quick=True, as_json=True, folder=tmp_path, parts=parts))
     found = lines(tmp_path)
     assert report["figures"] == found
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -60,21 +60,21 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("an illegal access")
 
     monkeypatch.setitem(gpu._WORK, "0.6b", broken)
-    run("gpu", Settings(quick=True, parts=("probe", "0.6", "lora"), folder=tmp_path))
+    run("gpu", BenchSettings(quick=True, parts=("probe", "0.6", "lora"), folder=tmp_path))
     assert [figure["part"] for figure in lines(tmp_path)] == ["probe", "0.6b", "0.6b", "lora", "lora"]
     assert lines(tmp_path)[2]["error"] == "RuntimeError: an illegal access"
 
 
 def test_a_part_begins_nothing_once_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PARTS", {"control": 0.0, "0.6b": 0.0})
-    assert run("gpu", Settings(quick=True, folder=tmp_path))["figures"] == []
+    assert run("gpu", BenchSettings(quick=True, folder=tmp_path))["figures"] == []
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no part is called '70b'; there are probe"):
-        run("gpu", Settings(quick=True, parts=("70b",)))
+        run("gpu", BenchSettings(quick=True, parts=("70b",)))
     with pytest.raises(InvalidRequest, match="there is no GPU here; --quick"):
-        run("gpu", Settings())
+        run("gpu", BenchSettings())
 
 
 def test_the_bare_loop_draws_what_the_engine_draws() -> None:
@@ -113,7 +113,7 @@ def attended(monkeypatch: pytest.MonkeyPatch, wrapper: Any) -> list[dict[str, An
     monkeypatch.setattr(gpu_attention, "find_spec", lambda name: name)
     module = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=wrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", module)  # type: ignore[arg-type]
-    scenes = [gpu_attention.Scene("toy", *size) for size in ((3, 40), (1, 7))]
+    scenes = [gpu_attention.AttentionScene("toy", *size) for size in ((3, 40), (1, 7))]
     return list(gpu_attention.attention(scenes, CPU, torch.float32, Rates(1e9, 1e9), lambda: True))
 
 
@@ -135,7 +135,7 @@ def test_where_flashinfer_fails_it_is_told_once(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_streams_are_measured_beside_the_offline_engine(tmp_path: Path) -> None:
-    run("gpu", Settings(quick=True, parts=("serve",), folder=tmp_path))
+    run("gpu", BenchSettings(quick=True, parts=("serve",), folder=tmp_path))
     offline, http = lines(tmp_path)
     assert (offline["peer"], http["peer"]) == ("offline", "http")
     assert http["ratio"] == pytest.approx(http["tokens_per_second"] / offline["tokens_per_second"])
@@ -145,7 +145,7 @@ def test_streams_are_measured_beside_the_offline_engine(tmp_path: Path) -> None:
 
 def test_without_a_server_its_figures_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_serving, "find_spec", lambda name: None if name == "uvicorn" else name)
-    run("gpu", Settings(quick=True, parts=("serve",), folder=tmp_path))
+    run("gpu", BenchSettings(quick=True, parts=("serve",), folder=tmp_path))
     assert lines(tmp_path) == [{"part": "serve", "what": "serve", "left_out": "the server needs uvicorn"}]
 
 

@@ -7,17 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings
+from bridle.bench import BenchSettings
 from bridle.bench.run import measured
 from bridle.errors import InternalError
-from lab.bench import images
+from dev.bench import images
 
 
 def test_peers_say_the_same_and_a_picture_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "SHAPES", {"quick": (2, 32, 2, 32, 28)})
     monkeypatch.setattr(images, "_COUNTS", (0, 2))
     console = Console(file=io.StringIO(), width=120)
-    report, _ = measured(images, Settings(quick=True), console)
+    report, _ = measured(images, BenchSettings(quick=True), console)
     assert [(each["pictures"], each["peer"]) for each in report["prompts"]] == [
         (0, "bridle"),
         (0, "transformers"),
@@ -34,7 +34,7 @@ def test_peers_say_the_same_and_a_picture_is_encoded_once(monkeypatch: pytest.Mo
 
 
 def test_peers_that_say_something_else_are_found() -> None:
-    one, other = images.Run(1, 1, 1, (5, 6)), images.Run(1, 1, 1, (6, 6))
+    one, other = images.ImageRun(1, 1, 1, (5, 6)), images.ImageRun(1, 1, 1, (6, 6))
     assert images._same([one, one], [one, other]) == 0.5
     with pytest.raises(InternalError, match="begin 0% of their answers alike"):
         images._same([one], [other])

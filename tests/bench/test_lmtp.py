@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.checkpoints import BenchCheckpoint
 from bridle.errors import InvalidRequest
 from bridle.lmtp.server import websocket_front
-from lab.bench.lmql import lmql_python
-from lab.bench.lmtp import Figure, Load, Workload, compare
+from dev.bench.lmql import lmql_python
+from dev.bench.lmtp import LmtpFigure, LmtpWorkload, Load, compare
 from tests.http.harness import NAME, scripted_model, served
 
 
-def figure(server: str, speed: float, scores: float, outputs: list[list[int]]) -> Figure:
-    return Figure("small", server, 2, speed, 0.1, 0.2, scores, outputs)
+def figure(server: str, speed: float, scores: float, outputs: list[list[int]]) -> LmtpFigure:
+    return LmtpFigure("small", server, 2, speed, 0.1, 0.2, scores, outputs)
 
 
-def test_ratios_are_beside_the_genuine_server() -> None:
+def test_ratios_are_beside_the_real_server() -> None:
     figures = [figure("lmql", 10.0, 4.0, [[1], [2]]), figure("bridle", 50.0, 2.0, [[1], [3]])]
     compare(figures)
     assert [each.ratio for each in figures] == [1.0, 5.0]
@@ -34,9 +34,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 async def test_queries_use_what_they_ask_for_and_repeat_themselves() -> None:
-    workload = Workload(num_shared=16, num_rounds=3, num_bursts=1)
+    workload = LmtpWorkload(num_shared=16, num_rounds=3, num_bursts=1)
     with served(scripted_model(), fronts=[websocket_front()]) as url:
-        checkpoint = Checkpoint("small", Path(NAME), vocab_size=200, num_parameters=1, step_bytes=1, token_bytes=1)
+        checkpoint = BenchCheckpoint("small", Path(NAME), vocab_size=200, num_parameters=1, step_bytes=1, token_bytes=1)
         loads = [Load(url, checkpoint, workload, 2) for _ in range(2)]
         first, second = [await load.run("bridle") for load in loads]
     assert first.outputs == second.outputs

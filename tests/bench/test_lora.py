@@ -11,16 +11,16 @@ from bridle.bench.adapters import RANK, make_adapters
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.lora import open_adapter
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.torch_ops import TorchKernel
 from bridle.testing.scripted import ScriptedExecutor
-from lab.bench.lora import Scene, Size, _Feed, _scenes
-from lab.bench.lora_products import MIXES, Mix, time_mix
+from dev.bench.lora import LoraScene, Size, _Feed, _scenes
+from dev.bench.lora_products import MIXES, Mix, time_mix
 from tests.lora.kit import LAYERS
 
 SIZE = Size(batch=6, num_warm=20, num_tokens=200, num_rounds=1, num_peft_tokens=2, num_many=12)
 
 
-def feed_of(scene: Scene) -> _Feed:
+def feed_of(scene: LoraScene) -> _Feed:
     executor = ScriptedExecutor(num_blocks=256, record=True)
     feed = _Feed(Engine(executor, EngineConfig(enable_prefix_caching=False, max_num_seqs=SIZE.batch)), scene, SIZE)
     feed.run(SIZE.num_warm)
@@ -33,14 +33,14 @@ def feed_of(scene: Scene) -> _Feed:
 
 @pytest.mark.parametrize(("num_adapters", "distinct"), [(0, 0.0), (1, 1.0), (3, 3.0), (12, 6.0)])
 def test_adapters_go_round(num_adapters: int, distinct: float) -> None:
-    feed = feed_of(Scene("x", num_adapters=num_adapters))
+    feed = feed_of(LoraScene("x", num_adapters=num_adapters))
     assert distinct - 1 <= feed.num_distinct / feed.num_steps <= distinct
     assert feed.num_tokens >= SIZE.num_tokens
     assert feed.num_base_tokens == (0 if num_adapters else feed.num_tokens)
 
 
 def test_half_of_the_rows_may_have_none() -> None:
-    feed = feed_of(Scene("x", num_adapters=4, share=0.5))
+    feed = feed_of(LoraScene("x", num_adapters=4, share=0.5))
     assert 0.4 < feed.num_base_tokens / feed.num_tokens < 0.6
 
 

@@ -7,8 +7,8 @@ import signal
 import time
 
 from bridle.errors import ShardUnavailable
-from lab.bench.loss_streams import Crowd, Readiness
-from lab.bench.losses import how_to_lose
+from dev.bench.loss_streams import Readiness, StreamCrowd
+from dev.bench.losses import how_to_lose
 from tests.http.harness import saying, scripted_model, served
 from tests.waiting import PATIENCE
 
@@ -21,8 +21,8 @@ def _address(url: str) -> tuple[str, int]:
 def test_clients_stream_again_and_again_and_hear_of_losses() -> None:
     model = scripted_model(next_token=saying("to be or not to be that is"), faults={4: ShardUnavailable("gone")})
 
-    async def read(address: tuple[str, int]) -> Crowd:
-        crowd, readiness = Crowd(address, 3, 12), Readiness(address)
+    async def read(address: tuple[str, int]) -> StreamCrowd:
+        crowd, readiness = StreamCrowd(address, 3, 12), Readiness(address)
         crowd.start()
         await crowd.wait(lambda client: client.num_complete > 2, PATIENCE)
         await readiness.wait(True, 0.0, PATIENCE)
@@ -44,8 +44,8 @@ def test_clients_stream_again_and_again_and_hear_of_losses() -> None:
 def test_what_does_not_end_well_is_told() -> None:
     model = scripted_model(next_token=lambda prefix: 70, max_model_len=64)
 
-    async def read(address: tuple[str, int], max_tokens: int) -> Crowd:
-        crowd = Crowd(address, 1, max_tokens)
+    async def read(address: tuple[str, int], max_tokens: int) -> StreamCrowd:
+        crowd = StreamCrowd(address, 1, max_tokens)
         crowd.start()
         await crowd.wait(lambda client: bool(client.faults) or client.num_complete > 0, PATIENCE)
         await crowd.stop()

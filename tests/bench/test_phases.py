@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 
 from bridle.bench import BENCHMARKS, benchmarks, control, engine
-from bridle.bench.checkpoints import Checkpoint, make_checkpoint, planned_checkpoint
-from bridle.bench.phases import Limits, Phases, show_seconds
-from bridle.bench.run import LAB, measured
-from bridle.bench.settings import Settings
-from lab.bench import cpu, cpu_limits, lmtp, sampler
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.phases import MachineLimits, Phases, show_seconds
+from bridle.bench.run import DEV, measured
+from bridle.bench.settings import BenchSettings
+from dev.bench import cpu, cpu_limits, lmtp, sampler
 
 #: The sizes of the small model.
-MADE = Checkpoint("20m", Path("/nowhere"), 8_192, 20_000_000, 80_000_000, 24_576)
-LIMITS = Limits(bandwidth=10e9, products=20e9, loops=35e6)
-QUICK = Settings(quick=True, threads=1)
+MADE = BenchCheckpoint("20m", Path("/nowhere"), 8_192, 20_000_000, 80_000_000, 24_576)
+LIMITS = MachineLimits(bandwidth=10e9, products=20e9, loops=35e6)
+QUICK = BenchSettings(quick=True, threads=1)
 
 
 def screen(is_terminal: bool = True) -> tuple[Console, io.StringIO]:
@@ -59,7 +59,7 @@ def test_a_file_gets_the_first_line_alone() -> None:
 
 
 def module_of(name: str) -> ModuleType:
-    return import_module(f"{'bridle.bench' if name in BENCHMARKS else LAB}.{name}")
+    return import_module(f"{'bridle.bench' if name in BENCHMARKS else DEV}.{name}")
 
 
 @pytest.fixture
@@ -75,18 +75,18 @@ def test_every_benchmark_guesses_by_its_work_and_the_machine(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lmtp, "lmql_python", lambda folder: Path("python"))
-    monkeypatch.setattr(cpu, "Limits", CpuLimits)
+    monkeypatch.setattr(cpu, "CpuLimits", CpuLimits)
     guesses = module_of(name).guesses
     given = {"schemas": {"folder": folder}, "cpu": {"model_sizes": ("20m",)}}.get(name, {})
-    quick, full = (guesses(Settings(quick=each, **given), LIMITS) for each in (True, False))
+    quick, full = (guesses(BenchSettings(quick=each, **given), LIMITS) for each in (True, False))
     assert all(seconds > 0 for part in (quick, full) for seconds in part.values())
     assert 0 < sum(quick.values()) < sum(full.values())
     if name != "cpu":  # which has limits of its own
-        slower = guesses(Settings(**given), Limits(*(each / 10 for each in astuple(LIMITS))))
+        slower = guesses(BenchSettings(**given), MachineLimits(*(each / 10 for each in astuple(LIMITS))))
         assert slower.keys() == full.keys() and sum(slower.values()) > sum(full.values())
 
 
-class CpuLimits(cpu_limits.Limits):
+class CpuLimits(cpu_limits.CpuLimits):
     """Nothing is measured."""
 
     def look(self) -> None:
@@ -94,16 +94,16 @@ class CpuLimits(cpu_limits.Limits):
 
 
 def test_what_a_user_chooses_is_what_is_guessed() -> None:
-    more = engine.guesses(Settings(quick=True, batches=(1, 2, 3)), LIMITS)
+    more = engine.guesses(BenchSettings(quick=True, batches=(1, 2, 3)), LIMITS)
     assert list(more) == [f"20m, {batch} at once" for batch in (1, 2, 3)]
-    few = sampler.guesses(Settings(batches=(2,)), LIMITS)
+    few = sampler.guesses(BenchSettings(batches=(2,)), LIMITS)
     assert list(few) == ["2 rows of 32000", "2 rows of 151936"]
 
 
 @pytest.mark.parametrize("name", ["detokenizer", "overhead", "sampler"])
 def test_each_part_that_was_announced_runs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """One that was not has no guess, which is an error. Standard output is for the figures alone."""
-    phases = measured(module_of(name), Settings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
+    phases = measured(module_of(name), BenchSettings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
     assert phases.left == 0.0 and phases.spent > 0.0
     told = capfd.readouterr()
     assert re.fullmatch(r"\d+ parts?, about .* if the machine stays as busy as it is now\n", told.err)
@@ -144,7 +144,7 @@ def test_what_is_printed_meanwhile_goes_where_it_should(
 
 
 def test_the_machine_is_looked_at() -> None:
-    found = Limits.now()
+    found = MachineLimits.now()
     assert found.bandwidth > 0 and found.products > 0 and found.loops > 0
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from bridle.config import EngineConfig
 from bridle.engine import Engine
 from bridle.testing.scripted import ScriptedExecutor
-from lab.bench.prefill import POLICIES, Arrival, best, choose, run_load
+from dev.bench.prefill import POLICIES, Arrival, best, choose, run_load
 from tests.engine.support import make_request
 
 

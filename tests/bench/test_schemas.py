@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bridle.constraints import ConstraintLimits
 from bridle.errors import InvalidRequest
-from lab.bench.constraints import made_up_vocabulary
-from lab.bench.schemas import Judge, collections, files_in, reason_of, reasons, times
+from bridle.structured_output import ConstraintLimits
+from dev.bench.constraints import made_up_vocabulary
+from dev.bench.schemas import Judge, collections, files_in, reason_of, reasons, times
 
 WORD = {"type": "string", "maxLength": 3}
 FILES = {

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from bridle.bench.loads import Row, best, quantile, row_of
-from bridle.bench.sse_client import Sample, Target, closed_loop, complete, open_loop
+from bridle.bench.load_report import Row, best, quantile, row_of
+from bridle.bench.sse_client import Sample, ServerTarget, closed_loop, complete, open_loop
 from tests.http.harness import scripted_model, served
 
 
-def _target(url: str) -> Target:
+def _target(url: str) -> ServerTarget:
     host, _, port = url.removeprefix("http://").partition(":")
-    return Target(host, int(port))
+    return ServerTarget(host, int(port))
 
 
 def test_samples_tell_what_was_streamed() -> None:
@@ -34,7 +34,7 @@ def test_samples_tell_what_was_streamed() -> None:
         refused = asyncio.run(complete(target, [-1], 6))
         many = asyncio.run(closed_loop(target, [[5]] * 7, 3, 2))
         arriving = asyncio.run(open_loop(target, [[5]], 3, rate=100, seconds=0.1))
-        nobody = asyncio.run(complete(Target(target.host, 1), [5], 3))
+        nobody = asyncio.run(complete(ServerTarget(target.host, 1), [5], 3))
     assert whole.is_complete and whole.status == 200 and whole.num_tokens == 6
     assert 1 <= len(whole.event_times) <= 6
     assert len(whole.gaps) == len(whole.event_times) - 1 and whole.first > 0

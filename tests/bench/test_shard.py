@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridle.testing.scripted import ScriptedExecutor
-from lab.bench.grpc_echo import measure_echo
-from lab.bench.shard import Decoding, _compare
-from tests.cluster.kit import hosted
+from dev.bench.grpc_echo import measure_echo
+from dev.bench.shard import Decoding, _compare
+from tests.distributed.kit import hosted
 
 
 def make_executor() -> ScriptedExecutor:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings
+from bridle.bench import BenchSettings
 from bridle.bench.run import measured
-from lab.bench import simulation as benchmark
-from lab.bench.simulation_report import TABLES, fill_in, write_report
-from lab.simulation import POLICIES
+from dev.bench import simulation as benchmark
+from dev.bench.simulation_report import TABLES, fill_in, write_report
+from dev.simulation import POLICIES
 from tests.sources import ROOT
 
 PAGE = ROOT / "docs" / "simulation.md"
@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "simulation.md"
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     """A study of a few dozen requests."""
-    scale = benchmark.Scale(2, 30, 2, 30, 3, 40, rates=(1.0, 4.0))
+    scale = benchmark.SimulationScale(2, 30, 2, 30, 3, 40, rates=(1.0, 4.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "QUICK", scale)
-        return dict(measured(benchmark, Settings(quick=True), Console(file=io.StringIO()))[0])
+        return dict(measured(benchmark, BenchSettings(quick=True), Console(file=io.StringIO()))[0])
 
 
 def test_every_part_runs_and_every_request_is_answered(figures: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bridle.engine import Engine
 from bridle.testing.scripted import ScriptedExecutor
-from lab.bench.steps import NotedExecutor, fastest, run_batch
-from lab.simulation.cost import StepSize
+from dev.bench.steps import NotedExecutor, fastest, run_batch
+from dev.simulation.cost import StepSize
 
 
 def test_every_step_is_noted_with_its_size() -> None:

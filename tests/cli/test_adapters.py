@@ -12,11 +12,11 @@ import pytest
 from bridle.cli import main
 from bridle.config import EngineConfig
 from bridle.http.settings import ServeSettings
-from bridle.service import AdapterSet, AdapterSpec, ModelRegistry
-from bridle.service.adapter_set import AdapterCatalog
+from bridle.serving import AdapterSet, AdapterSpec, ModelRegistry
+from bridle.serving.lora.lora_config import AdapterCatalog
 from tests.http.harness import serving
-from tests.service.fake_adapters import with_adapters, write_adapter, write_demo_adapter
-from tests.service.fakes import fake_model
+from tests.serving.fake_adapters import with_adapters, write_adapter, write_demo_adapter
+from tests.serving.fakes import fake_model
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
     def serve(settings: ServeSettings, *_: object, **__: object) -> None:
         calls.append(settings)
 
-    monkeypatch.setattr("bridle.http.server.serve", serve)
+    monkeypatch.setattr("bridle.http.server.run.serve", serve)
     return calls
 
 

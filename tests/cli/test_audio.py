@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from bridle.cli import main
-from lab.doubles import hearing
+from tests.fakes import audio_checkpoints
 from tests.test_sounds import TEXT, wav
 
 
 def test_the_command_line_takes_them(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = hearing.make_hearing(tmp_path / "voxtral")
+    folder = audio_checkpoints.make_hearing(tmp_path / "voxtral")
     path, greedy = tmp_path / "it.wav", ["--temperature", "0", "--max-tokens", "4", "--no-stats"]
     path.write_bytes(wav())
     assert main(["generate", str(folder), TEXT, "--chat", "--audio", str(path), *greedy]) == 0

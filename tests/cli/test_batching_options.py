@@ -10,8 +10,8 @@ import pytest
 from bridle.cli import main
 from bridle.cli.options import RoomOptions
 from bridle.config import EngineConfig, ModelConfig
-from bridle.deploy.launcher import shard_arguments
 from bridle.http.settings import ServeSettings
+from bridle.launch.launcher import shard_arguments
 
 KNOBS: dict[str, Any] = {
     "max_batch_prefill_tokens": 128,
@@ -28,7 +28,7 @@ EXPECTED = EngineConfig(**KNOBS, max_num_seqs=9, chunked_prefill=False)
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
     """What `bridle serve` was asked to serve."""
     calls: list[ServeSettings] = []
-    monkeypatch.setattr("bridle.http.server.serve", lambda settings, fronts=(): calls.append(settings))
+    monkeypatch.setattr("bridle.http.server.run.serve", lambda settings, fronts=(): calls.append(settings))
     return calls
 
 

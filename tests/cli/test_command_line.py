@@ -15,7 +15,7 @@ from bridle.cli.limit_options import LimitOptions
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
 from bridle.http.settings import HttpSettings, ServeSettings
-from bridle.service import ControlSettings, ModelSet
+from bridle.serving import ControlSettings, ModelSet
 
 COMMANDS = (
     *("serve", "generate", "chat", "check", "bench", "doctor"),
@@ -39,7 +39,7 @@ class Served:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     double = Served()
-    monkeypatch.setattr("bridle.http.server.serve", double.serve)
+    monkeypatch.setattr("bridle.http.server.run.serve", double.serve)
     return double
 
 

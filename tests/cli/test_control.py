@@ -17,8 +17,8 @@ import structlog
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.cli import main
 from bridle.cli.watch import Stamp
-from bridle.service import LOCAL_ADMIN, REWIND_MARK, LoadedModel, upload_module
-from bridle.service.keys import KeyStore
+from bridle.serving import LOCAL_ADMIN, REWIND_MARK, LoadedModel, upload_module
+from bridle.serving.tenancy.keys import KeyStore
 from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
 from tests.http.controlled import ENDLESS, VOCAB_SIZE, controlled_model, ids, lent, pick
 from tests.http.harness import served, tokenizer_folder

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import END, NOOP, guest2, say
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]

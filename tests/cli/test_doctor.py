@@ -43,7 +43,7 @@ def test_problem_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_missing_packages_of_the_control_runtime_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.service.control.find_spec", lambda name: None)
+    monkeypatch.setattr("bridle.serving.controller_runtime.find_spec", lambda name: None)
     findings = {finding.subject: finding for finding in doctor.examine(0)}
     assert findings["controllers"].level == "note"
     assert "pip install 'bridle[aici]'" in findings["controllers"].advice
@@ -101,7 +101,7 @@ def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_keys_that_others_can_read_are_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("bridle.service.control.data_folder", lambda: tmp_path)
+    monkeypatch.setattr("bridle.serving.controller_runtime.data_folder", lambda: tmp_path)
     keys = tmp_path / "keys.db"
     keys.touch(mode=0o600)
     assert not list(setup_probes.files())
@@ -112,7 +112,7 @@ def test_keys_that_others_can_read_are_a_problem(monkeypatch: pytest.MonkeyPatch
 
 def test_a_data_folder_that_takes_no_files_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("bridle.service.control.data_folder", lambda: tmp_path / "file" / "data")
+    monkeypatch.setattr("bridle.serving.controller_runtime.data_folder", lambda: tmp_path / "file" / "data")
     (finding,) = setup_probes.files()
     assert (finding.level, finding.subject) == ("problem", "data folder")
 
@@ -151,7 +151,7 @@ def test_a_model_is_looked_at(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("features", "level"), [(None, "ok"), (frozenset(), "note")])
 def test_kernels_are_told(features: frozenset[str] | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bridle.native import library
+    from bridle.cpu_kernels import library
 
     if features is not None:
         monkeypatch.setattr(library, "cpu_features", lambda: features)
@@ -166,6 +166,6 @@ def test_kernels_are_told(features: frozenset[str] | None, level: str, monkeypat
 def _this_machine() -> tuple[str, str, frozenset[str]]:
     import platform
 
-    from bridle.native.features import cpu_features
+    from bridle.cpu_kernels.features import cpu_features
 
     return platform.system(), platform.machine(), cpu_features()

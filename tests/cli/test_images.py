@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from bridle.cli import main
-from lab.doubles import seeing
+from tests.fakes import vision_checkpoints
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6", "--no-stats"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(seeing.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava"))
+    return str(vision_checkpoints.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava"))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bridle.cli import main
-from bridle.progress import Report
-from lab.doubles.tiny import make_checkpoint
+from bridle.load_progress import Report
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 Told = list[tuple[str, str, float]]
 
@@ -32,7 +32,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         found.append((title, "", 0.0))
         yield lambda stage, share: found.append((title, stage, share))
 
-    monkeypatch.setattr("bridle.progress.shown", shown)
+    monkeypatch.setattr("bridle.load_progress.shown", shown)
     monkeypatch.setattr("bridle.cli.loading.shown", shown)
     return found
 

@@ -10,8 +10,8 @@ import pytest
 
 from bridle.cli import chat, generate, main, serve_model
 from bridle.http.settings import ServeSettings
-from bridle.service.loading import LoadedModel
-from lab.doubles.tiny import make_checkpoint, save_tokenizer
+from bridle.serving.models.loading import LoadedModel
+from tests.fakes.tiny_checkpoints import make_checkpoint, save_tokenizer
 
 QUICK = ["--kv-memory", "8MiB", "--max-tokens", "20", "--temperature", "0"]
 
@@ -53,7 +53,7 @@ def test_a_prompt_is_held_to_policies_and_has_tools(
 def test_a_chat_is_held_to_policies(
     folder: str, files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat.Conversation, "run", lambda self: self.say("Hi"))
+    monkeypatch.setattr(chat.TerminalChat, "run", lambda self: self.say("Hi"))
     assert main(["chat", folder, *QUICK, *files]) == 0
     assert " 3 out" in capsys.readouterr().out
 

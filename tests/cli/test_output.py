@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 
-from bridle.cli.output import TextStream
+from bridle.cli.output import TerminalTextStream
 from bridle.engine.client import EventStream
 from bridle.errors import ControllerError
 from bridle.outputs import Event, Finished, FinishReason, Forked, Rewind, TokenEvent, Usage
-from bridle.service import story
+from bridle.serving.lifecycle import request_record
 from tests.engine.support import make_request
 
 
-def stream_of(*events: Event, controller: object | None = None, **options: Any) -> tuple[TextStream, EventStream]:
+def stream_of(
+    *events: Event, controller: object | None = None, **options: Any
+) -> tuple[TerminalTextStream, EventStream]:
     """A stream that has these events, and where more can be put."""
     source = EventStream("r", print)
     if events:
         put(source, *events)
     model: Any = SimpleNamespace(client=SimpleNamespace(submit=lambda _: source))
-    return TextStream(model, make_request(id="r", controller=controller), **options), source
+    return TerminalTextStream(model, make_request(id="r", controller=controller), **options), source
 
 
 def put(source: EventStream, *events: Event) -> None:
@@ -38,10 +40,10 @@ def end(index: int = 0, **fields: Any) -> Finished:
     return Finished("r", index, **{"reason": FinishReason.STOP, **fields})
 
 
-def read(monkeypatch: pytest.MonkeyPatch, *batches: int) -> TextStream:
+def read(monkeypatch: pytest.MonkeyPatch, *batches: int) -> TerminalTextStream:
     """A stream whose tokens came in batches of these sizes, a second apart."""
     now = [0.0]
-    monkeypatch.setattr(story, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(request_record, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stream, source = stream_of()
     pieces = iter(stream)
     for size in batches:

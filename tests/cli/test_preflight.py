@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bridle.cli import main
-from bridle.elsewhere.names import closest
+from bridle.compat.suggestions import closest
 from tests.cli.fake_hub import COMMIT, fake_hub
 
 _RUN = """

@@ -8,10 +8,10 @@ import pytest
 
 from bridle.cli import main
 from bridle.config import ModelConfig
-from bridle.service import ModelRegistry
-from bridle.service.slot import Slot
+from bridle.serving import ModelRegistry
+from bridle.serving.models.model_slot import Slot
 from tests.http.harness import serving
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 
 
 def test_what_is_loaded_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from bridle.cli import main
+from bridle.controller_tools import ToolExecutor, function_tools
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.batch import URLS, BatchRequest, answer_batch, batch_settings, read_requests
-from bridle.service import ModelRegistry
-from bridle.tools import ToolDesk, function_tools
-from bridle.traced.rebuild import rebuild
+from bridle.serving import ModelRegistry
 from bridle.traces import read
+from bridle.traces.replay_text import rebuild
 from tests.http.harness import saying, scripted_model
 from tests.http.test_borrowed_fields import of_eight
 from tests.http.test_fields import ROUTES
@@ -77,7 +77,7 @@ async def test_lines_of_many_prompts_are_no_crowd() -> None:
 
 
 async def test_lines_call_the_operators_tools() -> None:
-    desk = ToolDesk(function_tools({"greet": lambda: "hi"}))
+    desk = ToolExecutor(function_tools({"greet": lambda: "hi"}))
     model = scripted_model(tools=desk)
     app = create_app(ModelRegistry([model]), HttpSettings(controller_classes={"Says": Says}))
     requests = []
@@ -134,7 +134,7 @@ def test_the_control_runtime_is_there_if_it_is_asked_for(
         seen.append(control)
         raise InvalidRequest("no further")
 
-    monkeypatch.setattr("bridle.service.loading.load_model", load)
+    monkeypatch.setattr("bridle.serving.models.loading.load_model", load)
     (tmp_path / "in.jsonl").write_bytes(line)
     assert main(["run-batch", str(tmp_path / "in.jsonl"), "--control-store", str(tmp_path)]) == 2
     assert [control is not None and control.store == tmp_path for control in seen] == [is_started]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bridle.cli.serve import ShardOptions
-from bridle.deploy.launcher import launch_shard
-from bridle.deploy.replicas import ReplicaLoader
 from bridle.errors import InvalidRequest
 from bridle.http.settings import ServeSettings
-from bridle.service.model_set import EngineLoader
+from bridle.launch.launcher import launch_shard
+from bridle.launch.replicas import ReplicaLoader
+from bridle.serving.models.served_models import EngineLoader
 
 
 def loader_of(**options: Any) -> Any:

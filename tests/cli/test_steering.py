@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from bridle.cli import main
-from bridle.cli.chat import Conversation
+from bridle.cli.chat import TerminalChat
 from bridle.cli.steering_options import SteeringOptions
 from bridle.config import ModelConfig
 from bridle.sampling import SamplingParams
-from bridle.service import load_model
-from lab.doubles.tiny import make_checkpoint
+from bridle.serving import load_model
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.http.harness import scripted_model, served
 
 QUICK = ["--no-stats", "--kv-memory", "8MiB", "--max-tokens", "40"]
@@ -84,7 +84,7 @@ def test_a_server_is_asked_for_a_constraint(server: str, files: Path, flags: lis
 def test_a_chat_is_held_to_a_constraint(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(load_model(ModelConfig("demo", kv_memory=16 << 20, warm_up=False))) as loaded:
         options = SteeringOptions(choice=("red", "blue"))
-        talk = Conversation(loaded, SamplingParams(max_tokens=200, seed=1), steering=options, show_stats=False)
+        talk = TerminalChat(loaded, SamplingParams(max_tokens=200, seed=1), steering=options, show_stats=False)
         talk.say("Pick one.")
         assert talk.turns[-1]["content"].rpartition("</think>")[2].strip() in ("red", "blue")
 

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bridle.cli.token_colours import TokenPrinter, colour_text, show_traces
-from bridle.traced import Draw, End, Header, Odds, Record, Replaced, Rewind, Token, Trace
+from bridle.traces import Draw, EndRecord, Odds, Record, ReplacedRecord, RewindRecord, TokenRecord, Trace, TraceHeader
 
 FOUGHT = Draw(Odds(-9.0, 5), Odds(0.0, 1), 1, 0.9)
 
 
-def token(text: str, **how: object) -> Token:
-    return Token(0, 1, 0, 1, text, text, **how)  # type: ignore[arg-type]
+def token(text: str, **how: object) -> TokenRecord:
+    return TokenRecord(0, 1, 0, 1, text, text, **how)  # type: ignore[arg-type]
 
 
 RECORDS: list[Record] = [
     token("one"),
     token(" two", forced=True, by="me"),
     token(" three"),
-    Rewind(0, 2, 1, 6),
+    RewindRecord(0, 2, 1, 6),
     token(" four", drafted=True),
     token(" five", draw=FOUGHT),
-    End(0, 3, "stop", " held"),
+    EndRecord(0, 3, "stop", " held"),
 ]
 
 
@@ -61,12 +61,12 @@ def test_a_pipe_gets_plain_text() -> None:
 @pytest.mark.parametrize(
     ("records", "shown"),
     [
-        ([token("one\ntwo"), Rewind(0, 1, 2, 5)], "one\ntwo«-2»"),  # it begins on a row before this one
-        ([token("x" * 90), Rewind(0, 1, 1, 4)], "x" * 90 + "«-1»"),  # the terminal has begun a new row
-        ([token("a"), token("b"), Rewind(0, 1, 1, 1), Rewind(0, 1, 1, 1)], "ab\x1b[1Db«-1»"),
-        ([token("a\tb"), Rewind(0, 1, 1, 1)], "a       b«-1»"),
-        ([token("世界"), Rewind(0, 1, 1, 1)], "世界\x1b[2D界"),  # two columns each
-        ([Replaced(0, 1, 9, "no"), token("b"), Rewind(0, 1, 1, 1)], "nob\x1b[1Db"),
+        ([token("one\ntwo"), RewindRecord(0, 1, 2, 5)], "one\ntwo«-2»"),  # it begins on a row before this one
+        ([token("x" * 90), RewindRecord(0, 1, 1, 4)], "x" * 90 + "«-1»"),  # the terminal has begun a new row
+        ([token("a"), token("b"), RewindRecord(0, 1, 1, 1), RewindRecord(0, 1, 1, 1)], "ab\x1b[1Db«-1»"),
+        ([token("a\tb"), RewindRecord(0, 1, 1, 1)], "a       b«-1»"),
+        ([token("世界"), RewindRecord(0, 1, 1, 1)], "世界\x1b[2D界"),  # two columns each
+        ([ReplacedRecord(0, 1, 9, "no"), token("b"), RewindRecord(0, 1, 1, 1)], "nob\x1b[1Db"),
     ],
 )
 def test_what_cannot_be_written_over_is_told(records: list[Record], shown: str) -> None:
@@ -108,7 +108,7 @@ def test_the_screen_shows_what_stayed_and_what_went(steps: list[str | int], widt
         elif kept:
             taken = kept[-step:]
             del kept[-step:]
-            records.append(Rewind(0, 1, len(taken), len("".join(taken))))
+            records.append(RewindRecord(0, 1, len(taken), len("".join(taken))))
     shown = "".join(screen(printed(records, width, **TERMINAL), width))
     if "«" not in shown:
         assert re.sub("[A-Z]", "", shown) == "".join(kept).replace("\n", "")
@@ -116,7 +116,7 @@ def test_the_screen_shows_what_stayed_and_what_went(steps: list[str | int], widt
 
 def test_hostile_texts_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b[2J\x1b]0;title\x07[red]x[/red]"
-    trace = Trace(Header("a"), [token(hostile), End(0, 2, "stop")])
+    trace = Trace(TraceHeader("a"), [token(hostile), EndRecord(0, 2, "stop")])
     show_traces([trace])
     for text in (capsys.readouterr().out, printed([token(hostile)], **TERMINAL), colour_text(trace, 0).plain):
         assert "\x1b" not in text and "\x07" not in text and "[red]x[/red]" in text

@@ -15,12 +15,12 @@ from bridle.cli.top_view import frame, trouble
 from bridle.engine.client import EventStream
 from bridle.http import create_app
 from bridle.outputs import PromptEvent, PromptProgress
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.story import Story
+from bridle.serving import ModelRegistry
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.tenancy.keys import KeyStore
 from tests.engine.support import make_request
 from tests.http.harness import scripted_model, served
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_status_tells_of_live_requests_and_forgets_them() -> None:
     state = app.state.http
     assert state.live == {}
     for number in range(120):
-        state.live[str(number)] = Story(id=str(number), route="LMTP GENERATE", began=float(number))
+        state.live[str(number)] = RequestRecord(id=str(number), route="LMTP GENERATE", began=float(number))
     told = client.get("/v1/status").json()
     assert told["num_requests"] == 120 and len(told["requests"]) == 100
     assert [one["id"] for one in told["requests"][:3]] == ["0", "1", "2"]
@@ -146,7 +146,7 @@ def test_status_tells_of_live_requests_and_forgets_them() -> None:
 
 def test_status_tells_how_far_a_prompt_is() -> None:
     app = create_app(ModelRegistry([fake_model()]))
-    story, stream = Story(id="r"), EventStream("r", lambda request_id: None)
+    story, stream = RequestRecord(id="r"), EventStream("r", lambda request_id: None)
     app.state.http.live["r"] = story
     story.submit(make_request([1] * 50))
     story.streams.append(stream)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bridle.cli import main
-from bridle.traced.rebuild import rebuild
 from bridle.traces import read
-from lab.doubles.tiny import make_checkpoint
+from bridle.traces.replay_text import rebuild
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.http.harness import saying, scripted_model, served
 
 

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from bridle.cli import main
-from bridle.cli.chat import Conversation
-from bridle.cli.output import TextStream
+from bridle.cli.chat import TerminalChat
+from bridle.cli.output import TerminalTextStream
 from bridle.outputs import FinishReason
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +134,12 @@ def test_a_stopped_reply_counts_what_was_made(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(Console, "print", print_until_stopped)
-    kept: list[Conversation] = []
-    say = Conversation.say
-    monkeypatch.setattr(Conversation, "say", lambda self, text: (kept.append(self), say(self, text))[1])
-    streams: list[TextStream] = []
-    keep = Conversation._keep
-    monkeypatch.setattr(Conversation, "_keep", lambda self, stream: (streams.append(stream), keep(self, stream))[1])
+    kept: list[TerminalChat] = []
+    say = TerminalChat.say
+    monkeypatch.setattr(TerminalChat, "say", lambda self, text: (kept.append(self), say(self, text))[1])
+    streams: list[TerminalTextStream] = []
+    keep = TerminalChat._keep
+    monkeypatch.setattr(TerminalChat, "_keep", lambda self, stream: (streams.append(stream), keep(self, stream))[1])
     lines += ["Tell me a long story.", "/quit"]
     assert main(["chat", "--temperature", "0", "--max-tokens", "200"]) == 0
     *pieces, end = shown

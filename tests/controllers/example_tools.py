@@ -7,14 +7,14 @@ import sys
 import tomllib
 from pathlib import Path
 
-from bridle.tools import ToolDesk
-from bridle.tools.file import make_desk
+from bridle.controller_tools import ToolExecutor
+from bridle.controller_tools.config import make_desk
 from tests.sources import ROOT
 
-STAND_IN = ROOT / "tests" / "tools" / "mcp_server.py"
+STAND_IN = ROOT / "tests" / "controller_tools" / "mcp_server.py"
 
 
-def example_tools(starts: Path | None) -> ToolDesk:
+def example_tools(starts: Path | None) -> ToolExecutor:
     """`starts` is a folder for the stand-in to note its starts in; None: the reference server itself."""
     content = tomllib.loads((ROOT / "examples" / "tools.toml").read_text(encoding="utf-8"))
     for table in content["tools"].values():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridle.aici.runtime.wasm_binary import may_change_tables
 from bridle.errors import InvalidRequest
-from lab.controllers.sources.jsctrl.bake import bake
+from dev.controllers.sources.jsctrl.bake import bake
 
 HEAD = """
   (import "env" "never" (func $never))

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from bridle import LLM, SamplingParams
 from bridle.controllers.beams import BEAMS, BeamPool, BeamSearch
 from bridle.outputs import Stored
-from lab.doubles.tiny import cached_checkpoint
 from tests.engine.support import Lab, make_request
+from tests.fakes.tiny_checkpoints import cached_checkpoint
 
 PROMPTS = [[5, 6, 7], [9, 4], [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46]]
 CASES: list[dict[str, Any]] = [
@@ -110,7 +110,7 @@ def test_texts_end_where_those_of_transformers_do(llm: LLM, original: Any, case:
     assert len(lengths) > 1
 
 
-# -- the law ------------------------------------------------------------------------------------------------------
+# -- the property ------------------------------------------------------------------------------------------------------
 
 
 def searched(lab: Lab, searches: list[tuple[tuple[int, ...], BeamSearch]], others: int) -> list[Any]:

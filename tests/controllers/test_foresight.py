@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
-from bridle.engine.decision import Decision
+from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import StoredValue
 from bridle.sampling import AUTO_DRAFTS
-from lab.doubles.controllers import Reply, View
 from tests.engine.programs import VOCAB, RandomProgram
 from tests.engine.support import Lab, Output, check_against_reference, check_output, make_request
 from tests.engine.test_draft_model import DraftedLab, random_draft
-from tests.engine.test_laws import SEED, random_lab, random_request, run_staggered
+from tests.engine.test_properties import SEED, random_lab, random_request, run_staggered
 from tests.engine.test_speculation import guess
+from tests.fakes.controller_runtime import Reply, View
 
 
 @pytest.fixture(autouse=True)

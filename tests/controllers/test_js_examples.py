@@ -14,7 +14,7 @@ import pytest
 from bridle import LLM, ModelConfig, SamplingParams, WasmController
 from bridle.controllers import standard
 from bridle.outputs import FinishReason, RequestOutput
-from bridle.service import ControlSettings, load_model
+from bridle.serving import ControlSettings, load_model
 from tests.controllers.example_tools import example_tools
 from tests.http.controlled import lent
 from tests.http.harness import served

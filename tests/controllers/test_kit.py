@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from bridle.aici.runtime.compiler import compile_module
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.cli import main
-from bridle.controllers.kit import LANGUAGES, Language, new_controller
+from bridle.controller_tools import ToolExecutor, function_tools
+from bridle.controllers.templates import LANGUAGES, Language, new_controller
 from bridle.errors import InvalidRequest
-from bridle.tools import ToolDesk, function_tools
 from tests.http.controlled import Client, controlled_model, ids, last_fork, lent, text_of
 from tests.http.harness import served, tokenizer
 from tests.waiting import PATIENCE
@@ -37,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         return row
 
     store, patient = tmp_path_factory.mktemp("store"), ("--limit", "max_prepare_wait=600000")
-    desk = ToolDesk(function_tools({"add": lambda a, b: a + b, 'say "x"\\n': lambda: "said"}))
+    desk = ToolExecutor(function_tools({"add": lambda a, b: a + b, 'say "x"\\n': lambda: "said"}))
     with (
         closing(desk),
         controlled_model(store, *patient, next_token=prefers) as model,
@@ -190,7 +190,7 @@ def test_a_module_builds_and_runs(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert main(["test", str(made.folder)]) == 0  # as it was recorded
     wasm = (made.folder / "mine.wasm").read_bytes()
-    _, facts = compile_module(wasm, Limits())
+    _, facts = compile_module(wasm, RuntimeLimits())
     assert not facts.problem and facts.is_copyable  # so a fork costs a copy, not a process
     module = client.upload(wasm)
 

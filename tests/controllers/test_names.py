@@ -9,7 +9,7 @@ import pytest
 from bridle import LLM, WasmController
 from bridle.controllers.standard import names
 from bridle.controllers.standard.references import standard_name
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
 from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, last_fork, lent, pick, text_of
 from tests.http.harness import served

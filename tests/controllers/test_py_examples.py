@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridle import LLM, ModelConfig, RequestOutput, SamplingParams, WasmController
-from bridle.service import ControlSettings, load_model
+from bridle.serving import ControlSettings, load_model
 from tests.controllers.example_tools import example_tools
 from tests.sources import ROOT
 

@@ -12,7 +12,7 @@ from bridle.aici.client import RuntimePool, WasmController
 from bridle.config import EngineConfig
 from bridle.controllers import standard
 from bridle.engine import Engine
-from bridle.engine.guard import Guard, TextRule
+from bridle.engine.guardrails.guardrails import Guardrails, TextRule
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
@@ -22,14 +22,14 @@ from tests.aici.steering import shared
 from tests.controllers.pykit import _BYTES, Parrot, Scripts
 
 DECODER = PieceDecoder([_BYTES.get(token, bytes([token & 0xFF])) for token in range(VOCAB_SIZE)])
-GUARD = Guard((TextRule("fruit", "red apple", "replace", "[fruit]", is_late=True, max_length=10),))
-RETRY = Guard((TextRule("fruit", "red apple", max_length=10),))
+GUARD = Guardrails((TextRule("fruit", "red apple", "replace", "[fruit]", is_late=True, max_length=10),))
+RETRY = Guardrails((TextRule("fruit", "red apple", max_length=10),))
 
 
 class Guarded(Scripts):
     """One whose outputs are held to a guard. Its model says `line` from the prompt on, whatever was forced."""
 
-    def __init__(self, pool: RuntimePool, module: str, guard: Guard, lines: tuple[str, ...]) -> None:
+    def __init__(self, pool: RuntimePool, module: str, guard: Guardrails, lines: tuple[str, ...]) -> None:
         super().__init__(pool, module)
         executor = ScriptedExecutor(
             VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, next_token=Parrot(lines)
@@ -79,7 +79,7 @@ def written(language: str, acts: list[tuple[str, str]], label_at: int) -> str:
     return f"import json\nimport pyaici.server as aici\nasync def main():\n    {body}\naici.start(main())"
 
 
-def ran(pool: RuntimePool, language: str, guard: Guard, acts: list[tuple[str, str]], label_at: int = 0) -> Guarded:
+def ran(pool: RuntimePool, language: str, guard: Guardrails, acts: list[tuple[str, str]], label_at: int = 0) -> Guarded:
     module = Scripts(pool, "").upload(standard.load(f"{language}ctrl"))
     lines = ("".join(text for _, text in acts),)
     scripts = Guarded(pool, module, guard, lines)

@@ -6,7 +6,7 @@ import json
 import re
 
 from bridle.aici.client import RuntimePool
-from lab.controllers import SOURCES
+from dev.controllers import SOURCES
 from tests.controllers.conftest import Run, runner
 from tests.sources import ROOT
 

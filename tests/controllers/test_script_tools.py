@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bridle.aici.client import RuntimePool
+from bridle.controller_tools import CALL_VARIABLE, ClientTool, ToolExecutor, ToolLimits, function_tools
 from bridle.controllers import standard
 from bridle.outputs import FinishReason, Stored
-from bridle.tools import CALL_VARIABLE, ClientTool, ToolDesk, ToolLimits, function_tools
 from tests.controllers.conftest import Run, runner
 from tests.controllers.pykit import Scripts
 from tests.waiting import PATIENCE, until
@@ -39,16 +39,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.fixture(scope="module")
-def desk(script_pool: RuntimePool) -> Iterator[ToolDesk]:
+def desk(script_pool: RuntimePool) -> Iterator[ToolExecutor]:
     limits = ToolLimits(max_result_bytes=1_000)
-    made, before = ToolDesk(function_tools(FUNCTIONS, limits), limits), script_pool.tools.desk
+    made, before = ToolExecutor(function_tools(FUNCTIONS, limits), limits), script_pool.tools.desk
     script_pool.tools.desk = made
     yield made
     script_pool.tools.desk = before
     made.close()
 
 
-def test_javascript_writes_what_a_tool_answers(js: Run, desk: ToolDesk) -> None:
+def test_javascript_writes_what_a_tool_answers(js: Run, desk: ToolExecutor) -> None:
     ran = js(
         """
         const sum = tool("add", { a: 20, b: 22 })
@@ -63,7 +63,7 @@ def test_javascript_writes_what_a_tool_answers(js: Run, desk: ToolDesk) -> None:
     assert not [event for event in ran.events["a"] if isinstance(event, Stored)]  # clients see no such variables
 
 
-def test_javascript_calls_several_at_once(js: Run, desk: ToolDesk) -> None:
+def test_javascript_calls_several_at_once(js: Run, desk: ToolExecutor) -> None:
     ran = js(
         """
         const calls = ["a", "b", "c"].map((text) => tool("echo", { text }))
@@ -82,13 +82,13 @@ def test_javascript_calls_several_at_once(js: Run, desk: ToolDesk) -> None:
         ('tool("huge")', 'tool "huge": its answer has more than 1000 bytes (max_result_bytes)'),
     ],
 )
-def test_javascript_is_told_of_faults(js: Run, desk: ToolDesk, call: str, why: str) -> None:
+def test_javascript_is_told_of_faults(js: Run, desk: ToolExecutor, call: str, why: str) -> None:
     ran = js(f"try {{ await ({call}).text() }} catch (error) {{ console.log(`${{error.name}}: ${{error.message}}`) }}")
     assert f"ToolError: {why}" in ran.logs("a")
     assert ran.end("a").reason is FinishReason.CONTROLLER
 
 
-def test_a_call_that_is_given_up_is_cancelled(js: Run, desk: ToolDesk) -> None:
+def test_a_call_that_is_given_up_is_cancelled(js: Run, desk: ToolExecutor) -> None:
     ran = js(
         """
         const call = tool("hangs")
@@ -101,7 +101,7 @@ def test_a_call_that_is_given_up_is_cancelled(js: Run, desk: ToolDesk) -> None:
     until(lambda: not desk.counts()["hangs"].num_running)
 
 
-def test_forks_call_for_themselves_and_share_variables(js: Run, desk: ToolDesk) -> None:
+def test_forks_call_for_themselves_and_share_variables(js: Run, desk: ToolExecutor) -> None:
     ran = js(
         """
         const shared = tool("echo", { text: "both" })
@@ -113,11 +113,11 @@ def test_forks_call_for_themselves_and_share_variables(js: Run, desk: ToolDesk) 
     assert sorted(ran.text("a", index) for index in (0, 1)) == ["own0 both", "own1 both"]
 
 
-def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePool, desk: ToolDesk) -> None:
+def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePool, desk: ToolExecutor) -> None:
     """However many steps others take meanwhile: neither a deadlock nor an endless wait."""
     gate = threading.Event()
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
-    slow = ToolDesk(function_tools({"slow": lambda: gate.wait(PATIENCE) and "at last"}))
+    slow = ToolExecutor(function_tools({"slow": lambda: gate.wait(PATIENCE) and "at last"}))
     before, script_pool.tools.desk = script_pool.tools.desk, slow
     try:
         scripts = Scripts(script_pool, module, max_noops=5, max_idle_steps=50)
@@ -136,7 +136,7 @@ def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePo
         slow.close()
 
 
-def test_what_is_cancelled_ends_its_calls(script_pool: RuntimePool, desk: ToolDesk) -> None:
+def test_what_is_cancelled_ends_its_calls(script_pool: RuntimePool, desk: ToolExecutor) -> None:
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
     scripts = Scripts(script_pool, module)
     scripts.add_module("a", module, 'await tool("hangs").text()', max_tokens=50, prompt=(1, 2))
@@ -149,7 +149,7 @@ def test_what_is_cancelled_ends_its_calls(script_pool: RuntimePool, desk: ToolDe
     assert not script_pool._held
 
 
-def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk: ToolDesk) -> None:
+def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk: ToolExecutor) -> None:
     call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
     steps: list[dict[str, Any]] = [
         {
@@ -165,9 +165,9 @@ def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk:
     assert (ran.text(), ran.error()) == ("1 + 2 = 3", "")
 
 
-def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolDesk) -> None:
+def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolExecutor) -> None:
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
-    asking, before = ToolDesk({"ask": ClientTool("Asks somebody.")}), script_pool.tools.desk
+    asking, before = ToolExecutor({"ask": ClientTool("Asks somebody.")}), script_pool.tools.desk
     script_pool.tools.desk = asking
     try:
         scripts = Scripts(script_pool, module)
@@ -184,7 +184,7 @@ def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolDesk) -> N
         asking.close()
 
 
-def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: ToolDesk) -> None:
+def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: ToolExecutor) -> None:
     """What was read makes room, so the limit is that of calls."""
     before = desk.counts()["add"].num_calls
     ran = js(
@@ -198,14 +198,14 @@ def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: Too
     assert desk.counts()["add"].num_calls - before == 150
 
 
-def test_a_hundred_thousand_calls_end_their_own_request(js: Run, desk: ToolDesk) -> None:
+def test_a_hundred_thousand_calls_end_their_own_request(js: Run, desk: ToolExecutor) -> None:
     ran = js("for (let i = 0; i < 100_000; i++) tool('hangs')\nawait $`x`")
     assert "limit" in ran.error() or "at most" in ran.error() or "more than" in ran.error(), ran.error()
     until(lambda: not desk.counts()["hangs"].num_running)
     assert js("await $`${await tool('echo', { text: 'alive' }).text()}`").text() == "alive"
 
 
-def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolDesk) -> None:
+def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolExecutor) -> None:
     """Nobody could learn of its answer, so it must not run on."""
     ran = js(
         """
@@ -221,7 +221,7 @@ def test_a_call_that_is_made_again_gives_the_first_up(js: Run, desk: ToolDesk) -
     until(lambda: not desk.counts()["hangs"].num_running)
 
 
-def test_a_call_that_is_nested_deeply_is_malformed(js: Run, desk: ToolDesk) -> None:
+def test_a_call_that_is_nested_deeply_is_malformed(js: Run, desk: ToolExecutor) -> None:
     """It is read on the engine's thread, which has to live on."""
     ran = js(
         """
@@ -234,7 +234,7 @@ def test_a_call_that_is_nested_deeply_is_malformed(js: Run, desk: ToolDesk) -> N
     assert "malformed call: maximum recursion depth exceeded" in ran.logs("a"), ran.error()
 
 
-def test_malformed_calls_are_told(js: Run, desk: ToolDesk) -> None:
+def test_malformed_calls_are_told(js: Run, desk: ToolExecutor) -> None:
     ran = js(
         """
         import { setVar, getVar } from "aici"
@@ -247,7 +247,7 @@ def test_malformed_calls_are_told(js: Run, desk: ToolDesk) -> None:
 
 
 def test_python_writes_what_a_tool_answers(py_pool: RuntimePool, py: Run) -> None:
-    desk, before = ToolDesk(function_tools(FUNCTIONS)), py_pool.tools.desk
+    desk, before = ToolExecutor(function_tools(FUNCTIONS)), py_pool.tools.desk
     py_pool.tools.desk = desk
     try:
         ran = py(

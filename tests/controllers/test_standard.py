@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from bridle.aici.runtime.compiler import compile_module
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.controllers import standard
-from bridle.controllers.standard import Shipped, load, load_code, manifest, names
+from bridle.controllers.standard import StandardModule, load, load_code, manifest, names
 from bridle.errors import ControllerUnavailable, InvalidRequest
-from lab.controllers import rebuild
+from dev.controllers import rebuild
 from tests.http.controlled import Client, controlled_model, ids, last_fork, lent, text_of
 from tests.http.harness import served, tokenizer
 from tests.sources import ROOT
@@ -43,7 +43,7 @@ def test_machine_code_is_what_the_manifest_says(name: str, settings: str) -> Non
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_small_ones_are_controllers_that_fork_by_copy(name: str) -> None:
-    _, facts = compile_module(load(name), Limits())
+    _, facts = compile_module(load(name), RuntimeLimits())
     assert not facts.problem and facts.is_copyable and facts.dialect == 2
 
 
@@ -100,7 +100,7 @@ def test_rebuild_ships_machine_code_beside(
     def recipe(code: bytes) -> None:
         _recipe(monkeypatch, b"one", {})
         made = rebuild.recipe_of("mine")
-        made.precompile = lambda wasm: {"key": rebuild.Code("here", code + wasm, "{}")}
+        made.precompile = lambda wasm: {"key": rebuild.MachineCode("here", code + wasm, "{}")}
         monkeypatch.setattr(rebuild, "recipe_of", lambda name: made)
 
     recipe(b"code of ")
@@ -130,7 +130,7 @@ def test_an_unknown_name_lists_the_known() -> None:
 
 def _put(shelf: Path, data: bytes, **changes: str) -> None:
     wasm = b"\0asm and so on"
-    entry = Shipped(
+    entry = StandardModule(
         file="mine.wasm.xz",
         sha256=changes.get("sha256", hashlib.sha256(wasm).hexdigest()),
         xz_sha256=hashlib.sha256(data).hexdigest(),
@@ -185,7 +185,7 @@ def test_a_wheel_carries_everything(tmp_path: Path) -> None:
     wanted |= {f"{folder}/manifest.json", f"{folder}/include/bridle_controller.h", f"{folder}/include/bridle_steps.h"}
     wanted |= {"bridle/aici/runtime/wit/controller.wit"}
     assert wanted <= inside
-    assert not [name for name in inside if name.startswith("lab/")]
+    assert not [name for name in inside if name.startswith("dev/")]
 
 
 # -- what the small ones do --------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bridle import LLM, SamplingParams, WasmController
-from bridle.service import LoadedModel
-from bridle.text import Tokenizer
-from lab.doubles.tiny import save_tokenizer
+from bridle.serving import LoadedModel
+from bridle.tokenizer import Tokenizer
+from tests.fakes.tiny_checkpoints import save_tokenizer
 from tests.http.controlled import controlled_model, lent
 from tests.sources import ROOT
 

@@ -16,8 +16,8 @@ from bridle import LLM, Choice, Controller, Decision, SequenceView
 from bridle.cli import main
 from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.http import create_app
-from bridle.model.resolve import resolve_model
-from bridle.service import ModelRegistry
+from bridle.model.hub_lookup import resolve_model
+from bridle.serving import ModelRegistry
 from tests.sources import ROOT
 
 MAX_BYTES = 4_000_000

@@ -6,9 +6,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from random import Random
 
-from bridle.engine.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
 from bridle.sampling import SamplingParams
-from lab.doubles.controllers import Program, Reply, View
+from tests.fakes.controller_runtime import Program, Reply, View
 
 VOCAB = 16
 OVERRIDES = (None, None, SamplingParams(temperature=0.0), SamplingParams(temperature=2.0, top_k=3))

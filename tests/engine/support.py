@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hypothesis import settings
 
 from bridle.config import EngineConfig
-from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composite_pool import with_composed
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
@@ -37,10 +37,10 @@ from bridle.outputs import (
 from bridle.sampling import SamplingParams
 from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.traced import End, Record
-from bridle.traced.rebuild import rebuild_records
-from lab.doubles.controllers import FakeController, FakeControllerPool, Program
-from lab.doubles.reference import Path, ReferenceOutput, run_reference
+from bridle.traces import EndRecord, Record
+from bridle.traces.replay_text import rebuild_records
+from tests.fakes.controller_runtime import FakeController, FakeControllerPool, Program
+from tests.fakes.reference_engine import Path, ReferenceOutput, run_reference
 from tests.waiting import until
 
 _ids = count()
@@ -184,7 +184,7 @@ class Replay:
 
     def _check_trace(self, index: int, output: Output) -> None:
         """The trace of an output that ended adds up to what its client has."""
-        if any(isinstance(record, End) and record.num_cut for record in self.records):
+        if any(isinstance(record, EndRecord) and record.num_cut for record in self.records):
             return
         rebuilt = rebuild_records(self.records)[index]
         assert (rebuilt.token_ids, rebuilt.text) == (output.tokens, output.text)

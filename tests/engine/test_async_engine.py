@@ -13,10 +13,10 @@ import pytest
 from bridle.config import EngineConfig
 from bridle.engine.async_engine import AsyncEngine
 from bridle.engine.client import EventStream
-from bridle.engine.decision import Decision
+from bridle.engine.control.decision import Decision
 from bridle.engine.engine import Engine
-from bridle.engine.plan import StepPlan
 from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import StepPlan
 from bridle.errors import (
     BridleError,
     ContextOverflow,
@@ -27,10 +27,10 @@ from bridle.errors import (
 )
 from bridle.outputs import Event, FinishReason
 from bridle.testing.scripted import ScriptedExecutor
-from lab.doubles.controllers import FakeControllerPool
-from lab.doubles.reference import run_reference
 from tests.engine.programs import always
 from tests.engine.support import Replay, check_output, make_request, replay
+from tests.fakes.controller_runtime import FakeControllerPool
+from tests.fakes.reference_engine import run_reference
 
 
 class Gate:

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
 from bridle.engine import AsyncEngine, Engine
-from bridle.engine.client import MAX_LOG_CHARS, MAX_NOTE_BYTES, Backlog
-from bridle.engine.decision import Decision
+from bridle.engine.client import MAX_LOG_CHARS, MAX_NOTE_BYTES, EventBuffer
+from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError
 from bridle.outputs import Event, Finished, FinishReason, Log, Stored, TokenEvent
 from bridle.testing.scripted import ScriptedExecutor
-from lab.doubles.controllers import FakeControllerPool, Reply, View
 from tests.engine.support import make_request
+from tests.fakes.controller_runtime import FakeControllerPool, Reply, View
 
 _notes = st.one_of(
     st.builds(TokenEvent, st.just("r"), st.integers(0, 2), st.integers(0, 9)),
@@ -42,7 +42,7 @@ def told(events: list[Event]) -> tuple[dict[str, bytes], dict[int, str], list[Ev
 
 @given(st.lists(st.lists(_notes, max_size=12), max_size=12))
 def test_merging_changes_nothing_that_counts(batches: list[list[Event]]) -> None:
-    backlog = Backlog(max_bytes=2_000)
+    backlog = EventBuffer(max_bytes=2_000)
     for batch in batches:
         try:
             backlog.add(batch)
@@ -52,7 +52,7 @@ def test_merging_changes_nothing_that_counts(batches: list[list[Event]]) -> None
 
 
 def test_rewritten_variables_and_long_logs_are_merged() -> None:
-    backlog = Backlog()
+    backlog = EventBuffer()
     for number in range(200):
         backlog.add([Stored("r", 0, "x", bytes([number]) * (1 << 20)), Log("r", 0, "a" * (1 << 17))])
         assert backlog._num_bytes <= MAX_NOTE_BYTES
@@ -63,13 +63,13 @@ def test_rewritten_variables_and_long_logs_are_merged() -> None:
 
 def test_what_cannot_be_merged_is_refused() -> None:
     with pytest.raises(ControllerError, match="wait for a client that does not read; at most 8388608"):
-        Backlog().add(Stored("r", 0, f"v{number}", bytes(1 << 20)) for number in range(100))
+        EventBuffer().add(Stored("r", 0, f"v{number}", bytes(1 << 20)) for number in range(100))
     with pytest.raises(ControllerError, match=r"in 130000 pieces, .*; at most 8388608 in 4096"):
-        Backlog().add(Stored("r", 0, f"v{number}", b"") for number in range(130_000))
+        EventBuffer().add(Stored("r", 0, f"v{number}", b"") for number in range(130_000))
 
 
 def test_small_pieces_count_too() -> None:
-    backlog = Backlog(max_bytes=1 << 20)
+    backlog = EventBuffer(max_bytes=1 << 20)
     for _ in range(100_000):
         backlog.add([Stored("r", 0, "x", b"1", is_append=True)])
         assert len(backlog._events) < 10_000

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine import policing
-from bridle.engine.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.guardrails import policy_enforcement
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason, Rewind
 from bridle.testing.text import PieceDecoder
-from lab.doubles.controllers import FakeController, Reply, View
 from tests.engine.support import Lab, Output, Replay, make_request, more
-from tests.engine.test_laws import random_lab, random_request
+from tests.engine.test_properties import random_lab, random_request
+from tests.fakes.controller_runtime import FakeController, Reply, View
 
 PIECES = ["a", "b", "c", "d", "ab", "bc", " d", "é", b"\xc3", b"\xa9", "cab", "", "x", "."]
 PHRASES = [("ab",), ("abc", "dd"), ("é",), ("c", "ba"), ("a bit", "d d"), ("aaa", "aab", "ca.")]
@@ -146,7 +146,7 @@ def test_when_nothing_else_can_be_said_the_output_ends_with_an_error() -> None:
 
 
 def test_retries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policing, "MAX_RETRIES", 3)
+    monkeypatch.setattr(policy_enforcement, "MAX_RETRIES", 3)
     _, replay = run(max_tokens=9, banned_phrases=tuple("abcdx."), ignore_eos=True, seed=1)
     assert replay.first.finished is not None
     assert "3 ways to go on" in str(replay.first.finished.error)

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.batching import Batching
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.scheduling.admission_order import PrefillGate
+from bridle.engine.scheduling.batching import Batching
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
-from bridle.engine.waiting import PromptGate
 from bridle.errors import ContextOverflow, InvalidRequest
 from tests.engine.support import Lab, make_request
 from tests.engine.test_scheduler import Loop
@@ -113,7 +113,7 @@ def test_requests_beyond_the_limits_are_refused() -> None:
 
 
 def test_the_gate_opens_for_enough_prompts_or_after_enough_steps() -> None:
-    gate = PromptGate(ratio=0.5, max_steps=2)
+    gate = PrefillGate(ratio=0.5, max_steps=2)
     assert gate.is_open(1, 0)
     assert not gate.is_open(1, 4) and gate.is_open(2, 4)
     for expected in (False, False, True):
@@ -124,7 +124,7 @@ def test_the_gate_opens_for_enough_prompts_or_after_enough_steps() -> None:
 
 
 def test_steps_without_anything_do_not_count() -> None:
-    gate = PromptGate(ratio=1.0, max_steps=1)
+    gate = PrefillGate(ratio=1.0, max_steps=1)
     gate.note(had_prompts=False, had_decodes=False)
     assert not gate.is_open(1, 2)
 
@@ -213,7 +213,7 @@ def test_queued_prompts_wait_no_longer_than_they_may(seed: int) -> None:
     """At most `max_waiting_tokens` steps in a row leave an admissible prompt in the queue while others decode."""
     random = Random(seed)
     most = random.randint(0, 8)
-    gate = PromptGate(random.choice([0.3, 1.0, 50.0]), most)
+    gate = PrefillGate(random.choice([0.3, 1.0, 50.0]), most)
     loop = ample_loop(random, max_batch_prefill_tokens=64, chunked_prefill=random.random() < 0.5, gate=gate)
     num_steps = 0
     for step in play(loop, random, 16, 30):
@@ -226,7 +226,7 @@ def test_streams_have_their_time_unless_enough_prompts_wait(seed: int) -> None:
     """Who is admitted while others decode came in force, or after `max_waiting_tokens` steps of decoding alone."""
     random = Random(seed)
     ratio, most = random.choice([0.5, 1.0, 50.0]), random.randint(1, 8)
-    loop = ample_loop(random, max_batch_prefill_tokens=64, gate=PromptGate(ratio, most))
+    loop = ample_loop(random, max_batch_prefill_tokens=64, gate=PrefillGate(ratio, most))
     alone = num_decoding = 0
     for step in play(loop, random, 16, 30):
         if step.num_admitted and num_decoding and alone < most:

@@ -1,4 +1,4 @@
-"""Laws of KV blocks, checked on real contents: whatever happens, each sequence reads back its own tokens.
+"""Properties of KV blocks, checked on real contents: whatever happens, each sequence reads back its own tokens.
 
 The machine plays scheduler and device at once. It obeys the manager's copies and writes a digest of the whole
 prefix to each computed position, so that a wrong share, a missed copy or a stale cache entry is read back as
@@ -10,7 +10,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bridle.engine.block_manager import BlockManager
+from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.sequence import Sequence
 from bridle.testing.kv import PagedKV
 from bridle.testing.logits import ScriptedModel
@@ -121,7 +121,7 @@ class Blocks(RuleBasedStateMachine):
     @rule(number=PICK, num_tokens=st.integers(0, 9))
     def rewind(self, number: int, num_tokens: int) -> None:
         seq = self.pick(number)
-        seq.cut(max(len(seq.tokens) - num_tokens, 1))
+        seq.truncate(max(len(seq.tokens) - num_tokens, 1))
         self.blocks.truncate(seq)
         assert seq.kv.num_computed <= len(seq.tokens) - 1
         assert len(seq.kv.block_table) <= self.blocks.blocks_for(len(seq.tokens))
@@ -256,7 +256,7 @@ def test_rewind_into_an_own_published_block_takes_no_other() -> None:
     blocks = BlockManager(2, 4)  # no block to spare
     seq = make_sequence(1, [1, 2, 3, 4, 5, 6, 7, 8])
     compute_all(blocks, seq)
-    seq.cut(2)
+    seq.truncate(2)
     blocks.truncate(seq)
     for token in [9] * 6:
         seq.tokens.append(token)
@@ -273,7 +273,7 @@ def test_rewind_into_a_published_block_of_others_copies_it() -> None:
     compute_all(blocks, seq)
     other = make_sequence(2, [1, 2, 3, 4, 6])
     assert blocks.admit(other) and other.kv.num_computed == 4
-    seq.cut(2)
+    seq.truncate(2)
     blocks.truncate(seq)
     seq.tokens.append(9)
     assert blocks.num_needed(seq, 3) == 1

@@ -1,5 +1,5 @@
-"""Several controllers on one output: the laws of docs/composition.md on random programs, and what is said where they
-cannot be reconciled."""
+"""Several controllers on one output: the properties of docs/composition.md on random programs, and what is said where
+they cannot be reconciled."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 from hypothesis import example, given
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
-from bridle.controllers.composed_output import Output as ComposedOutput
-from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composite_output import CompositeSequence as ComposedOutput
+from bridle.controllers.composite_pool import with_composed
 from bridle.controllers.composition import MAX_CONTROLLERS, Composed, all_ways, branch_numbers, compose
-from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_of
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_allows, mask_of
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InvalidRequest, ShardUnavailable
 from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.testing.text import PieceDecoder
-from lab.doubles.controllers import FakeController, Program, View
 from tests.engine.programs import VOCAB, RandomProgram, always, script
 from tests.engine.support import Lab, Output, Replay, check_against_reference, make_request, more
-from tests.engine.test_laws import LATE, ON_TIME, PIECES, SEED, random_lab, random_request, run_staggered
+from tests.engine.test_properties import LATE, ON_TIME, PIECES, SEED, random_lab, random_request, run_staggered
+from tests.fakes.controller_runtime import FakeController, Program, View
 
 NEUTRAL = FakeController(always(Decision.sample()))
 TOKENS = range(VOCAB)

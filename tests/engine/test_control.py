@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, DeadlineExceeded, InvalidRequest
 from bridle.outputs import FinishReason, Log, Stored, TokenEvent
-from lab.doubles.controllers import FakeController, Reply, View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, Output, check_against_reference, make_request
+from tests.fakes.controller_runtime import FakeController, Reply, View
 
 
 def error_of(output: Output) -> BaseException:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine.deadlock import DeadlockWatch
-from bridle.engine.decision import Branch, Decision
+from bridle.engine.control.deadlock import DeadlockWatch
+from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.sequence import Sequence
 from bridle.errors import ControllerDeadlock
 from bridle.outputs import FinishReason

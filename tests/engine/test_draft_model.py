@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 
 from bridle.config import EngineConfig
-from bridle.engine.draft_model import ModelDrafter
 from bridle.engine.engine import Engine
+from bridle.engine.spec_decode.draft_model import ModelDrafter
 from bridle.errors import BridleError
 from bridle.outputs import Event
 from bridle.sampling import AUTO_DRAFTS
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.support import Lab, check_against_reference, make_request, more
-from tests.engine.test_laws import KEEPINGS, LATE, ON_TIME, SEED, random_lab, random_request, run_staggered
+from tests.engine.test_properties import KEEPINGS, LATE, ON_TIME, SEED, random_lab, random_request, run_staggered
 
 
 class DraftedLab(Lab):

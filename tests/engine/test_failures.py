@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision
-from bridle.engine.plan import StepPlan
+from bridle.engine.control.decision import Branch, Decision
+from bridle.engine.scheduling.step_plan import StepPlan
 from bridle.errors import BridleError, EngineClosed, InternalError, OutOfBlocks, ShardUnavailable
 from bridle.outputs import FinishReason
 from tests.engine.programs import always, script

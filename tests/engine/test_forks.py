@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision, Splice
+from bridle.engine.control.decision import Branch, Decision, Splice
 from bridle.engine.sequence import fork_key, root_key
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, Forked
-from lab.doubles.controllers import View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, check_against_reference, make_request
+from tests.fakes.controller_runtime import View
 
 
 @pytest.mark.parametrize("kv", ["paged", "sequences"])

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.decision import Decision
+from bridle.engine.active_requests import Deadlines
+from bridle.engine.control.decision import Decision
 from bridle.engine.engine import Engine
-from bridle.engine.live import Deadlines
+from bridle.engine.scheduling.admission_order import admission_order, overtaken_levels
 from bridle.engine.sequence import Sequence
-from bridle.engine.waiting import admission_order, overtaken_levels
 from bridle.errors import DeadlineExceeded, InvalidRequest
 from bridle.outputs import Finished, FinishReason, PromptEvent
 from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
-from lab.doubles.controllers import FakeController, FakeControllerPool, Reply
 from tests.engine.support import make_request, make_sequence
+from tests.fakes.controller_runtime import FakeController, FakeControllerPool, Reply
 
 SECONDS = 10.0
 _AGES = st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100), st.integers(0, 5)), min_size=1, max_size=12)

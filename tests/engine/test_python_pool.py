@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
-from bridle.engine.decision import Branch, Decision
+from bridle.engine.control.decision import Branch, Decision
 from bridle.errors import ControllerError
 from bridle.outputs import FinishReason
 from tests.engine.support import Lab, check_against_reference, make_request

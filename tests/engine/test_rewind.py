@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision, Splice
+from bridle.engine.control.decision import Branch, Decision, Splice
 from bridle.errors import ControllerError
 from bridle.outputs import FinishReason, Rewind, TokenEvent
 from bridle.testing.text import PieceDecoder, PieceState
-from lab.doubles.controllers import View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, check_against_reference, make_request
+from tests.fakes.controller_runtime import View
 
 KEEPINGS = pytest.mark.parametrize("kv", ["paged", "sequences"])
 

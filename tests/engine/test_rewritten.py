@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridle.controllers.composition import compose
-from bridle.engine.decision import Branch, Decision, Splice, mask_of
-from bridle.engine.guard import Guard, TextRule, compiled
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
+from bridle.engine.guardrails.guardrails import Guardrails, TextRule, compiled
 from bridle.engine.interfaces import Ask
 from bridle.outputs import FinishReason
 from bridle.testing.text import PieceDecoder
-from lab.doubles.controllers import FakeController, Reply, View
 from tests.engine.support import Lab, make_request
+from tests.fakes.controller_runtime import FakeController, Reply, View
 
 PIECES: list[str | bytes] = [
     *"abcABé. @<>#x",
@@ -47,18 +47,18 @@ def rule(pattern: str, replacement: str, reading: str = "written") -> TextRule:
 
 #: Rules as policies of each kind make them: phrases, patterns, redaction, characters; one whose replacement is a match.
 GUARDS = [
-    Guard((rule("aba", "#"),)),
-    Guard((rule("ab a", "<x>", "folded"),)),
-    Guard((rule("a+b", "<>x#"),)),
-    Guard((rule("abab?", ""),)),
-    Guard((rule(r"[ab]+@[ab]+(?:\.[ab]+)*", "#", "seen"), rule(r"[ab]+@[ab]+(?:\.[ab]+)*", "#"))),
-    Guard((rule("[^ab.\U0001f34e!#]", "#"),)),
-    Guard((rule("ab", "cx"), rule("cx", "#"))),
-    Guard((rule("\U0001f34ea", "\U0001f34e#"),)),
+    Guardrails((rule("aba", "#"),)),
+    Guardrails((rule("ab a", "<x>", "folded"),)),
+    Guardrails((rule("a+b", "<>x#"),)),
+    Guardrails((rule("abab?", ""),)),
+    Guardrails((rule(r"[ab]+@[ab]+(?:\.[ab]+)*", "#", "seen"), rule(r"[ab]+@[ab]+(?:\.[ab]+)*", "#"))),
+    Guardrails((rule("[^ab.\U0001f34e!#]", "#"),)),
+    Guardrails((rule("ab", "cx"), rule("cx", "#"))),
+    Guardrails((rule("\U0001f34ea", "\U0001f34e#"),)),
 ]
 
 
-def replaced(guard: Guard, text: str) -> str:
+def replaced(guard: Guardrails, text: str) -> str:
     """The reference: the first match goes, again and again."""
     while True:
         found = []
@@ -109,7 +109,9 @@ def moved(place: int, ask: Ask) -> int:
     return place
 
 
-def check_places(guard: Guard, acts: list[tuple[bool, tuple[int, ...]]], asked: list[Ask], tokens: list[int]) -> None:
+def check_places(
+    guard: Guardrails, acts: list[tuple[bool, tuple[int, ...]]], asked: list[Ask], tokens: list[int]
+) -> None:
     """Places between what was done are still between it, where no match goes across."""
     places, end = [0], 0
     for ask, (_, done) in zip(asked, [(False, ()), *acts], strict=False):
@@ -143,7 +145,7 @@ PLACE = GUARDS[2], [(False, spelled("xab")), (False, spelled("xaabx")), (True, s
 @example(GUARDS[0], [(False, spelled("x.aba.b" * 30))], "beside")
 @example(GUARDS[0], [(False, spelled("aba." * 300))], "alone")
 @example(PLACE[0], PLACE[1], "alone")
-def test_all_but_the_match_stays(guard: Guard, acts: list[tuple[bool, tuple[int, ...]]], how: str) -> None:
+def test_all_but_the_match_stays(guard: Guardrails, acts: list[tuple[bool, tuple[int, ...]]], how: str) -> None:
     acts = [*acts, (False, (CLOSING,))]
     writer, onlooker = Writer(acts), Writer([(False, ())])
     controller: object = FakeController(writer)

@@ -1,4 +1,4 @@
-"""Laws of the scheduler alone: budget, fairness, admission, preemption, and plans that a strict executor
+"""Properties of the scheduler alone: budget, fairness, admission, preemption, and plans that a strict executor
 accepts.
 
 A minimal loop stands in for the engine: it draws greedily, forks, rewinds and suspends at random. The
@@ -13,12 +13,12 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.engine.block_manager import BlockManager
-from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
-from bridle.engine.scheduler import Scheduler
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.scheduling.admission_order import PrefillGate
+from bridle.engine.scheduling.scheduler import Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
-from bridle.engine.waiting import PromptGate
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.support import make_sequence, more
@@ -99,7 +99,7 @@ def test_random_lives(seed: int, kv: Literal["paged", "sequences"]) -> None:
     knobs = {
         "max_batch_prefill_tokens": random.choice([None, random.randint(1, budget)]),
         "chunked_prefill": random.random() < 0.7,
-        "gate": random.choice([None, PromptGate(random.choice([0.5, 3.0]), random.randint(0, 4))]),
+        "gate": random.choice([None, PrefillGate(random.choice([0.5, 3.0]), random.randint(0, 4))]),
     }
     loop = Loop(num_blocks, block_size, budget, max_num_seqs, kv, **knobs)
     for _ in range(60):
@@ -123,8 +123,8 @@ def meddle(loop: Loop, random: Random, seq: Sequence) -> None:
     if verb == "fork" and drawn and len(loop.live) < 8:
         loop.fork(seq)
     elif verb == "rewind":
-        seq.cut(max(1, len(seq.tokens) - random.randint(1, 4)))
-        loop.scheduler.rewound(seq)
+        seq.truncate(max(1, len(seq.tokens) - random.randint(1, 4)))
+        loop.scheduler.on_rewind(seq)
     elif verb == "splice":
         for token in range(min(random.randint(1, 5), seq.max_len - 1 - len(seq.tokens))):
             seq.tokens.append(token % 3)
@@ -245,8 +245,8 @@ def test_a_sequence_alone_can_use_every_block() -> None:
     seq = loop.add([1] * 3, 16)
     while seq in loop.live:
         if len(seq.tokens) == 15:  # a rewind into a published block, with no block to spare
-            seq.cut(6)
-            loop.scheduler.rewound(seq)
+            seq.truncate(6)
+            loop.scheduler.on_rewind(seq)
             seq.max_len = 14
         loop.step()
 
@@ -271,8 +271,8 @@ def test_kv_kept_by_sequence_is_counted_until_the_backend_gives_it_up() -> None:
     loop = Loop(num_blocks=8, block_size=1, budget=16, kv="sequences")
     rewound = loop.add([1] * 6, 8)
     loop.step()
-    rewound.cut(3)
-    loop.scheduler.rewound(rewound)
+    rewound.truncate(3)
+    loop.scheduler.on_rewind(rewound)
     rewound.control.is_suspended = True
     loop.add([2] * 5, 7)
     loop.step()

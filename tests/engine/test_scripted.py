@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from bridle.engine.decision import mask_of
-from bridle.engine.plan import (
+from bridle.engine.control.decision import mask_of
+from bridle.engine.scheduling.step_plan import (
     BlockCopy,
     ForkRow,
     PlanRow,

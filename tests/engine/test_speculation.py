@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.decision import Branch, Splice
-from bridle.engine.draft_worth import Step, depth_worth
-from bridle.engine.drafted import num_guessed
-from bridle.engine.drafters import Drafts, Wish
-from bridle.engine.lookup import NGRAM, Lookup
-from bridle.engine.plan import PlanRow
-from bridle.engine.scheduler import Scheduled
+from bridle.engine.control.decision import Branch, Splice
+from bridle.engine.scheduling.scheduler import Scheduled
+from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.engine.sequence import Sequence
-from bridle.engine.speculation import Speculation
-from bridle.engine.step_cost import StepCost, Tally
+from bridle.engine.spec_decode.cost_model import BaseStep, depth_worth
+from bridle.engine.spec_decode.ngram_lookup import NGRAM, NgramIndex
+from bridle.engine.spec_decode.proposers import Drafts, Wish
+from bridle.engine.spec_decode.speculation import Speculation
+from bridle.engine.spec_decode.step_cost import AcceptanceRate, StepCost
+from bridle.engine.spec_decode.verifier import num_guessed
 from bridle.outputs import Rewind, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
 from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more, replay
-from tests.engine.test_laws import KEEPINGS, SEED, random_lab, random_request, run_staggered
+from tests.engine.test_properties import KEEPINGS, SEED, random_lab, random_request, run_staggered
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -135,20 +135,20 @@ def test_the_server_says_what_requests_leave_open() -> None:
 def test_lookup_knows_what_a_fresh_one_knows(steps: list[tuple[list[int], int]], prediction: list[int]) -> None:
     """Tokens that come and go leave no trace in what can be found."""
     tokens: list[int] = []
-    lookup = Lookup(prediction)
+    lookup = NgramIndex(prediction)
     for added, num_cut in steps:
         tokens += added
         lookup.follow(tokens, 0, 1 << 20)
         del tokens[max(len(tokens) - num_cut, 0) :]
         lookup.cut(len(tokens))
-        fresh = Lookup(prediction)
+        fresh = NgramIndex(prediction)
         fresh.follow(tokens, len(tokens), 1 << 20)
         assert (lookup._text, lookup._latest, lookup._before) == (fresh._text, fresh._latest, fresh._before)
 
 
 @given(tokens=TOKENS, limit=st.integers(1, 9))
 def test_drafts_follow_an_earlier_copy_of_the_end(tokens: list[int], limit: int) -> None:
-    lookup = Lookup()
+    lookup = NgramIndex()
     lookup.follow(tokens, len(tokens), 1 << 20)
     draft = lookup.draft(limit)
     ends = {tuple(tokens[i : i + NGRAM]): i + NGRAM for i in range(len(tokens) - NGRAM)}
@@ -161,7 +161,7 @@ def test_drafts_follow_an_earlier_copy_of_the_end(tokens: list[int], limit: int)
 
 
 def test_a_copy_goes_on_where_it_was() -> None:
-    lookup = Lookup()
+    lookup = NgramIndex()
     text = [9, 8, 7, 1, 2, 3, 4, 5, 6, 9, 8, 7, 3, 3, 3]
     lookup.follow(text, len(text), 1 << 20)
     lookup.follow([*text, 9, 8, 7], len(text), 1 << 20)
@@ -171,7 +171,7 @@ def test_a_copy_goes_on_where_it_was() -> None:
 
 
 def test_long_prompts_are_indexed_a_part_at_a_time() -> None:
-    lookup = Lookup()
+    lookup = NgramIndex()
     prompt = list(range(10_000))
     lookup.follow(prompt, len(prompt), 4096)
     assert len(lookup) == 4096
@@ -339,7 +339,7 @@ def test_copies_that_are_too_doubtful_are_watched_until_they_are_right(is_right:
 
 
 def test_tokens_that_follow_a_guess_cost_rows_where_they_are_cheap_without_it() -> None:
-    step = Step(seconds=1.0, row=0.1, other=0.02, num_sure=1, room=64)
+    step = BaseStep(seconds=1.0, row=0.1, other=0.02, num_sure=1, room=64)
     assert step.cost(1, 0.7) == pytest.approx(0.1)
     assert step.cost(5, 0.0) == pytest.approx(0.5)  # the guess is wrong: all of it is in vain
     assert step.cost(5, 1.0) == pytest.approx(0.5 - 4 * 0.02)  # the rest would be computed anyway, but without logits
@@ -347,7 +347,7 @@ def test_tokens_that_follow_a_guess_cost_rows_where_they_are_cheap_without_it() 
 
 @given(chance=st.floats(0.0, 1.0), row=st.floats(0.001, 2.0), num_sure=st.integers(1, 64), num_alike=st.integers(1, 64))
 def test_the_more_are_alike_the_less_deep_is_guessed(chance: float, row: float, num_sure: int, num_alike: int) -> None:
-    step = Step(1.0, row, 0.0, num_sure, 64)
+    step = BaseStep(1.0, row, 0.0, num_sure, 64)
     depth = depth_worth(chance, row, step, min(num_alike, num_sure))
     assert 0 <= depth_worth(chance, row, step, num_sure) <= depth <= depth_worth(chance, row / 2, step, 1) <= 16
     assert bool(depth) == (chance > 1.1 * row * num_sure)
@@ -403,7 +403,7 @@ def test_a_text_that_says_nothing_is_asked_less_often_until_it_does() -> None:
 def test_what_others_guessed_counts_in_a_batch_alone(
     own: list[bool], others: list[bool], num_sequences: int, least: float
 ) -> None:
-    mine, theirs = Tally(), Tally()
+    mine, theirs = AcceptanceRate(), AcceptanceRate()
     for tally, guesses in ((mine, own), (theirs, others)):
         for is_right in guesses:
             tally.note(1, int(is_right))
@@ -414,7 +414,7 @@ def test_what_others_guessed_counts_in_a_batch_alone(
 
 
 def test_a_lucky_sequence_in_a_batch_gets_no_more_than_the_others() -> None:
-    lucky, theirs = Tally(), Tally()
+    lucky, theirs = AcceptanceRate(), AcceptanceRate()
     for number in range(40):
         theirs.note(1, number % 2)
     for _ in range(4):
@@ -433,7 +433,7 @@ def test_a_copy_goes_on_behind_what_was_changed(text: list[int], data: st.DataOb
         "lost": [*text[:place], *text[place + 1 : place + 2]],
         "added": [*text[:place], 99, text[place]],
     }[how]
-    lookup = Lookup(text)
+    lookup = NgramIndex(text)
     assert lookup.draft(3) == tuple(text[:3])
     lookup.follow(written, 0, 4096)
     rest = text[place + 2 :] if how == "lost" else text[place + 1 :]
@@ -441,6 +441,6 @@ def test_a_copy_goes_on_behind_what_was_changed(text: list[int], data: st.DataOb
 
 
 def test_a_copy_that_is_wrong_again_and_again_ends() -> None:
-    lookup = Lookup(list(range(20)))
+    lookup = NgramIndex(list(range(20)))
     lookup.follow([0, 1, 90, 91, 92], 0, 4096)
     assert lookup.draft(3) == ()

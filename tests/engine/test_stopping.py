@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision
+from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.request import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.outputs import FinishReason, PromptEvent, PromptProgress, TokenEvent, Usage
 from bridle.testing.text import PieceDecoder
-from lab.doubles.reference import reference_prompt_logprobs
 from tests.engine.programs import script
 from tests.engine.support import Lab, check_against_reference, make_request
+from tests.fakes.reference_engine import reference_prompt_logprobs
 
 COUNT_UP = {"vocab_size": 40, "next_token": lambda prefix: prefix[-1] + 1}
 

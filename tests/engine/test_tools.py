@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 import pytest
 
+from bridle.controller_tools import Call, ToolExecutor, ToolLimits, function_tools
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.controllers.composition import compose
 from bridle.engine import AsyncEngine, Engine
 from bridle.engine.client import EventStream
-from bridle.engine.decision import Branch, Decision
+from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, ShardUnavailable, ToolFailed
 from bridle.outputs import FinishReason
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.tools import Call, ToolDesk, ToolLimits, function_tools
 from tests.engine.support import Replay, make_request
 from tests.waiting import PATIENCE, until
 
@@ -31,7 +31,7 @@ class Running:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], faults: Any = None, **limits: Any) -> None:
         bounds = ToolLimits(**limits)
-        self.desk = ToolDesk(function_tools(functions, bounds), bounds)
+        self.desk = ToolExecutor(function_tools(functions, bounds), bounds)
         self.pool = PythonControllerPool(VOCAB, self.desk, lambda text: [ord(letter) % VOCAB for letter in text])
         self.executor = ScriptedExecutor(VOCAB, record=True, faults=faults)
         self.engine = Engine(self.executor, pools=composed(self.pool))
@@ -55,7 +55,7 @@ class Running:
 
 
 def composed(pool: PythonControllerPool) -> Any:
-    from bridle.controllers.composed_pool import with_composed
+    from bridle.controllers.composite_pool import with_composed
 
     return with_composed([pool], VOCAB)
 
@@ -366,7 +366,7 @@ def test_a_client_that_leaves_cancels_its_calls(running: Make) -> None:
 
 
 def test_a_shared_call_ends_with_the_last_output_that_wants_it() -> None:
-    from bridle.tools.caller import adopt, leave
+    from bridle.controller_tools.session import adopt, leave
 
     call = Call("shared")
     assert adopt([call]) == [call]
@@ -402,7 +402,7 @@ def test_a_request_has_so_many_calls_and_no_more(running: Make) -> None:
 
 def test_all_requests_together_have_so_many_calls_under_way() -> None:
     limits = ToolLimits(max_running=1)
-    desk = ToolDesk(function_tools({"hangs": hangs}, limits), limits)
+    desk = ToolExecutor(function_tools({"hangs": hangs}, limits), limits)
     first, second = desk.begin("hangs"), desk.begin("hangs")
     assert second.error == "1 calls are under way; at most 1 (max_running)"
     desk.close()
@@ -446,7 +446,7 @@ def test_a_pure_controller_calls_no_tools(running: Make) -> None:
 
 
 def test_nothing_is_left_of_a_desk() -> None:
-    desk = ToolDesk(function_tools({"say": lambda: "hi"}))
+    desk = ToolExecutor(function_tools({"say": lambda: "hi"}))
     call = desk.begin("say")
     until(lambda: call.is_done)
     desk.close()

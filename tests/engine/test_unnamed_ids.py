@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.controllers.beams import BeamPool, BeamSearch
 from bridle.engine import Engine, Request
-from bridle.engine.decision import Decision, mask_of
+from bridle.engine.control.decision import Decision, mask_of
 from bridle.engine.interfaces import Executor
-from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.errors import InvalidRequest
 from bridle.outputs import Event, FinishReason
 from bridle.testing.logits import Logits, ScriptedModel
 from bridle.testing.scripted import ScriptedExecutor
-from lab.doubles.controllers import FakeControllerPool, View
-from tests.cluster.kit import hosted
+from tests.distributed.kit import hosted
 from tests.engine.support import Replay, make_request, replay
+from tests.fakes.controller_runtime import FakeControllerPool, View
 
 VOCAB, FIRST = 20, 13
-UNNAMED = Unnamed.of([0, 5, 6, *range(FIRST, VOCAB)])  # gaps, and the last ones
+UNNAMED = PaddedVocab.of([0, 5, 6, *range(FIRST, VOCAB)])  # gaps, and the last ones
 _MODEL = ScriptedModel(VOCAB)
 
 
@@ -44,7 +44,7 @@ def barred(prefix: Sequence[int]) -> Logits:
     return row
 
 
-def run(executor: Executor, requests: Sequence[Request], unnamed: Unnamed, **options: Any) -> dict[str, Replay]:
+def run(executor: Executor, requests: Sequence[Request], unnamed: PaddedVocab, **options: Any) -> dict[str, Replay]:
     engine = Engine(executor, EngineConfig(), pools=[BeamPool(), FakeControllerPool()], unnamed=unnamed, **options)
     for request in requests:
         engine.add(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.warm_up import run_largest_step
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from bridle.gguf.families import FAMILIES
-from bridle.model import guards, loader
+from bridle.model import loader, support_checks
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.forward_context import AttentionOptions, attention_handler
-from bridle.model.resolve import resolve_model
-from bridle.service.export import quantize_model
-from lab.doubles import tiny
+from bridle.model.hub_lookup import resolve_model
+from bridle.serving.models.export import quantize_model
+from tests.fakes import tiny_checkpoints
 from tests.leftovers import kept_folder
 
 PROMPT = [1, 40, 77, 90, 44, 31, 22, 198, 77, 41, 9, 23, 120, 200, 222, 131, 90, 120, 6, 33, 200, 150, 9, 60]
@@ -106,7 +106,7 @@ def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
     key = repr((family, kind, sorted(overrides.items())))
     if key not in _made:
         fields = {name: value for name, value in overrides.items() if name != "aliased"}
-        original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **fields})
+        original = tiny_checkpoints.cached_checkpoint(family, **{**NEEDED.get(family, {}), **fields})
         file = folder() / f"{family}-{len(_made)}-{kind}.gguf"
         neutral = folder() / f"model-{len(_made)}"  # llama.cpp takes some names in a file for those of real models
         neutral.symlink_to(original)
@@ -117,7 +117,7 @@ def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
 def load(name: Path) -> nn.Module:
     """A model as the loader reads it, in float32."""
     checkpoint = inspect_checkpoint(resolve_model(str(name)))
-    return loader.read_model(checkpoint, guards.read_config(checkpoint), torch.float32, torch.device("cpu"))
+    return loader.read_model(checkpoint, support_checks.read_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 @torch.inference_mode()

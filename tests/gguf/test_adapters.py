@@ -15,7 +15,7 @@ from bridle.cli import main
 from bridle.errors import AdapterRefused, InvalidRequest
 from bridle.gguf.adapter import unpack_adapter
 from bridle.lora import open_adapter
-from bridle.service import parse_adapters
+from bridle.serving import parse_adapters
 from tests.gguf.kit import pair
 from tests.lora.kit import ALL_LINEAR, write_adapter
 

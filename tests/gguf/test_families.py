@@ -14,20 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle import LLM, SamplingParams
+from bridle.cpu_kernels.library import kernels
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.errors import UnsupportedModel
-from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.dequantize import decode_blocks
 from bridle.gguf.traits import TRAITS
 from bridle.model.check import check_model
 from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.hub_lookup import resolve_model
 from bridle.model.linear import PackedLinear
-from bridle.model.packed_experts import PackedExperts
 from bridle.model.quantize import prepare_quantized
-from bridle.model.resolve import resolve_model
+from bridle.model.quantized_experts import PackedExperts
 from bridle.model.rope import fix_rotary_scaling
-from bridle.native.library import kernels
-from bridle.native.linear import QuantizedLinear
-from bridle.service.export import quantize_model
-from lab.doubles import tiny
+from bridle.serving.models.export import quantize_model
+from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import (
     ALIASES,
     ALL_FAMILIES,
@@ -308,7 +308,7 @@ def test_packed_experts_are_those_of_the_file() -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
-    """The engine's equality law, with programs, forks, rewinds and preemption, over the file."""
+    """The engine's equality property, with programs, forks, rewinds and preemption, over the file."""
     original, file = pair(family)
     check_run(Oracle(original), *run(file, random.Random(seed), 300))
 
@@ -386,7 +386,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any], reason: str) -> None:
-    original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **changes})
+    original = tiny_checkpoints.cached_checkpoint(family, **{**NEEDED.get(family, {}), **changes})
     out = folder() / "never.gguf"
     with pytest.raises(UnsupportedModel, match=reason):
         quantize_model(str(original), out, "F32")
@@ -396,6 +396,6 @@ def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any],
 def test_models_whose_tokens_see_later_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By either backend: the key alone tells an encoder from a model that writes."""
     monkeypatch.setitem(TRAITS, "biases", (TRAITS["biases"][0], lambda config, put: put("attention.causal", False)))
-    file = quantize_model(str(tiny.cached_checkpoint("llama")), folder() / "encoder.gguf", "F32")
+    file = quantize_model(str(tiny_checkpoints.cached_checkpoint("llama")), folder() / "encoder.gguf", "F32")
     with pytest.raises(UnsupportedModel, match="tokens of this 'llama' see later ones"):
         resolve_model(str(file))

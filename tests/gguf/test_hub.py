@@ -18,7 +18,7 @@ import sys
 from bridle.errors import BridleError
 from bridle.gguf.folder import weights_of
 from bridle.gguf.shards import open_model
-from bridle.model.resolve import resolve_model
+from bridle.model.hub_lookup import resolve_model
 for name in sys.argv[1:]:
     shares = []
     try:
@@ -32,8 +32,8 @@ for name in sys.argv[1:]:
 
 _WATCH = """
 import logging, sys
-from bridle.model.resolve import resolve_model
-from bridle.progress import shown
+from bridle.model.hub_lookup import resolve_model
+from bridle.load_progress import shown
 logging.basicConfig(level="INFO", format="%(name)s %(message)s")
 with shown("Loading it"):
     resolve_model(sys.argv[1])
@@ -84,5 +84,5 @@ def test_types_of_a_repository_are_fetched_once(address: Path, tmp_path: Path) -
 def test_a_download_is_told_to_those_who_watch(address: Path, tmp_path: Path) -> None:
     with hub(address) as (url, _):
         done = _run(_WATCH, ["owner/tiny:Q8_0"], url, tmp_path)
-    told = [line for line in done.stderr.splitlines() if line.startswith("bridle.progress")]
-    assert told == ["bridle.progress Loading it: downloading"]  # it is no terminal
+    told = [line for line in done.stderr.splitlines() if line.startswith("bridle.load_progress")]
+    assert told == ["bridle.load_progress Loading it: downloading"]  # it is no terminal

@@ -12,9 +12,9 @@ from bridle.cli import main
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import POINTER, cache_folder, weights_of
 from bridle.model.checkpoint import inspect_checkpoint
-from bridle.model.footprint import weights_of as memory_of
-from bridle.model.resolve import resolve_model
-from bridle.service.loading import model_name
+from bridle.model.hub_lookup import resolve_model
+from bridle.model.memory_estimate import weights_of as memory_of
+from bridle.serving.models.loading import model_name
 from tests.gguf.kit import folder, pair
 
 
@@ -122,7 +122,7 @@ def test_mistakes_of_quantize_are_one_line(
 
 
 def test_a_gguf_file_is_not_quantized_again() -> None:
-    from bridle.service.export import quantize_model
+    from bridle.serving.models.export import quantize_model
 
     with pytest.raises(UnsupportedModel, match="is a GGUF file already"):
         quantize_model(str(pair("llama")[1]), folder() / "again.gguf", "Q8_0")

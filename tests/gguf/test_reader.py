@@ -17,9 +17,9 @@ import torch
 from bridle.errors import BridleError, UnsupportedModel
 from bridle.gguf import open_gguf, open_model
 from bridle.gguf.folder import unpack
-from bridle.model import guards, loader
+from bridle.model import loader, support_checks
 from bridle.model.checkpoint import inspect_checkpoint
-from bridle.text import Tokenizer
+from bridle.tokenizer import Tokenizer
 from tests.conftest import IS_FULL
 from tests.gguf.kit import pair
 
@@ -215,7 +215,7 @@ def _load_all(path: Path, size: int) -> None:
         assert model.read(name).nbytes == entry.num_bytes
     folder = unpack(path)
     checkpoint = inspect_checkpoint(folder)
-    settings = guards.read_config(checkpoint)
+    settings = support_checks.read_config(checkpoint)
     loader.read_model(checkpoint, settings, torch.float32, torch.device("cpu"))
     Tokenizer.load(folder)
 
@@ -237,7 +237,7 @@ def test_long_headers_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.
     path.write_bytes(_file(keys, (ROW,), bytes(range(64))))
     whole = open_gguf(path)
     for ahead in (1, 7, 30, 1000):
-        monkeypatch.setattr("bridle.gguf.scan._AHEAD", ahead)
+        monkeypatch.setattr("bridle.gguf.byte_reader._AHEAD", ahead)
         file = open_gguf(path)
         assert file.metadata["w"] == texts == whole.metadata["w"] and file.metadata["general.name"] == "x"
         assert file.header == whole.header and file.read("t").tolist() == whole.read("t").tolist()

@@ -12,8 +12,8 @@ from bridle import LLM, SamplingParams
 from bridle.cli import main
 from bridle.config import ModelConfig
 from bridle.http import create_app
-from bridle.service.catalog import ModelCatalog
-from bridle.service.model_set import EngineLoader, ModelSet, build_registry
+from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.served_models import EngineLoader, ModelSet, build_registry
 from tests.gguf.kit import pair
 
 

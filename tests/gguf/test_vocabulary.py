@@ -18,10 +18,10 @@ from bridle.errors import UnsupportedModel
 from bridle.gguf import open_gguf
 from bridle.gguf.pretokenizers import PRE_TOKENIZERS, name_of, pre_tokenizer_spec
 from bridle.gguf.shards import GgufModel
-from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
+from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 from bridle.gguf.vocabulary_writer import vocabulary_fields
-from bridle.text import Tokenizer
-from lab.doubles.tiny import CHAT_TEMPLATE
+from bridle.tokenizer import Tokenizer
+from tests.fakes.tiny_checkpoints import CHAT_TEMPLATE
 from tests.gguf.kit import folder
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -50,7 +50,7 @@ def corpus() -> list[str]:
     return [" ".join(rng.choices(words, k=12)) for _ in range(400)]
 
 
-def _written(tokenizer: Any, name: str) -> tuple[tokenizers.Tokenizer, Vocabulary]:
+def _written(tokenizer: Any, name: str) -> tuple[tokenizers.Tokenizer, GgufVocabulary]:
     """The tokenizer of a file that was written from `tokenizer`."""
     from gguf import GGUFWriter
 
@@ -119,7 +119,7 @@ KINDS = [*NAMES, "spm-prefix", "spm", "unigram"]
 
 
 @cache
-def both(kind: str) -> tuple[Any, Any, Vocabulary]:
+def both(kind: str) -> tuple[Any, Any, GgufVocabulary]:
     makers = {"spm-prefix": lambda: sentencepiece(True), "spm": lambda: sentencepiece(False), "unigram": unigram}
     original = makers[kind]() if kind in makers else byte_level(kind)
     return original, *_written(original, kind)

@@ -1,4 +1,4 @@
-"""The genuine `gguf` package reads what `bridle quantize` writes: every tensor, its type and its numbers."""
+"""The real `gguf` package reads what `bridle quantize` writes: every tensor, its type and its numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bridle.gguf import open_model
-from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.dequantize import decode_blocks
 from bridle.gguf.writer import FILE_TYPES
 from tests.gguf.kit import EXPERT_SIZES, pair
 

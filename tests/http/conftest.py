@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from bridle.config import ModelConfig
-from bridle.service import load_model
+from bridle.serving import load_model
 from tests.http.harness import saying, scripted_model, served
 
 REPLY = "Hello there, é and the end."

@@ -13,13 +13,13 @@ import httpx
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.config import EngineConfig
-from bridle.constraints import ConstraintPool, vocabulary_of
-from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composite_pool import with_composed
 from bridle.controllers.pool import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
+from bridle.structured_output import ConstraintPool, vocabulary_of
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.text import Detokenizer, Tokenizer
+from bridle.tokenizer import Detokenizer, Tokenizer
 from tests.aici.guests import guest2, sample
 from tests.http.harness import NAME, tokenizer, tokenizer_folder
 from tests.waiting import PATIENCE

@@ -16,22 +16,22 @@ from starlette.testclient import TestClient
 
 from bridle.aici.client import RuntimePool
 from bridle.config import EngineConfig
-from bridle.constraints import ConstraintPool, vocabulary_of
+from bridle.controller_tools import ToolExecutor
 from bridle.controllers import PythonControllerPool
 from bridle.controllers.beams import BeamPool
-from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composite_pool import with_composed
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
-from bridle.http.server import uvicorn_config
-from bridle.http.transport.listening import bind
-from bridle.http.transport.sockets import SocketFrontMaker
-from bridle.service import LoadedModel, ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.story import Tracing
+from bridle.http.server.listening import bind
+from bridle.http.server.run import uvicorn_config
+from bridle.http.server.websocket_frontend import SocketFrontMaker
+from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving.lifecycle.request_record import Tracing
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.structured_output import ConstraintPool, vocabulary_of
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.text import Detokenizer, Tokenizer
-from bridle.tools import ToolDesk
-from lab.doubles.tiny import save_tokenizer
+from bridle.tokenizer import Detokenizer, Tokenizer
+from tests.fakes.tiny_checkpoints import save_tokenizer
 from tests.leftovers import kept_folder
 from tests.waiting import PATIENCE
 
@@ -60,7 +60,7 @@ def scripted_model(
     text: Tokenizer | None = None,
     config: EngineConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
-    tools: ToolDesk | None = None,
+    tools: ToolExecutor | None = None,
     runtime: RuntimePool | None = None,
     num_blocks: int = 256,
     **options: Any,

@@ -12,12 +12,12 @@ from typing import Any
 
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, serve
-from bridle.http.transport.tls import TlsFiles
-from bridle.service import LoadedModel
-from bridle.service.policies import PolicyBook
+from bridle.http.server.tls import TlsFiles
+from bridle.serving import LoadedModel
+from bridle.serving.policies import PolicyRegistry
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
-from tests.service.fakes import ByteTokenizer
+from tests.serving.fakes import ByteTokenizer
 
 STEP_SECONDS = 0.1
 _is_slow = True
@@ -43,5 +43,5 @@ def load(settings: ServeSettings) -> LoadedModel:
 if __name__ == "__main__":
     files = [Path(name) for name in sys.argv[2:]]
     tls = TlsFiles(*files) if len(files) == 2 else None
-    http = HttpSettings(policies=PolicyBook(files[0]) if len(files) == 1 else None)
+    http = HttpSettings(policies=PolicyRegistry(files[0]) if len(files) == 1 else None)
     serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls, http=http), load)

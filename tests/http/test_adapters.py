@@ -14,12 +14,12 @@ from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings, create_app
 from bridle.http.metrics import metrics
-from bridle.service import AdapterSet, LoadedModel, ModelRegistry
-from bridle.service.adapter_set import AdapterCatalog
-from bridle.service.keys import KeyStore
+from bridle.serving import AdapterSet, LoadedModel, ModelRegistry
+from bridle.serving.lora.lora_config import AdapterCatalog
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import scripted_model, serving
-from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
-from tests.service.fakes import fake_model
+from tests.serving.fake_adapters import FakeHome, with_adapters, write_adapter
+from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
 TURN = [{"role": "user", "content": "Say it."}]

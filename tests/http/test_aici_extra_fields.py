@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from bridle.cli import main
-from bridle.service import REWIND_MARK, LoadedModel
+from bridle.serving import REWIND_MARK, LoadedModel
 from tests.aici.guests import (
     END,
     SHOW_MODULE_ARGUMENT,

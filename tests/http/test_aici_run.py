@@ -12,7 +12,7 @@ import pytest
 
 from bridle.engine.statistics import EngineStatistics
 from bridle.outputs import Usage
-from bridle.service import REWIND_MARK, LoadedModel
+from bridle.serving import REWIND_MARK, LoadedModel
 from tests.aici.guests import (
     END,
     SHOW_MODULE_ARGUMENT,

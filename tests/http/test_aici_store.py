@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from bridle.http import HttpSettings
-from bridle.service import LoadedModel
-from bridle.service.keys import KeyStore
+from bridle.serving import LoadedModel
+from bridle.serving.tenancy.keys import KeyStore
 from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, joined, lent, pick, text_of
 from tests.http.harness import scripted_model, served
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
 WASM = guest2([pick("a"), END])

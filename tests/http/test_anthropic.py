@@ -1,4 +1,4 @@
-"""Anthropic's Messages API with the genuine client over the demo model."""
+"""Anthropic's Messages API with the real client over the demo model."""
 
 from __future__ import annotations
 

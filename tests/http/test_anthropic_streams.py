@@ -76,7 +76,7 @@ def test_a_stream_begins_at_once_and_pings_until_its_first_token(late_server: st
     assert start["content"] == []
 
 
-def test_the_genuine_client_reads_a_late_stream(late_server: str, is_read: threading.Event) -> None:
+def test_the_real_client_reads_a_late_stream(late_server: str, is_read: threading.Event) -> None:
     with (
         anthropic.Anthropic(base_url=late_server, api_key="none", max_retries=0) as client,
         client.messages.stream(model="scripted", max_tokens=8, messages=BODY["messages"]) as stream,
@@ -95,7 +95,7 @@ def test_the_genuine_client_reads_a_late_stream(late_server: str, is_read: threa
 
 
 def has_all(found: dict[str, Any], *kinds: Any) -> None:
-    """The object has every field that the genuine types have."""
+    """The object has every field that the real types have."""
     for kind in kinds:
         missing = set(kind.model_fields) - set(found) - OPTIONAL
         assert not missing, f"{kind.__name__} has {sorted(missing)}"
@@ -125,7 +125,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", ASKED)
-def test_a_message_has_all_fields_of_the_genuine_types(demo_server: str, fields: dict[str, Any]) -> None:
+def test_a_message_has_all_fields_of_the_real_types(demo_server: str, fields: dict[str, Any]) -> None:
     message = whole(demo_server, **fields)
     has_all(message, Message, BetaMessage)
     has_all(message["usage"], Usage, BetaUsage)
@@ -135,7 +135,7 @@ def test_a_message_has_all_fields_of_the_genuine_types(demo_server: str, fields:
 
 
 @pytest.mark.parametrize("fields", ASKED)
-def test_events_have_all_fields_of_the_genuine_types(demo_server: str, fields: dict[str, Any]) -> None:
+def test_events_have_all_fields_of_the_real_types(demo_server: str, fields: dict[str, Any]) -> None:
     found = streamed(demo_server, **fields)
     by_type = {event["type"]: event for event in found}
     has_all(by_type["message_start"]["message"], Message, BetaMessage)

@@ -235,7 +235,7 @@ def test_a_bug_is_a_500_in_the_same_shape(client: TestClient, monkeypatch: pytes
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
+    monkeypatch.setattr("bridle.serving.lifecycle.request_lifecycle.RequestLifecycle.acquire_model", broken)
     answer = client.post(COMPLETIONS, json={"prompt": "a"})
     error = error_of(answer, 500)
     assert error["code"] == "internal_error"

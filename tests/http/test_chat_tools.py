@@ -1,4 +1,4 @@
-"""Tools and thoughts on chats, with the genuine client over the demo model: calls are valid whatever the model would
+"""Tools and thoughts on chats, with the real client over the demo model: calls are valid whatever the model would
 rather say, and thinking ends where its budget does."""
 
 from __future__ import annotations

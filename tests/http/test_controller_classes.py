@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bridle.constraints import JsonSchema
-from bridle.controllers.classes import load_classes, make_controller
+from bridle.controllers.plugins import load_classes, make_controller
 from bridle.engine.request import name_of
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings
+from bridle.structured_output import JsonSchema
 from tests.http.harness import scripted_model, served, tokenizer
 from tests.http.test_borrowed_fields import of_eight, text_of
 from tests.http.test_fields import ROUTES, post

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from bridle.http import create_app
-from bridle.service import ModelRegistry
+from bridle.serving import ModelRegistry
 from tests.http.harness import scripted_model
 
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "bridle.json"

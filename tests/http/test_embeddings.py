@@ -20,9 +20,9 @@ from bridle.http.openai.batch import answer_batch, read_requests
 from bridle.http.openai.embeddings import MAX_AT_ONCE, MAX_INPUTS
 from bridle.llm import LLM
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Usage
-from bridle.service import ModelRegistry
+from bridle.serving import ModelRegistry
 from tests.http.harness import local_client, scripted_model, served
-from tests.service.fakes import fake_model, prompt_event
+from tests.serving.fakes import fake_model, prompt_event
 
 PATH, SIZE = "/v1/embeddings", 24
 
@@ -41,7 +41,7 @@ def vectors(client: TestClient, given: Any, **fields: Any) -> list[list[float]]:
     return [row["embedding"] for row in data]
 
 
-def test_the_genuine_client_gets_vectors_of_length_one() -> None:
+def test_the_real_client_gets_vectors_of_length_one() -> None:
     """It asks for base64 and turns it into numbers by itself."""
     with served(scripted_model(embedding_size=SIZE)) as url:
         client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
@@ -118,7 +118,7 @@ def test_what_cannot_be_had_is_refused(client: TestClient, fields: dict[str, Any
 
 def test_many_vectors_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole JSON all the same, as long as it was announced; and a slow reader keeps no place."""
-    monkeypatch.setattr("bridle.http.transport.long_list.PIECE_BYTES", 100)
+    monkeypatch.setattr("bridle.http.chunked_json.PIECE_BYTES", 100)
     model = fake_model(embedding_script)
     app = create_app(ModelRegistry([model]))
     seen: list[tuple[int, int]] = []

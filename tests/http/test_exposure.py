@@ -14,9 +14,9 @@ import structlog
 
 from bridle.errors import InvalidRequest
 from bridle.http import ServeSettings, serve
-from bridle.http.server import check_exposure
-from bridle.http.transport.listening import bind
-from bridle.service import LoadedModel
+from bridle.http.server.listening import bind
+from bridle.http.server.run import check_exposure
+from bridle.serving import LoadedModel
 
 
 def never(settings: ServeSettings) -> LoadedModel:
@@ -58,6 +58,6 @@ def test_the_server_does_without_the_packages_of_the_runtime() -> None:
     """Importing the application, the commands and the Python API touches none of them."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('posix_ipc', 'wasmtime', 'llguidance')));"
-        "import bridle.http.server, bridle.cli.app, bridle.service; from bridle import LLM"
+        "import bridle.http.server.run, bridle.cli.app, bridle.serving; from bridle import LLM"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

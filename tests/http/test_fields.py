@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 import bridle
 from bridle import LLM
 from bridle.cli.app import app
-from bridle.constraints.named import NAMES, SHORT
-from bridle.deploy.ray.settings import RaySettings
-from bridle.elsewhere.calls import ROUTES as ROUTES_THERE
-from bridle.elsewhere.fields import BY_NAME, FIELDS
-from bridle.elsewhere.names import nearest
-from bridle.elsewhere.rows import Field
+from bridle.compat.request_fields import BY_NAME, FIELDS
+from bridle.compat.routes import ROUTES as ROUTES_THERE
+from bridle.compat.schema import CompatField
+from bridle.compat.suggestions import nearest
 from bridle.http import HttpSettings
 from bridle.http.aici.routes import RunBody
 from bridle.http.anthropic.schemas import MessagesBody
@@ -32,10 +30,12 @@ from bridle.http.openai.embeddings import EmbeddingsBody
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.schemas import Parameters
-from bridle.llm.options import How
+from bridle.launch.ray.settings import RaySettings
+from bridle.llm.options import RunOptions
 from bridle.sampling import SamplingParams, meanings
-from lab.coming_from import paths
-from lab.elsewhere import WORDS
+from bridle.structured_output.request_fields import NAMES, SHORT
+from dev.coming_from import paths
+from dev.compat import WORDS
 from tests.http.harness import scripted_model, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -129,7 +129,7 @@ def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> N
 
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: str(row.name))
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: str(kind.__name__))
-def test_another_name_means_the_field(kind: type[Fields], row: Field) -> None:
+def test_another_name_means_the_field(kind: type[Fields], row: CompatField) -> None:
     """It gives the same body as the name here, or is refused where there is no such field."""
     needed = {"prompt": "x", "messages": MESSAGES, "input": "x", "controller": "none", "controller_arg": ""}
     least = {name: value for name, value in needed.items() if name in kind.model_fields}
@@ -261,7 +261,7 @@ def test_the_parameters_of_sampling_are_not_called_absent() -> None:
 
 
 def test_words_of_libraries_lead_to_what_is_here() -> None:
-    known = {each.name for each in dataclasses.fields(SamplingParams)} | {*NAMES, *How.__annotations__}
+    known = {each.name for each in dataclasses.fields(SamplingParams)} | {*NAMES, *RunOptions.__annotations__}
     flags = {name for argument in app["serve"].assemble_argument_collection() for name in argument.names}
     for word in WORDS:
         assert set(word.keywords) <= known and all(hasattr(LLM, name) for name in word.members), word

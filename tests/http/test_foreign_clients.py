@@ -1,4 +1,4 @@
-"""What genuine clients of other servers do that a server of one's own design would not think of."""
+"""What real clients of other servers do that a server of one's own design would not think of."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from starlette.testclient import TestClient
 
 from bridle.errors import UnknownModel
 from bridle.http import HttpSettings, create_app
-from bridle.http.openai.native_chunks import native_chunks
-from bridle.http.transport.content_coding import Gzip
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.text import Tokenizer
-from lab.doubles.tiny import save_tokenizer
+from bridle.http.middleware.content_coding import Gzip
+from bridle.http.openai.tgi_client_chunks import native_chunks
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.tokenizer import Tokenizer
+from tests.fakes.tiny_checkpoints import save_tokenizer
 from tests.http.harness import local_client, saying, scripted_model
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ADDRESS = "http://127.0.0.1:8080/v1/"

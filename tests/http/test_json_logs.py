@@ -115,7 +115,7 @@ def test_a_runtime_that_cannot_start_says_so_in_the_log(tmp_path: Path) -> None:
 def test_replicas_log_as_the_server_does(tmp_path: Path) -> None:
     server = Server(tmp_path, "--control", "off", "--replicas", "2", "--log-level", "debug")
     try:
-        server.children("bridle.deploy.replica_process")[0].kill()
+        server.children("bridle.launch.replica_process")[0].kill()
         body = {"model": "demo", "prompt": "Once", "max_tokens": 4}
         until(lambda: httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200)
         events = server.end()

@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from bridle.service.keys import KeyStore
+from bridle.serving.tenancy.keys import KeyStore
 from tests.aici.guests import END, guest2, sample, say
 from tests.http.controlled import events_of, last_fork
 from tests.waiting import PATIENCE, until

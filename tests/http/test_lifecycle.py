@@ -16,12 +16,12 @@ import pytest
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, EngineClosed, InternalError, Overloaded, RequestCancelled, ShardUnavailable
 from bridle.http import HttpSettings, create_app
-from bridle.http.transport.call import Call, run_while_connected
-from bridle.http.transport.sse import SseResponse, SseWriter
+from bridle.http.middleware.request_context import RequestContext, run_while_connected
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
-from bridle.service import LoadedModel, ModelRegistry
+from bridle.serving import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served
-from tests.service.fakes import FakeClient, fake_model, prompt_event, say
+from tests.serving.fakes import FakeClient, fake_model, prompt_event, say
 from tests.waiting import PATIENCE
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -233,7 +233,7 @@ async def test_a_client_that_takes_no_ping_is_cut_while_nothing_else_is_sent() -
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    call = Call(id="a", route="GET /", method="GET", path="/")
+    call = RequestContext(id="a", route="GET /", method="GET", path="/")
     response = SseResponse(silent, HttpSettings(ping_interval=0.01, send_timeout=0.01))
     async with asyncio.timeout(WAIT):
         await response({"type": "http", "state": {"call": call}}, receive, send)
@@ -254,7 +254,7 @@ async def test_an_error_beside_pings_is_told_as_it_is() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    call = Call(id="a", route="GET /", method="GET", path="/")
+    call = RequestContext(id="a", route="GET /", method="GET", path="/")
     await SseResponse(broken, HttpSettings())({"type": "http", "state": {"call": call}}, receive, send)
     assert isinstance(call.error, ControllerError)
     assert b"no more" in sent[-2]["body"] and not sent[-1]["more_body"]

@@ -16,10 +16,10 @@ import pytest
 
 from bridle.config import ModelConfig
 from bridle.http import HttpSettings
-from bridle.service import ModelRegistry, ModelSet, build_registry
-from bridle.service.keys import KeyStore
+from bridle.serving import ModelRegistry, ModelSet, build_registry
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import serving
-from tests.service.loaders import MIB, FakeLoader
+from tests.serving.loaders import MIB, FakeLoader
 from tests.waiting import PATIENCE
 
 ASK = {"prompt": "a", "max_tokens": 3}

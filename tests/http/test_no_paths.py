@@ -29,9 +29,9 @@ from bridle.http.anthropic.errors import anthropic_body
 from bridle.http.errors import error_body
 from bridle.http.tgi.errors import native_body
 from bridle.lmtp.failures import failure_of
-from bridle.service import ModelRegistry, load_model
-from bridle.shown import without_folders
-from lab.doubles import tiny
+from bridle.safe_repr import without_folders
+from bridle.serving import ModelRegistry, load_model
+from tests.fakes import tiny_checkpoints
 
 TELLING = "the-secret-customer"
 REFUSING = "{{ raise_exception('roles must alternate') if messages[0].content == 'refuse' }}{{ messages[0].no.more }}"
@@ -41,7 +41,7 @@ REFUSING = "{{ raise_exception('roles must alternate') if messages[0].content ==
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A model whose chat template fails, under its path as a further name, as `serve-model` gives it to LMQL."""
     folder = tmp_path_factory.mktemp("models") / TELLING / "llama"
-    shutil.copytree(tiny.cached_checkpoint("llama"), folder)
+    shutil.copytree(tiny_checkpoints.cached_checkpoint("llama"), folder)
     (folder / "chat_template.jinja").write_text(REFUSING)
     registry = ModelRegistry()
     registry.add(load_model(ModelConfig(str(folder), num_blocks=32)), [str(folder)])

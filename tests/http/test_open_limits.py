@@ -18,10 +18,10 @@ from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import encode_request
 from bridle.lmtp.messages import Generate
 from bridle.lmtp.server.requests import generation_of
-from bridle.service import LoadedModel, ModelRegistry
-from bridle.service.admission import Admission
-from bridle.service.serving import Host, Serving
-from bridle.service.story import Story
+from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.tenancy.admission import Admission
 from tests.http.harness import scripted_model, served
 from tests.http.test_recommended import Heard
 
@@ -131,9 +131,9 @@ def lmtp_limit(model: LoadedModel, default: int | None, **fields: Any) -> int | 
         asked = decode_request(encode_request(Generate(**whole)))
         assert isinstance(asked, Generate)
         with ExitStack() as held:
-            host = Host(ModelRegistry([model]), Admission(8, 1 << 20), default_max_tokens=default)
-            serving = Serving(host, Story(id="a"), held)
-            await serving.hold(None)
+            host = AppState(ModelRegistry([model]), Admission(8, 1 << 20), default_max_tokens=default)
+            serving = RequestLifecycle(host, RequestRecord(id="a"), held)
+            await serving.acquire_model(None)
             return (await generation_of(serving, asked, ())).parts[0].request.sampling.max_tokens
 
     return asyncio.run(ask())

@@ -16,10 +16,10 @@ from bridle.chat.files import MAX_FILE_BYTES, MAX_FILES
 from bridle.config import EngineConfig, ModelConfig
 from bridle.http import create_app
 from bridle.http.openai.responses.compact import KEPT_BYTES
-from bridle.service import ModelRegistry, load_model
+from bridle.serving import ModelRegistry, load_model
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.test_parking import HERMES, a_tokenizer
-from tests.media.picture_server import served_pictures
+from tests.multimodal.picture_server import served_pictures
 
 #: What the specification's schema of a response requires, and of which type it is.
 REQUIRED: dict[str, Any] = {

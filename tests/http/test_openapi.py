@@ -23,7 +23,7 @@ from hypothesis import Phase, given, settings
 from schemathesis import GenerationMode
 
 from bridle.http import HttpSettings, create_app
-from bridle.service import LoadedModel, ModelRegistry
+from bridle.serving import LoadedModel, ModelRegistry
 from tests.conftest import IS_FULL
 from tests.http.harness import scripted_model
 from tests.waiting import until

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from bridle.cli.top_view import frame
 from bridle.config import EngineConfig
-from bridle.service.loading import LoadedModel
-from bridle.text import Tokenizer
+from bridle.serving.models.loading import LoadedModel
+from bridle.tokenizer import Tokenizer
 from tests.http.harness import local_client, saying, scripted_model, tokenizer_folder
 from tests.leftovers import kept_folder
 from tests.waiting import PATIENCE, until
@@ -329,13 +329,13 @@ def test_a_drain_ends_what_is_parked_or_waits_for_it(awaits: bool) -> None:
         assert client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 1}).status_code == 503
         one.tell()
         if awaits:
-            done = client.portal.start_task_soon(http.settled)
+            done = client.portal.start_task_soon(http.wait_drained)
             assert one.say()[1] > 0 and not done.done()
             for request_id in ids_of(model):
-                model.client.unpark(request_id)
+                model.client.release_retained_kv(request_id)
             done.result(PATIENCE)
         else:
-            client.portal.call(http.settled)
+            client.portal.call(http.wait_drained)
             assert client.post("/v1/chat/completions", json={"messages": one.said}).status_code == 503
 
 

@@ -25,7 +25,7 @@ from bridle.http.openai.logprobs import CompletionLogprobs
 from bridle.logs import configure_logs
 from bridle.outputs import Logprob
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
-from tests.service.fakes import ByteTokenizer, fake_model
+from tests.serving.fakes import ByteTokenizer, fake_model
 
 # -- log-probabilities --------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypat
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
+    monkeypatch.setattr("bridle.serving.lifecycle.request_lifecycle.RequestLifecycle.acquire_model", broken)
     with local_client(fake_model()) as client:
         answer = client.post("/v1/completions", json={"prompt": "a"})
     (line,) = [json.loads(line) for line in log().splitlines() if "secret detail" in line]
@@ -292,7 +292,7 @@ def test_a_traceback_on_a_terminal_shows_no_texts(log: Callable[[], str], monkey
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
+    monkeypatch.setattr("bridle.serving.lifecycle.request_lifecycle.RequestLifecycle.acquire_model", broken)
     with local_client(fake_model()) as client:
         client.post("/v1/completions", json={"prompt": "a word of the client"})
     told = log()

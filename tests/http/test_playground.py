@@ -16,8 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle.http import create_app, playground
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import local_client, scripted_model
 from tests.sources import ROOT
 from tests.waiting import PATIENCE

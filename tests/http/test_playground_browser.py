@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from bridle.config import ModelConfig
-from bridle.service import ModelRegistry, load_model
-from bridle.service.control import ControlSettings
-from bridle.service.keys import KeyStore
-from bridle.traced import Header, Trace
-from bridle.traces import encode_trace, parse
+from bridle.serving import ModelRegistry, load_model
+from bridle.serving.controller_runtime import ControlSettings
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.traces import Trace, TraceHeader, encode_trace, parse
 from tests.http.browser import chromium, opened
 from tests.http.harness import saying, scripted_model, served, serving, tokenizer
 from tests.sources import ROOT
@@ -456,7 +455,7 @@ def test_traces_are_saved_and_opened(page: Any, tmp_path: Path) -> None:
     path.write_text("no trace\n")
     page.get_by_label("Trace file").set_input_files(path)
     page.get_by_text("Line 1 is not JSON").wait_for()
-    path.write_bytes(encode_trace(Trace(Header("runtime-1", runtime={"dialect": 2}))))
+    path.write_bytes(encode_trace(Trace(TraceHeader("runtime-1", runtime={"dialect": 2}))))
     page.get_by_label("Trace file").set_input_files(path)
     page.get_by_text("Line 1 begins the trace of a control runtime").wait_for()
 

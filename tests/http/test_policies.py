@@ -13,15 +13,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle import LLM
-from bridle.aici.client import DemandedPool
+from bridle.aici.client import PolicyPool
 from bridle.controllers import Controller, SequenceView
-from bridle.controllers.classes import load_classes
-from bridle.engine.decision import Decision
+from bridle.controllers.plugins import load_classes
+from bridle.engine.control.decision import Decision
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.batch import answer_batch, batch_settings, read_requests
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.policies import PolicyBook
+from bridle.serving import ModelRegistry
+from bridle.serving.policies import PolicyRegistry
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.http.test_borrowed_fields import text_of
 from tests.http.test_fields import ROUTES, post
@@ -82,14 +82,14 @@ def says(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> PolicyBook:
+def book(tmp_path_factory: pytest.TempPathFactory) -> PolicyRegistry:
     path = tmp_path_factory.mktemp("policies") / "policies.toml"
     path.write_text(FILE, encoding="utf-8")
-    return PolicyBook(path)
+    return PolicyRegistry(path)
 
 
 @pytest.fixture(scope="module")
-def client(book: PolicyBook) -> Iterator[TestClient]:
+def client(book: PolicyRegistry) -> Iterator[TestClient]:
     classes = {**load_classes([]), "Says": Says, "Writes": Writes}
     model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
     with local_client(model, HttpSettings(policies=book, controller_classes=classes)) as made:
@@ -115,7 +115,7 @@ def test_no_route_says_what_is_forbidden(client: TestClient, route: str, control
     assert answer.headers["x-bridle-policies"] == "secrets@3, words"
 
 
-def test_who_gets_no_trace_is_told_why(book: PolicyBook, tmp_path: Path) -> None:
+def test_who_gets_no_trace_is_told_why(book: PolicyRegistry, tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     registry = ModelRegistry([scripted_model(next_token=saying(SAYING))])
     with TestClient(create_app(registry, HttpSettings(policies=book), keys=keys)) as client:
@@ -182,7 +182,7 @@ def test_a_prefill_cannot_say_the_first_half(client: TestClient) -> None:
         assert rest not in text and "then" in text
 
 
-async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyBook) -> None:
+async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyRegistry) -> None:
     model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
     registry = ModelRegistry([model])
     lines = [
@@ -218,7 +218,7 @@ def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
     path.write_text(FILE, encoding="utf-8")
     model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
     fields = {"prompt": "x", "max_tokens": 200, "temperature": 0.0}
-    with local_client(model, HttpSettings(policies=PolicyBook(path))) as client:
+    with local_client(model, HttpSettings(policies=PolicyRegistry(path))) as client:
 
         def said() -> str:
             return text_of(post(client, "/v1/completions", fields))
@@ -252,7 +252,7 @@ def test_a_length_beyond_the_context_is_no_reason_to_refuse(tmp_path: Path, rout
     def body(text: str) -> dict[str, Any]:
         return {"input": text} if route == "/v1/responses" else {"messages": [{"role": "user", "content": text}]}
 
-    with local_client(model, HttpSettings(policies=PolicyBook(path))) as client:
+    with local_client(model, HttpSettings(policies=PolicyRegistry(path))) as client:
         answer = client.post(route, json=body("Go on"))
         assert answer.status_code == 200 and "so" in answer.text, answer.text
         full = client.post(route, json=body("Go on" * 300))
@@ -264,7 +264,7 @@ def test_the_example_holds_as_it_stands(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     said = "Of TICKET-12345, ann@example.org and a key: sk-abcdefghijklmnop1234."
     registry = ModelRegistry([scripted_model(max_model_len=1024)])
-    book = PolicyBook(ROOT / "examples" / "policies.toml")
+    book = PolicyRegistry(ROOT / "examples" / "policies.toml")
     settings = HttpSettings(policies=book, controller_classes={"Says": Says})
     with TestClient(create_app(registry, settings, keys=keys)) as client:
         for is_admin in (False, True):
@@ -279,7 +279,7 @@ def test_the_example_holds_as_it_stands(tmp_path: Path) -> None:
     keys.close()
 
 
-def test_users_see_no_policies(book: PolicyBook, tmp_path: Path) -> None:
+def test_users_see_no_policies(book: PolicyRegistry, tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     registry = ModelRegistry([scripted_model(next_token=saying(SAYING))])
     with TestClient(create_app(registry, HttpSettings(policies=book), keys=keys)) as client:
@@ -298,7 +298,7 @@ def test_the_runtime_of_policies_is_shown_once_there_is_one() -> None:
         raise AssertionError
 
     model = scripted_model()
-    model.demanded = DemandedPool(never)
+    model.demanded = PolicyPool(never)
     with local_client(model) as client:
 
         def seen() -> tuple[Any, list[str]]:

@@ -22,9 +22,9 @@ from bridle.aici.protocol import LOCAL
 from bridle.config import EngineConfig
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.batch import answer_batch, read_requests
-from bridle.service import LoadedModel, ModelRegistry
-from bridle.service.control import upload_module
-from bridle.service.policies import PolicyBook, read_policies
+from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving.controller_runtime import upload_module
+from bridle.serving.policies import PolicyRegistry, read_policies
 from tests.aici.guests import END, Step, by_branch, force, guest2, mask, result, sample, say, splice, store
 from tests.http.harness import saying, scripted_model, tokenizer, tokenizer_folder
 from tests.http.test_fields import ROUTES
@@ -190,7 +190,7 @@ class World:
     client: httpx.AsyncClient
     app: Any
     lmtp: Setup
-    book: PolicyBook
+    book: PolicyRegistry
 
     async def post(self, route: str, attack: Attack, **more: Any) -> list[str]:
         fields = dict(attack.fields) if route in ("/v1/completions", "/v1/chat/completions") else {}
@@ -290,7 +290,7 @@ def runtime(tmp_path: Path) -> Iterator[RuntimePool]:
 
 @pytest.fixture
 async def world(runtime: RuntimePool) -> AsyncIterator[World]:
-    book = PolicyBook(current=RULES)
+    book = PolicyRegistry(current=RULES)
     reply = "Say forbidden q42 to ann@example.org. "
     model = scripted_model(
         next_token=saying(reply), max_model_len=1024, runtime=runtime, config=EngineConfig(step_timeout=5.0)

@@ -17,10 +17,10 @@ from bridle.engine.request import Request
 from bridle.lmtp.messages import Generate
 from bridle.lmtp.server.requests import generation_of
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, ModelRegistry
-from bridle.service.admission import Admission
-from bridle.service.serving import Host, Serving
-from bridle.service.story import Story
+from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.tenancy.admission import Admission
 from tests.http.harness import scripted_model, served
 from tests.http.test_fields import ROUTES, post
 
@@ -89,8 +89,8 @@ def lmtp_sampling(model: LoadedModel, **fields: Any) -> SamplingParams:
     async def ask() -> SamplingParams:
         with ExitStack() as held:
             registry = ModelRegistry([model])
-            serving = Serving(Host(registry, Admission(8, 1 << 20)), Story(id="a"), held)
-            await serving.hold(None)
+            serving = RequestLifecycle(AppState(registry, Admission(8, 1 << 20)), RequestRecord(id="a"), held)
+            await serving.acquire_model(None)
             generation = await generation_of(serving, Generate(stream_id=1, model="", prompt="Say", **fields), ())
             return generation.parts[0].request.sampling
 

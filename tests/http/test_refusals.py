@@ -17,10 +17,10 @@ from websockets.sync.client import connect
 
 from bridle.http import create_app
 from bridle.lmtp.server import websocket_front
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import served
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
 OPENAI = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/nope", "/nope"]
@@ -74,16 +74,16 @@ def test_a_bug(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(
-        "bridle.http.transport.call._log", MagicMock()
+        "bridle.http.middleware.request_context._log", MagicMock()
     )  # without settings, tracebacks take it many seconds
-    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
+    monkeypatch.setattr("bridle.serving.lifecycle.request_lifecycle.RequestLifecycle.acquire_model", broken)
     client = TestClient(create_app(ModelRegistry([fake_model()])), raise_server_exceptions=False)
     answer = client.post(path, json=body)
     assert answer.status_code == 500 and "secret" not in answer.text
     check_shape(path, answer.json(), answer.headers["x-request-id"])
 
 
-def test_the_genuine_client_reads_why_it_is_not_let_in(tmp_path: Path) -> None:
+def test_the_real_client_reads_why_it_is_not_let_in(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     with (
         served(fake_model(), keys=keys) as url,

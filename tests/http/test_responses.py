@@ -1,4 +1,4 @@
-"""OpenAI's Responses API with the genuine client over the demo model."""
+"""OpenAI's Responses API with the real client over the demo model."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.responses import socket as responses_socket
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.turns import MAX_USELESS
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.serving.tenancy.loop_throttle import MAX_USELESS
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.test_open_responses import events_of
 from tests.http.test_parking import HERMES, a_tokenizer

@@ -19,7 +19,7 @@ import pytest
 
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings, ServeSettings, serve
-from bridle.http.transport.listening import bind
+from bridle.http.server.listening import bind
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -19,13 +19,13 @@ import pytest
 from pydantic_core import from_json
 from starlette.testclient import TestClient
 
+from bridle.http.middleware import json_body
 from bridle.http.settings import BODY_BYTES
-from bridle.http.transport import json_body
-from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
-from bridle.service.prompts import MAX_INLINE_CHARS
-from bridle.text import Tokenizer
-from lab.doubles.hostile import hostile_values
+from bridle.serving.requests.json_size import MAX_INLINE_BYTES, json_size, limit_for
+from bridle.serving.requests.prompts import MAX_INLINE_CHARS
+from bridle.tokenizer import Tokenizer
 from tests.conftest import IS_FULL
+from tests.fakes.hostile_json import hostile_values
 from tests.http.harness import local_client, scripted_model
 
 SIZE = 480 << 10  # bytes of a hostile value: enough to hold more than is taken

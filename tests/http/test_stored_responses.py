@@ -1,4 +1,4 @@
-"""Stored responses with the genuine OpenAI client, in this process: gone on from, read, listed, deleted."""
+"""Stored responses with the real OpenAI client, in this process: gone on from, read, listed, deleted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from bridle.config import EngineConfig
 from bridle.http import create_app
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import saying, scripted_model
 from tests.http.test_parking import BLOCK, HERMES, PARAMETERS, QUESTION, TAGGED, a_tokenizer
 

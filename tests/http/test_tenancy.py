@@ -14,9 +14,9 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from bridle.http import HttpSettings, create_app
 from bridle.lmtp.server import websocket_front
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from tests.service.fakes import fake_model
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
+from tests.serving.fakes import fake_model
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a"}),

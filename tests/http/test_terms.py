@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings, create_app
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.rates import Limits
+from bridle.serving import ModelRegistry
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.serving.tenancy.rate_limit import UserLimits
 from tests.http.harness import local_client, overdue_model, scripted_model, served
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
 CHAT = [{"role": "user", "content": "a"}]
@@ -69,7 +69,7 @@ def test_a_key_may_step_back_and_not_push_forward(path: str, body: dict[str, Any
     client.post(path, json=with_terms(body, priority=3)).raise_for_status()
     refused = client.post(path, json=with_terms(body, priority=-1))
     assert refused.status_code in (400, 422) and "may ask for 0 or more" in refused.text
-    keys.set_limits("ann", Limits(most_urgent=-1))
+    keys.set_limits("ann", UserLimits(most_urgent=-1))
     client.post(path, json=with_terms(body, priority=-1)).raise_for_status()
     keys.close()
     assert [request.priority for request in model.client.requests] == [3, -1]  # type: ignore[attr-defined]

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from bridle.errors import InvalidRequest, UnknownTrace
+from bridle.http.middleware.request_context import GENERATING_ROUTES
 from bridle.http.settings import HttpSettings
-from bridle.http.transport.call import GENERATING_ROUTES
-from bridle.service.trace_book import TRACE_EVENTS, TraceBook, wish_of
-from bridle.traced import Header, Log, Trace
-from bridle.traced.rebuild import rebuild
-from bridle.traces import decode_record, encode_trace, read
+from bridle.serving.tracing.trace_store import TRACE_EVENTS, TraceStore, wish_of
+from bridle.traces import LogRecord, Trace, TraceHeader, decode_record, encode_trace, read
+from bridle.traces.replay_text import rebuild
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.test_tenancy import calls
-from tests.service.test_bounded_book import check_counts
+from tests.serving.test_per_user_store import check_counts
 
 REPLY = "good day"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -244,15 +243,15 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: 
 
 
 def trace_of(size: int) -> Trace:
-    return Trace(Header("a"), [Log(0, 1, "x" * size)])
+    return Trace(TraceHeader("a"), [LogRecord(0, 1, "x" * size)])
 
 
-def find(book: TraceBook, name: str, user: str) -> bytes:
+def find(book: TraceStore, name: str, user: str) -> bytes:
     return asyncio.run(book.find(name, user))
 
 
 def test_others_do_not_get_it() -> None:
-    book = TraceBook()
+    book = TraceStore()
     book.keep("one", "ann", [trace_of(3)], is_wanted=True)
     assert find(book, "one", "ann") == encode_trace(trace_of(3))
     with pytest.raises(UnknownTrace):
@@ -262,7 +261,7 @@ def test_others_do_not_get_it() -> None:
 
 def test_traces_go_when_they_are_old() -> None:
     now = 0.0
-    book = TraceBook(max_age=10.0, clock=lambda: now)
+    book = TraceStore(max_age=10.0, clock=lambda: now)
     book.keep("one", "ann", [trace_of(3)], is_wanted=True)
     now = 9.0
     find(book, "one", "ann")
@@ -273,7 +272,7 @@ def test_traces_go_when_they_are_old() -> None:
 
 
 def test_nobody_replaces_the_trace_of_another_by_its_name() -> None:
-    book = TraceBook()
+    book = TraceStore()
     book.keep("one", "ann", [trace_of(3)], is_wanted=True)
     book.keep("one", "bob", [trace_of(4)], is_wanted=True)
     assert [find(book, "one", user) for user in ("ann", "bob")] == [
@@ -285,7 +284,7 @@ def test_nobody_replaces_the_trace_of_another_by_its_name() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3000)), max_size=12))
 def test_the_book_is_bounded_by_what_traces_take(kept: list[tuple[str, int]]) -> None:
-    book = TraceBook(max_bytes=9_000, max_user_bytes=6_000)
+    book = TraceStore(max_bytes=9_000, max_user_bytes=6_000)
     for number, (user, size) in enumerate(kept):
         book.keep(str(number), user, [trace_of(size)], is_wanted=True)
     book.close()
@@ -297,7 +296,7 @@ def test_the_book_is_bounded_by_what_traces_take(kept: list[tuple[str, int]]) ->
 
 
 def test_the_folder_is_bounded(tmp_path: Path) -> None:
-    book = TraceBook(tmp_path, 1.0, max_folder_bytes=5_000)
+    book = TraceStore(tmp_path, 1.0, max_folder_bytes=5_000)
     for number in range(8):
         book.keep(f"r{number}", "ann", [trace_of(1_000)], is_wanted=False)
     book.close()
@@ -309,10 +308,10 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
 
 @given(st.floats(0, 1))
 def test_the_share_is_one_of_ids(share: float) -> None:
-    book = TraceBook(Path("unused"), share)
+    book = TraceStore(Path("unused"), share)
     chosen = sum(book.is_chosen(f"request-{number}") for number in range(400))
     assert abs(chosen / 400 - share) < 0.15
-    assert TraceBook(None, 0.0).is_chosen("request-1") is False
+    assert TraceStore(None, 0.0).is_chosen("request-1") is False
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import pytest
 from bridle.config import EngineConfig
 from bridle.engine.request import Request
 from bridle.http import HttpSettings
-from bridle.http.tgi.answer import Answer
+from bridle.http.sse import SseWriter
+from bridle.http.tgi.answer import TgiResponse
 from bridle.http.tgi.plan import plan_of
 from bridle.http.tgi.schemas import Parameters
-from bridle.http.transport.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.service.generation import Generation, Part
+from bridle.serving.lifecycle.generation import Generation, SubRequest
 from tests.http.harness import local_client, overdue_model, scripted_model, served, tokenizer
-from tests.service.fakes import fake_model, served_by
+from tests.serving.fakes import fake_model, served_by
 from tests.waiting import PATIENCE
 
 REPLY = "Hello there, é and the end."
@@ -181,9 +181,9 @@ async def _streamed(events: list[list[Event]], **parameters: Any) -> list[dict[s
     model = fake_model(lambda request: events)
     request = Request("r", (97, 98), SamplingParams(max_tokens=9, logprobs=0), controller=object())
     serving = await served_by(model)
-    parts = [Part(0, request, text="ab")]
-    generation = Generation(model, model.name, serving.story, serving.ticket, serving.held, parts)
-    answer = Answer(generation, plan_of(Parameters(details=True, **parameters), is_stream=True), "ab")
+    parts = [SubRequest(0, request, text="ab")]
+    generation = Generation(model, model.name, serving.story, serving.ticket, serving.exit_stack, parts)
+    answer = TgiResponse(generation, plan_of(Parameters(details=True, **parameters), is_stream=True), "ab")
     told: list[bytes] = []
 
     async def send(message: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from bridle.cli.access_options import AccessOptions
 from bridle.errors import InvalidRequest
-from bridle.http.transport.tls import TlsFiles
+from bridle.http.server.tls import TlsFiles
 from tests.http.certificates import make_certificate
 from tests.http.test_signals import small_server
 from tests.waiting import PATIENCE

@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 
 import httpx
 
+from bridle.controller_tools import ToolExecutor
 from bridle.http import HttpSettings, ServeSettings, create_app
-from bridle.http.server import DrainingServer, uvicorn_config
-from bridle.http.transport.listening import bind
-from bridle.service import ModelRegistry
-from bridle.tools import ToolDesk
+from bridle.http.server.listening import bind
+from bridle.http.server.run import DrainingServer, uvicorn_config
+from bridle.serving import ModelRegistry
 from tests.http.harness import scripted_model
 from tests.http.test_tools import Says, told
 from tests.waiting import PATIENCE, until
@@ -24,7 +24,7 @@ class Draining:
     """A server in a thread, and its end."""
 
     def __init__(self, grace: float) -> None:
-        self.desk = ToolDesk()
+        self.desk = ToolExecutor()
         registry = ModelRegistry([scripted_model(tools=self.desk)])
         app = create_app(registry, HttpSettings(controller_classes={"Says": Says}))
         listener, settings, is_up = bind("127.0.0.1", 0), ServeSettings(), threading.Event()

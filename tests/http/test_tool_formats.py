@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.chat.tools.formats import ToolFormat, format_of
-from bridle.chat.tools.grammar import Function
-from bridle.chat.tools.hermes import CLOSE, OPEN, Hermes
-from bridle.chat.tools.llama import PYTHON_TAG, Llama
-from bridle.chat.tools.mistral import Mistral
-from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Found
-from bridle.constraints import vocabulary_of
-from bridle.constraints.grammar import grammar_of
-from bridle.constraints.matcher import Matcher
-from bridle.constraints.vocabulary import Vocabulary
+from bridle.chat.stream_deltas import CallArguments, CallRules, ParsedMessage, ToolCallStart
+from bridle.chat.tool_parsers.formats import ToolFormat, format_of
+from bridle.chat.tool_parsers.grammar import Function
+from bridle.chat.tool_parsers.hermes import CLOSE, OPEN, Hermes
+from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
+from bridle.chat.tool_parsers.mistral import Mistral
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.openai.responses.schemas import ResponsesBody
-from bridle.text import Tokenizer
+from bridle.structured_output import vocabulary_of
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.vocabulary import GrammarVocabulary
+from bridle.tokenizer import Tokenizer
 
 ARGUMENTS = '{"a": "<b> } </tool_call> \\" [", "c": [{"d": {}}]}'
 CALL = f'{OPEN}{{"name": "f", "arguments": {ARGUMENTS}}}{CLOSE}'
@@ -34,7 +34,7 @@ FORMATS: list[ToolFormat] = [Hermes(), Llama(), Mistral(["</s>"])]
 
 def read(kind: ToolFormat, pieces: list[str], is_open: bool = False) -> tuple[str, list[tuple[str, Any]]]:
     """Content and calls of text that arrives in pieces."""
-    reader, found = kind.reader(is_open), Found()
+    reader, found = kind.reader(is_open), ParsedMessage()
     for position, piece in enumerate(pieces):
         found.add(reader.push(piece, is_last=position == len(pieces) - 1))
     return found.content, [(call.name, _json(call.arguments)) for call in found.calls]
@@ -152,7 +152,7 @@ def test_a_call_streams_from_its_name_on() -> None:
 
 
 def test_ids_differ_and_suit_every_template() -> None:
-    found = Found().add(Hermes().reader().push(CALL + CALL, is_last=True))
+    found = ParsedMessage().add(Hermes().reader().push(CALL + CALL, is_last=True))
     first, second = (call.id for call in found.calls)
     assert first != second
     assert len(first) == 9
@@ -161,7 +161,7 @@ def test_ids_differ_and_suit_every_template() -> None:
 
 def test_ids_go_back_to_templates_as_they_were_made() -> None:
     """Each API puts something of its own in front, which a template that counts letters would not take."""
-    (made,) = Found().add(Hermes().reader().push(CALL, is_last=True)).calls
+    (made,) = ParsedMessage().add(Hermes().reader().push(CALL, is_last=True)).calls
     ask = {"role": "user", "content": "x"}
     use = {"type": "tool_use", "id": f"toolu_{made.id}", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": f"toolu_{made.id}", "content": "y"}
@@ -186,7 +186,7 @@ BAD = ['{"name": "find", "%s": {"city": "Paris"}}', '{"name": "fund", "%s": {}}'
 
 
 @cache
-def vocabulary() -> tuple[Tokenizer, Vocabulary]:
+def vocabulary() -> tuple[Tokenizer, GrammarVocabulary]:
     tokenizer = Tokenizer.load("demo")
     return tokenizer, vocabulary_of(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
 
@@ -300,7 +300,7 @@ def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, t
     rules = CallRules(frozenset({"f"}), is_held=True)
     shown = "" if kind.opening_token else before
     for pieces in ([before + text + after], [*before, *text, *after]):
-        reader, found = kind.reader(rules=rules), Found()
+        reader, found = kind.reader(rules=rules), ParsedMessage()
         for position, piece in enumerate(pieces):
             found.add(reader.push(piece, is_last=position == len(pieces) - 1))
         assert (found.content, found.calls) == (shown + text + after, [])
@@ -315,7 +315,7 @@ def test_a_call_that_is_held_comes_whole(kind: ToolFormat, text: str) -> None:
     reader = kind.reader(rules=CallRules(frozenset({"f"}), is_held=True))
     pieces = [piece for char in text for piece in reader.push(char)]
     begun, arguments = (*pieces, *reader.push("", is_last=True))
-    assert isinstance(begun, CallBegun) and begun.name == "f"
+    assert isinstance(begun, ToolCallStart) and begun.name == "f"
     assert isinstance(arguments, CallArguments) and arguments.text == ARGUMENTS
 
 
@@ -358,7 +358,7 @@ def test_an_answer_may_begin_with_a_call_without_tags(
 ) -> None:
     rules = CallRules(frozenset(("f", "other")), is_held=is_whole)
     for pieces in ([text], [*text, ""]):
-        reader, found = Hermes().reader(rules=rules), Found()
+        reader, found = Hermes().reader(rules=rules), ParsedMessage()
         for position, piece in enumerate(pieces):
             found.add(reader.push(piece, is_last=position == len(pieces) - 1))
         assert (found.content, [(call.name, _json(call.arguments)) for call in found.calls]) == (content, calls)
@@ -366,4 +366,8 @@ def test_an_answer_may_begin_with_a_call_without_tags(
 
 def test_text_that_cannot_become_such_a_call_is_told_at_once() -> None:
     reader = Hermes().reader(rules=CallRules(frozenset("f")))
-    assert [Found().add(reader.push(text)).content for text in ('{"na', 'mely": ', "5, ")] == ["", '{"namely": ', "5, "]
+    assert [ParsedMessage().add(reader.push(text)).content for text in ('{"na', 'mely": ', "5, ")] == [
+        "",
+        '{"namely": ',
+        "5, ",
+    ]

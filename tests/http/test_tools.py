@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from bridle import Controller, Decision
+from bridle.controller_tools import Call, ClientTool, ToolExecutor, function_tools
+from bridle.controller_tools.access import ToolPermission
 from bridle.controllers import SequenceView
 from bridle.http import HttpSettings
-from bridle.service.keys import KeyStore
-from bridle.tools import Call, ClientTool, ToolDesk, function_tools
-from bridle.tools.access import Grant
+from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import scripted_model, served
 from tests.http.test_borrowed_fields import of_eight, text_of
 from tests.http.test_fields import ROUTES, post
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         KEYS[user] = keys.add(user)
     tools = function_tools({"greet": lambda: "hi", "annas": lambda: "hi anna"})
     tools["ask"] = ClientTool("Asks the person at the other end.")
-    desk = ToolDesk(tools, grants={"annas": Grant(users=frozenset({"anna"}))})
+    desk = ToolExecutor(tools, grants={"annas": ToolPermission(users=frozenset({"anna"}))})
     settings = HttpSettings(controller_classes={"Says": Says})
     with served(scripted_model(tools=desk), settings, keys) as url, httpx.Client(base_url=url, timeout=600) as client:
         client.headers["Authorization"] = f"Bearer {KEYS['anna']}"

@@ -19,12 +19,12 @@ from bridle import telemetry
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, ShardUnavailable, UnsupportedFeature
 from bridle.http import HttpSettings, create_app
-from bridle.http.server import start_tracing
+from bridle.http.server.run import start_tracing
 from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent, Usage
-from bridle.service import LoadedModel, ModelRegistry
-from bridle.service.otel import OtelTracing
+from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving.lifecycle.otel import OtelTracing
 from tests.http.harness import saying, scripted_model
-from tests.service.fakes import fake_model, prompt_event
+from tests.serving.fakes import fake_model, prompt_event
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bridle import LLM, SamplingParams
-from bridle.chat.reasoning import ReasoningReader, Tags
-from bridle.constraints import Regex
-from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
+from bridle.chat.reasoning import ReasoningReader, ThinkTags
+from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
 from bridle.outputs import FinishReason
-from bridle.service import LoadedModel
-from bridle.text import Tokenizer
+from bridle.serving import LoadedModel
+from bridle.structured_output import Regex
+from bridle.tokenizer import Tokenizer
 from tests.http.harness import saying, scripted_model, served, tokenizer, tokenizer_folder
 from tests.leftovers import kept_folder
 
-TAGS = Tags("<think>", "</think>", 1, 2)
+TAGS = ThinkTags("<think>", "</think>", 1, 2)
 
 
 # -- thoughts in text --------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def grammar_of(model: LoadedModel, pattern: str) -> Grammar:
+def grammar_of(model: LoadedModel, pattern: str) -> CompiledGrammar:
     assert model.constraints is not None
     return asyncio.run(compile_grammar(model.constraints, Regex(pattern)))
 
@@ -91,7 +91,7 @@ def test_what_is_free_ends_and_the_rest_keeps_to_the_grammar(llm: LLM, budget: i
     closing = (*text.encode("!", add_special_tokens=False), end)
     sampling = SamplingParams(max_tokens=400, n=3, temperature=1, seed=3)
     for number in range(3):
-        controller = FreePart(
+        controller = ReasoningThenGrammar(
             end,
             opening=None if is_begun else opening,
             budget=budget,
@@ -125,7 +125,7 @@ def test_a_banned_phrase_goes_from_the_free_part_and_from_the_rest(llm: LLM) -> 
     sampling = SamplingParams(max_tokens=400, n=3, temperature=1, seed=3, banned_phrases=phrases)
     num_rewound = 0
     for number in range(4):
-        controller = FreePart(
+        controller = ReasoningThenGrammar(
             end, budget=9, closing=(end,), gap=tuple(gap), then=grammar_of(llm.model, "[ab]{6}"), may_stop=False
         )
         for each in llm.generate(f"prompt {number}", sampling, controller=controller)[0].outputs:
@@ -143,7 +143,9 @@ def test_a_budget_alone_leaves_the_rest_free_but_for_the_end_token(llm: LLM) -> 
     (end,) = text.encode("#", add_special_tokens=False)
     sampling = SamplingParams(max_tokens=60, temperature=2, seed=5, ignore_eos=True)
     for number in range(8):
-        output = llm.generate(f"prompt {number}", sampling, controller=FreePart(end, budget=4, closing=(end,)))[0]
+        output = llm.generate(
+            f"prompt {number}", sampling, controller=ReasoningThenGrammar(end, budget=4, closing=(end,))
+        )[0]
         tokens = list(output.outputs[0].token_ids)
         assert tokens.index(end) <= 4
         if tokens.index(end) == 4:

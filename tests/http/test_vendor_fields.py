@@ -1,4 +1,4 @@
-"""Fields that OpenAI's and Anthropic's genuine clients may send: each is taken where they send it, or has a row that
+"""Fields that OpenAI's and Anthropic's real clients may send: each is taken where they send it, or has a row that
 says what becomes of it."""
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from typing import Any, get_args
 
 import pytest
 
-from bridle.elsewhere.fields import BY_NAME
-from bridle.elsewhere.rows import System
+from bridle.compat.request_fields import BY_NAME
+from bridle.compat.schema import System
 from bridle.http.anthropic.schemas import MessagesBody, OutputFields, ThinkingFields
 from bridle.http.fields import Fields
 from bridle.http.openai.embeddings import EmbeddingsBody
 from bridle.http.openai.responses.schemas import ResponsesBody, TextFields
 from bridle.http.openai.schemas import ChatBody, CompletionBody, ReasoningFields, StreamOptions
-from lab.coming_from import listed, names
+from dev.coming_from import listed, names
 
 
 def of_openai() -> tuple[str, dict[type[Fields], tuple[Any, ...]]]:

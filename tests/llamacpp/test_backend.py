@@ -16,13 +16,13 @@ from bridle import LLM, SamplingParams
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, SequenceView
 from bridle.engine import Branch, Decision
-from bridle.engine.plan import ForkRow, PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.scheduling.step_plan import ForkRow, PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.errors import BridleError, InternalError, InvalidRequest, OutOfBlocks, ShardUnavailable, UnsupportedModel
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.slots import Slots
 from bridle.lmtp.client import Client, MemoryCarrier
-from bridle.model.footprint import weights_of
-from bridle.service.loading import load_model
+from bridle.model.memory_estimate import weights_of
+from bridle.serving.models.loading import load_model
 from tests.gguf.kit import folder, pair
 from tests.http.harness import local_client
 from tests.llamacpp.test_parity import prompt_plan, started
@@ -338,7 +338,7 @@ def test_controllers_give_the_same_on_all_three() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "llamacpp"])
 def test_replicas_serve_a_file(backend: str) -> None:
-    from bridle.deploy.replicas import load_replicated
+    from bridle.launch.replicas import load_replicated
 
     original, file = pair("llama")
     config = ModelConfig(str(file), num_blocks=64, backend=backend, dtype="float32", num_threads=1)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ pytest.importorskip("llama_cpp")
 from bridle import LLM, SamplingParams, WasmController
 from bridle.controllers import Controller, SequenceView
 from bridle.engine import Branch, Decision
-from bridle.service import ControlSettings
+from bridle.serving import ControlSettings
 from tests.aici.guests import END, force, guest2, sample
 from tests.gguf.kit import load, logits, pair
 

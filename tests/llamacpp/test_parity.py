@@ -14,7 +14,7 @@ pytest.importorskip("llama_cpp")
 
 from bridle import LLM, SamplingParams
 from bridle.config import ModelConfig
-from bridle.engine.plan import PlanRow, StepPlan
+from bridle.engine.scheduling.step_plan import PlanRow, StepPlan
 from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
@@ -117,7 +117,7 @@ def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> N
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
-    """The engine's equality law over KV by sequence: programs, forks, rewinds, waits, chunks and preemption."""
+    """The engine's equality property over KV by sequence: programs, forks, rewinds, waits, chunks and preemption."""
     original, file = pair(family)
 
     def load_small(config: ModelConfig) -> LlamaExecutor:
@@ -173,6 +173,6 @@ def test_embeddings_are_those_of_torch() -> None:
 
 
 def _nothing(step: int) -> Any:
-    from bridle.engine.plan import SampleBatch
+    from bridle.engine.scheduling.step_plan import SampleBatch
 
     return SampleBatch(step)

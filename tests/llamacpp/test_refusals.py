@@ -24,9 +24,9 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import BridleError
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.lmtp.server import websocket_front
-from bridle.service import AdapterSet, ModelRegistry
-from bridle.service.adapter_set import AdapterCatalog
-from bridle.service.loading import load_model
+from bridle.serving import AdapterSet, ModelRegistry
+from bridle.serving.lora.lora_config import AdapterCatalog
+from bridle.serving.models.loading import load_model
 from tests.gguf.kit import pair
 from tests.http.harness import serving
 from tests.lora.kit import write_adapter
@@ -227,7 +227,7 @@ def test_settings_are_refused_before_a_model_is_looked_for(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the model was looked for")
 
-    for place in ("bridle.model.resolve_model", "bridle.model.footprint.resolve_model"):
+    for place in ("bridle.model.resolve_model", "bridle.model.memory_estimate.resolve_model"):
         monkeypatch.setattr(place, never)
     for verb in (["generate", "owner/model", "x"], ["serve", "owner/model", "--port", "0"]):
         assert main([*verb, "--backend", "llamacpp", *flags]) == 2

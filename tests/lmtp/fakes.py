@@ -1,4 +1,4 @@
-"""Servers to test clients with: one that behaves like the genuine one, and connections that break as told."""
+"""Servers to test clients with: one that behaves like the real one, and connections that break as told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.errors import ConnectionLost
-from bridle.lmtp.client import Carrier, MemoryCarrier, MessageChannel
+from bridle.lmtp.client import ClientChannel, MemoryCarrier, Transport
 
 VOCAB_SIZE = 97
 EOS = 0
@@ -32,7 +32,7 @@ def continuation(prompt: Sequence[int], length: int) -> list[int]:
 
 @dataclass
 class GenuineLike:
-    """Answers as the genuine server does, deviations included: the last token twice, floats beside JSON, unknown fields
+    """Answers as the real server does, deviations included: the last token twice, floats beside JSON, unknown fields
     refused, garbage answered by closing. `leak` more tokens than asked for, as when another request of the batch wants
     them. `edit` may change or add frames."""
 
@@ -44,7 +44,7 @@ class GenuineLike:
     def carrier(self) -> MemoryCarrier:
         return MemoryCarrier(self.serve)
 
-    async def serve(self, link: MessageChannel) -> None:
+    async def serve(self, link: ClientChannel) -> None:
         while True:
             line = await link.receive()
             self.received.append(line)
@@ -92,12 +92,12 @@ class CutCarrier:
 
     name = "a carrier that breaks"
 
-    def __init__(self, inner: Carrier, cuts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, inner: Transport, cuts: Sequence[tuple[int, int]]) -> None:
         self._inner = inner
         self._cuts = list(cuts)
         self.num_connections = 0
 
-    async def connect(self) -> MessageChannel:
+    async def connect(self) -> ClientChannel:
         self.num_connections += 1
         link = await self._inner.connect()
         if not self._cuts:
@@ -107,7 +107,7 @@ class CutCarrier:
 
 
 class CutLink:
-    def __init__(self, link: MessageChannel, down: int, up: int) -> None:
+    def __init__(self, link: ClientChannel, down: int, up: int) -> None:
         self._link = link
         self._down = down
         self._up = up

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bridle.lmtp.client import memory_pair
-from bridle.lmtp.client.carriers import MemoryLink
+from bridle.lmtp.client.transports import MemoryLink
 from bridle.lmtp.server import LmtpServer, LmtpSettings, LocalHost
-from bridle.service import Admission, LoadedModel, ModelRegistry
-from bridle.service.keys import Identity
+from bridle.serving import Admission, LoadedModel, ModelRegistry
+from bridle.serving.tenancy.keys import Identity
 from tests.http.harness import NAME, scripted_model
 from tests.waiting import PATIENCE
 

@@ -11,11 +11,11 @@ import pytest
 from bridle.lmtp import Client
 from bridle.lmtp.client import MemoryCarrier
 from bridle.lmtp.interactive import Interactive
-from bridle.service import AdapterSet, LoadedModel
-from bridle.service.adapter_set import AdapterCatalog
+from bridle.serving import AdapterSet, LoadedModel
+from bridle.serving.lora.lora_config import AdapterCatalog
 from tests.http.harness import NAME, scripted_model
 from tests.lmtp.harness import Setup, running
-from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
+from tests.serving.fake_adapters import FakeHome, with_adapters, write_adapter
 
 
 @pytest.fixture

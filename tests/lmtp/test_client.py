@@ -25,29 +25,29 @@ from bridle.errors import (
     RequestCancelled,
     UnsupportedFeature,
 )
-from bridle.lmtp import Client, Patience, SyncClient
-from bridle.lmtp.client import MemoryCarrier, MessageChannel, SocketCarrier, StdioCarrier, WebSocketCarrier
+from bridle.lmtp import Client, RetryPolicy, SyncClient
+from bridle.lmtp.client import ClientChannel, MemoryCarrier, SocketCarrier, StdioCarrier, WebSocketCarrier
 from bridle.lmtp.client.websocket import endpoint_url
-from bridle.lmtp.messages import FEATURES, UNAVAILABLE, Event
+from bridle.lmtp.messages import FEATURES, UNAVAILABLE, EventMessage
 from tests.lmtp.fakes import GenuineLike, continuation
 from tests.waiting import PATIENCE
 
-QUICK = Patience(backoff=0.0, retries=2, connect_attempts=2)
-HASTY = Patience(first_token=0.02, between_tokens=0.02, backoff=0.0, retries=2)
+QUICK = RetryPolicy(backoff=0.0, retries=2, connect_attempts=2)
+HASTY = RetryPolicy(first_token=0.02, between_tokens=0.02, backoff=0.0, retries=2)
 
 
 class Scripted:
     """A server with the extensions; `script(request, link)` answers each GENERATE and SCORE of a connection."""
 
     def __init__(
-        self, script: Callable[[dict[str, Any], MessageChannel], Awaitable[None]], features: Any = FEATURES
+        self, script: Callable[[dict[str, Any], ClientChannel], Awaitable[None]], features: Any = FEATURES
     ) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.heard = asyncio.Condition()
         self._script = script
         self._features = features
 
-    async def serve(self, link: MessageChannel) -> None:
+    async def serve(self, link: ClientChannel) -> None:
         while True:
             kind, _, text = (await link.receive()).partition(" ")
             body = json.loads(text)
@@ -71,7 +71,7 @@ class Scripted:
             await self.heard.wait_for(lambda: len(self.sent(kind)) >= count)
 
     @asynccontextmanager
-    async def client(self, patience: Patience = QUICK, **options: Any) -> AsyncIterator[Client]:
+    async def client(self, patience: RetryPolicy = QUICK, **options: Any) -> AsyncIterator[Client]:
         async with (
             asyncio.timeout(PATIENCE),
             Client(MemoryCarrier(self.serve), "m", patience=patience, **options) as client,
@@ -79,7 +79,7 @@ class Scripted:
             yield client
 
 
-async def say(link: MessageChannel, body: dict[str, Any], tokens: Iterable[int], reason: str | None = "length") -> None:
+async def say(link: ClientChannel, body: dict[str, Any], tokens: Iterable[int], reason: str | None = "length") -> None:
     tokens = list(tokens)
     for number, token in enumerate(tokens):
         last = reason if number == len(tokens) - 1 else None
@@ -87,11 +87,11 @@ async def say(link: MessageChannel, body: dict[str, Any], tokens: Iterable[int],
         await link.send("TOKEN " + json.dumps([answer]))
 
 
-async def refuse(link: MessageChannel, body: dict[str, Any], **fields: Any) -> None:
+async def refuse(link: ClientChannel, body: dict[str, Any], **fields: Any) -> None:
     await link.send("TOKEN " + json.dumps([{"stream_id": body["stream_id"], "error": "no", **fields}]))
 
 
-# -- what the genuine server does -----------------------------------------------------------------------------
+# -- what the real server does -----------------------------------------------------------------------------
 
 
 def mangled(change: Callable[[str, Any], str]) -> Callable[[str], Iterable[str]]:
@@ -216,7 +216,7 @@ async def test_errors_are_the_servers(fields: dict[str, Any], error: type[Except
 
 
 async def test_retryable_errors_are_retried_with_a_new_key() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         if len(server.sent("GENERATE")) < 3:
             await refuse(link, body, code="overloaded", retryable=True, retry_after=0.001)
         else:
@@ -238,7 +238,7 @@ async def test_retries_end() -> None:
 
 
 async def test_a_stream_that_lags_is_cancelled_and_goes_on_from_where_it_was() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         if len(body["prompt"]) < 3:
             await say(link, body, [7, 8], reason=None)  # and then nothing
         else:
@@ -255,7 +255,7 @@ async def test_a_stream_that_lags_is_cancelled_and_goes_on_from_where_it_was() -
 
 
 async def test_text_goes_on_behind_a_buffer() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         await say(link, body, [7], reason=None) if "buffer" not in body else await say(link, body, [8])
 
     server = Scripted(script)
@@ -269,7 +269,7 @@ async def test_text_goes_on_behind_a_buffer() -> None:
 
 
 async def test_constrained_streams_begin_again_only_if_they_must_repeat() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         count = len(server.sent("GENERATE"))
         await say(link, body, [7, 8] if count == 1 else [7, 8, 9], reason=None if count == 1 else "stop")
 
@@ -290,7 +290,7 @@ async def test_constrained_streams_begin_again_only_if_they_must_repeat() -> Non
 
 
 async def test_silence_times_out() -> None:
-    async def silent(body: dict[str, Any], link: MessageChannel) -> None:
+    async def silent(body: dict[str, Any], link: ClientChannel) -> None:
         pass
 
     server = Scripted(silent)
@@ -301,12 +301,12 @@ async def test_silence_times_out() -> None:
 
 
 async def test_notices_are_heard() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         await link.send('EVENT [{"event": "draining", "seconds": 3}]')
         await link.send("EVENT " + json.dumps([{"event": "queued", "stream_id": body["stream_id"]}]))
         await say(link, body, [7])
 
-    heard: list[Event] = []
+    heard: list[EventMessage] = []
     async with Scripted(script).client(on_event=heard.append) as client:
         await (await client.generate([1])).read()
     assert [event.event for event in heard] == ["draining", "queued"]
@@ -314,7 +314,7 @@ async def test_notices_are_heard() -> None:
 
 
 async def test_branches_are_told_to_those_who_ask() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         assert body["rewind"] == "event"
         i = body["stream_id"]
         fork = {"event": "fork", "stream_id": i, "position": 1, "branch": 1, "parent": 0, "num_tokens": 1}
@@ -330,7 +330,7 @@ async def test_branches_are_told_to_those_who_ask() -> None:
     async with Scripted(script).client() as client:
         stream = await client.generate([1], max_tokens=1, rewind="event")
         items = [item async for item in stream.items()]
-    assert [item.event if isinstance(item, Event) else (item.token, item.branch) for item in items] == [
+    assert [item.event if isinstance(item, EventMessage) else (item.token, item.branch) for item in items] == [
         (5, 0), "fork", (6, 0), (7, 1),
     ]  # fmt: skip
 
@@ -369,7 +369,7 @@ async def test_places_are_bounded_and_come_back() -> None:
 
 
 async def test_what_nobody_reads_is_not_taken_from_the_server() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         await say(link, body, [1] * body["max_tokens"])
         done.append(body["stream_id"])
 
@@ -398,7 +398,7 @@ async def test_closing_ends_streams() -> None:
 
 
 async def test_a_server_that_closes_on_every_request_is_given_up() -> None:
-    async def hang_up(body: dict[str, Any], link: MessageChannel) -> None:
+    async def hang_up(body: dict[str, Any], link: ClientChannel) -> None:
         raise ConnectionLost("bye")
 
     server = Scripted(hang_up)
@@ -409,7 +409,7 @@ async def test_a_server_that_closes_on_every_request_is_given_up() -> None:
 
 
 async def test_a_lost_stream_that_cannot_be_had_again_is_an_error() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         await say(link, body, [7], reason=None)
         raise ConnectionLost("cut")
 
@@ -423,7 +423,7 @@ async def test_a_lost_stream_that_cannot_be_had_again_is_an_error() -> None:
 
 
 async def test_a_request_that_is_not_known_yet_keeps_its_key() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         if len(server.sent("GENERATE")) == 1 and "prompt" in body:
             raise ConnectionLost("cut")
         await say(link, body, [7]) if "prompt" in body else await refuse(link, body, code="unknown_stream")
@@ -436,7 +436,7 @@ async def test_a_request_that_is_not_known_yet_keeps_its_key() -> None:
 
 
 async def test_buffers_are_named_again() -> None:
-    async def script(body: dict[str, Any], link: MessageChannel) -> None:
+    async def script(body: dict[str, Any], link: ClientChannel) -> None:
         if "prompt" not in body:  # a RESUME
             await refuse(link, body, code="unknown_stream", param="key")
         elif len(server.sent("GENERATE")) == 1:

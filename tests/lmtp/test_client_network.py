@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bridle.lmtp import Client, Patience
+from bridle.lmtp import Client, RetryPolicy
 from bridle.lmtp.server import websocket_front
 from tests.conftest import IS_FULL
 from tests.http.harness import NAME, scripted_model, served
 
 NUM_REQUESTS = 10_000 if IS_FULL else 200
 NUM_CLIENTS = 8
-PATIENT = Patience(backoff=0.001, max_backoff=0.05, retries=100, connect_attempts=20)
+PATIENT = RetryPolicy(backoff=0.001, max_backoff=0.05, retries=100, connect_attempts=20)
 
 
 class BadNetwork:

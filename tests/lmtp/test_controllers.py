@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from bridle.aici.protocol import Auth
-from bridle.constraints import Regex
 from bridle.controllers.composition import parts_of
 from bridle.errors import InvalidRequest
 from bridle.http.openai.schemas import SamplingFields
 from bridle.lmtp.messages import Generate
 from bridle.lmtp.server.requests import generation_of
-from bridle.service.control import upload_module
-from bridle.service.keys import Identity
+from bridle.serving.controller_runtime import upload_module
+from bridle.serving.tenancy.keys import Identity
+from bridle.structured_output import Regex
 from tests.aici.guests import END, TRAP, by_branch, force, guest2, result, say, splice
 from tests.http.controlled import ENDLESS, controlled_model, ids, lent, pick
 from tests.lmtp.harness import Object, Setup, running
-from tests.service.fakes import served_by
+from tests.serving.fakes import served_by
 
 REWINDING = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
 FORKING = guest2(

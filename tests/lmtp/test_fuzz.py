@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from bridle.lmtp.server import LmtpEndpoint, LmtpSettings, websocket_front
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE, until_async
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from bridle.cli.lmtp import Terminal
 from bridle.errors import InvalidRequest
 from bridle.lmtp import Client
-from bridle.lmtp.client import MemoryCarrier, MessageChannel
+from bridle.lmtp.client import ClientChannel, MemoryCarrier
 from bridle.lmtp.command_line import Line, parse_line
 from bridle.lmtp.interactive import Interactive
 from bridle.lmtp.server import LmtpServer, LocalHost, websocket_front
-from bridle.service import Admission, ModelRegistry
+from bridle.serving import Admission, ModelRegistry
 from tests.http.harness import NAME, saying, scripted_model, served
 from tests.sources import ROOT
 from tests.waiting import PATIENCE
@@ -163,7 +163,7 @@ async def test_several_prompts_at_once_and_bad_lines_between(registry: ModelRegi
 async def test_quit_at_a_terminal_leaves_at_once() -> None:
     asked = asyncio.Event()
 
-    async def silent(link: MessageChannel) -> None:
+    async def silent(link: ClientChannel) -> None:
         while True:
             await link.receive()
             asked.set()

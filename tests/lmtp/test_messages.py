@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.lmtp.answers import decode_answers
+from bridle.lmtp.client_decoding import decode_answers
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import MAX_ANSWER_CHARS, MIN_LOGPROB, encode_answers, encode_request
 from bridle.lmtp.messages import (
     Answer,
     Buffer,
     Cancel,
-    Event,
+    EventMessage,
     Failure,
     Generate,
     ModelInfo,
@@ -105,7 +105,7 @@ answers = st.one_of(
     ),
     st.builds(Msg, stream_id=st.none() | ids, model_info=st.none() | names, error=st.none() | names),
     st.builds(
-        Event,
+        EventMessage,
         event=names,
         stream_id=st.none() | ids,
         position=st.none() | positions,
@@ -214,7 +214,7 @@ def test_the_form_of_the_original() -> None:
 
 
 def test_answers_are_cut_into_messages_that_every_client_takes() -> None:
-    events = [Event(event="log", stream_id=1, data={"text": "x" * 4000, "n": n}) for n in range(600)]
+    events = [EventMessage(event="log", stream_id=1, data={"text": "x" * 4000, "n": n}) for n in range(600)]
     messages = list(encode_answers(events))
     assert 1 < len(messages) < 10
     assert all(len(message) < MAX_ANSWER_CHARS + 5000 for message in messages)

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from bridle.config import ModelConfig
 from bridle.errors import ConnectionLost, UnsupportedModel
 from bridle.lmtp.client import memory_pair
-from bridle.lmtp.client.carriers import MemoryLink
+from bridle.lmtp.client.transports import MemoryLink
 from bridle.lmtp.encoding import encode_answers
 from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
-from bridle.lmtp.server.work import Work
-from bridle.service import Admission, LoadedModel, ModelRegistry
-from bridle.service.keeper import ModelKeeper
-from bridle.service.model_memory import Needs
-from bridle.service.slot import Slot
-from bridle.service.turns import BURST, MAX_USELESS
+from bridle.lmtp.server.stream_task import StreamTask
+from bridle.serving import Admission, LoadedModel, ModelRegistry
+from bridle.serving.models.model_loader import ModelManager
+from bridle.serving.models.model_memory import Needs
+from bridle.serving.models.model_slot import Slot
+from bridle.serving.tenancy.loop_throttle import BURST, MAX_USELESS
 from tests.http.controlled import lent
 from tests.http.harness import leisurely_model, saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, Setup, running
@@ -476,7 +476,7 @@ class Loader:
 
 async def test_a_model_is_loaded_when_it_is_asked_for() -> None:
     loader = Loader()
-    registry = ModelRegistry(keeper=ModelKeeper(loader))
+    registry = ModelRegistry(keeper=ModelManager(loader))
     for name in ("late", "broken"):
         registry.add_slot(Slot(name, ModelConfig(name)))
     async with running() as setup:
@@ -504,13 +504,13 @@ async def test_a_model_is_loaded_when_it_is_asked_for() -> None:
 
 def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    work = Work.run
+    work = StreamTask.run
 
-    async def counted(self: Work) -> None:
+    async def counted(self: StreamTask) -> None:
         begun.append(str(self.request.stream_id))
         await work(self)
 
-    monkeypatch.setattr(Work, "run", counted)
+    monkeypatch.setattr(StreamTask, "run", counted)
 
     async def main() -> None:
         async with running(leisurely_model(), admission=Admission(max_requests=1)) as setup:

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from bridle.errors import EngineClosed, InternalError
-from bridle.lmtp.messages import Event, Failure, Generate, Msg, Token
+from bridle.lmtp.messages import EventMessage, Failure, Generate, Msg, Token
 from bridle.lmtp.session import (
     Action,
+    DefineBuffer,
     Describe,
-    Keep,
     Reattach,
     Send,
     Session,
     SessionState,
     Start,
-    Stop,
+    StopStream,
     Stream,
     StreamState,
 )
@@ -62,7 +62,7 @@ def test_each_request_is_its_action() -> None:
     (info,) = session.receive_line('MODEL_INFO {"model": "m", "stream_id": 2}')
     (resume,) = session.receive_line('RESUME {"key": "k", "stream_id": 3}')
     (keep,) = session.receive_line('BUFFER {"model": "m", "name": "b", "prompt": [1], "stream_id": 4}')
-    assert [type(action) for action in (score, info, resume, keep)] == [Start, Describe, Reattach, Keep]
+    assert [type(action) for action in (score, info, resume, keep)] == [Start, Describe, Reattach, DefineBuffer]
     assert not session.is_extended
     session.receive_line('MODEL_INFO {"model": "m", "stream_id": 2, "data": {"lmtp": {"version": 1}}}')
     assert session.is_extended
@@ -72,7 +72,7 @@ def test_an_id_in_use_ends_both_requests_with_one_error() -> None:
     session = Session()
     stream = opened(session)
     stop, send = session.receive_line(GENERATE)
-    assert stop == Stop(stream)
+    assert stop == StopStream(stream)
     assert errors([send]) == [(1, "protocol_error")]
     assert session.num_streams == 0
     assert opened(session) is not stream
@@ -82,7 +82,7 @@ def test_a_bad_request_on_an_open_id_ends_it_too() -> None:
     session = Session()
     stream = opened(session)
     stop, send = session.receive_line('GENERATE {"model": "m", "stream_id": 1}')
-    assert stop == Stop(stream)
+    assert stop == StopStream(stream)
     assert errors([send]) == [(1, "invalid_request")]
 
 
@@ -123,7 +123,7 @@ def test_too_many_streams() -> None:
 def test_branches_end_one_by_one() -> None:
     session = Session()
     stream = opened(session)
-    assert session.put(stream, Event(event="fork", stream_id=1, data={"branch": 1}))
+    assert session.put(stream, EventMessage(event="fork", stream_id=1, data={"branch": 1}))
     assert session.put(stream, token(stream, "stop"))
     assert stream.is_open
     assert session.put(stream, token(stream, "length", 1))
@@ -140,14 +140,14 @@ def test_draining_refuses_and_finishes() -> None:
     extended = Session()
     extended.receive_line('MODEL_INFO {"model": "m", "stream_id": 2, "data": {"lmtp": {}}}')
     (notice,) = extended.drain(5.0)
-    assert notice == Send(Event(event="draining", data={"seconds": 5.0}))
+    assert notice == Send(EventMessage(event="draining", data={"seconds": 5.0}))
     assert extended.drain(5.0) == []
 
 
 def test_close_stops_everything_silently() -> None:
     session = Session()
     stream = opened(session)
-    assert session.close() == [Stop(stream, is_lost=True)]
+    assert session.close() == [StopStream(stream, is_lost=True)]
     assert session.close() == session.receive_line(GENERATE) == []
     assert not session.put(stream, token(stream))
 
@@ -179,7 +179,7 @@ class Conversation(RuleBasedStateMachine):
                 case Start(stream):
                     self.asked.append(stream)
                     self.running.add(stream)
-                case Stop(stream):
+                case StopStream(stream):
                     self.running.discard(stream)
                 case Send(answer) if isinstance(answer, Failure):
                     self.ends[int(answer.stream_id)] = self.ends.get(int(answer.stream_id), 0) + 1

@@ -14,10 +14,10 @@ from opentelemetry.trace import SpanKind
 from websockets.sync.client import ClientConnection, connect
 
 from bridle.lmtp.server import websocket_front
-from bridle.service import LoadedModel
-from bridle.service.otel import OtelTracing
+from bridle.serving import LoadedModel
+from bridle.serving.lifecycle.otel import OtelTracing
 from tests.http.harness import served
-from tests.service.fakes import fake_model
+from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
 TRACE, PARENT = "ab" * 16, "cd" * 8

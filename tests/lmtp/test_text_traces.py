@@ -10,11 +10,10 @@ import pytest
 from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import encode_request
-from bridle.lmtp.messages import Event, Generate, Score
-from bridle.service.keys import Identity
-from bridle.traced import Trace
-from bridle.traced.rebuild import rebuild, rebuild_records
-from bridle.traces import decode_record, parse
+from bridle.lmtp.messages import EventMessage, Generate, Score
+from bridle.serving.tenancy.keys import Identity
+from bridle.traces import Trace, decode_record, parse
+from bridle.traces.replay_text import rebuild, rebuild_records
 from tests.lmtp.harness import Setup, running
 
 
@@ -85,7 +84,7 @@ async def test_the_client_gets_records_among_the_items() -> None:
         stream = await client.generate([1, 2], max_tokens=3, trace="events")
         records, tokens = [], []
         async for item in stream.items():
-            if isinstance(item, Event):
+            if isinstance(item, EventMessage):
                 records += [decode_record(json.dumps(each).encode()) for each in item.data.get("records", ())]
             else:
                 tokens.append(item.token)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bridle.controller_tools import ToolExecutor, function_tools
 from bridle.errors import BridleError
 from bridle.lmtp.client import Client, MemoryCarrier
-from bridle.lmtp.messages import Event
-from bridle.tools import ToolDesk, function_tools
+from bridle.lmtp.messages import EventMessage
 from tests.http.harness import NAME, scripted_model
 from tests.http.test_tools import Says
 from tests.lmtp.harness import Object, Setup, Wire, running
@@ -19,7 +19,7 @@ from tests.waiting import until_async
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    desk = ToolDesk(function_tools({"greet": lambda: "hi"}))
+    desk = ToolExecutor(function_tools({"greet": lambda: "hi"}))
     async with running(scripted_model(tools=desk)) as setup:
         setup.host.classes = {"Says": Says}
         yield setup
@@ -101,7 +101,7 @@ async def test_our_client_answers(setup: Setup) -> None:
     async with Client(MemoryCarrier(setup.server.serve), NAME) as client:
         asked = {"controller": "class:Says", "controller_arg": "ask", "client_tools": ["ask"], "max_tokens": 8}
         stream = await client.generate("x", text=True, **asked)
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[EventMessage] = asyncio.Queue()
         client.on_event = events.put_nowait
         reading = asyncio.create_task(stream.text())
         event = await events.get()

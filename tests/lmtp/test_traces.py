@@ -15,10 +15,10 @@ import pytest
 
 from bridle.config import EngineConfig
 from bridle.engine import AsyncEngine, Engine
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
 from bridle.testing.scripted import ScriptedExecutor
 from tests.lmtp.harness import Object, Setup, Wire, running
-from tests.service.fakes import ByteTokenizer
+from tests.serving.fakes import ByteTokenizer
 
 TOKEN_KEYS = ["token", "stream_id", "logprob", "finish_reason", "top_logprobs"]
 SCORE_KEYS = TOKEN_KEYS[:4]

@@ -18,16 +18,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from bridle.http.app import create_app
-from bridle.http.server import uvicorn_config
+from bridle.http.server.run import uvicorn_config
 from bridle.http.settings import ServeSettings
 from bridle.lmtp import Client
 from bridle.lmtp.server import LmtpServer, LmtpSettings, websocket_front
 from bridle.lmtp.server.websocket import LmtpEndpoint
-from bridle.service import ModelRegistry
-from bridle.service.keys import KeyStore
-from bridle.service.serving import Host
-from bridle.service.socket_tickets import MAX_PER_USER, TICKET_SECONDS
-from bridle.service.turns import MAX_USELESS
+from bridle.serving import ModelRegistry
+from bridle.serving.lifecycle.request_lifecycle import AppState
+from bridle.serving.tenancy.keys import KeyStore
+from bridle.serving.tenancy.loop_throttle import MAX_USELESS
+from bridle.serving.tenancy.socket_tickets import MAX_PER_USER, TICKET_SECONDS
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE
 
@@ -164,7 +164,7 @@ async def test_our_client_sends_its_key_in_a_header(tmp_path: Path) -> None:
     keys, seen = KeyStore(tmp_path / "keys"), list[tuple[bytes, list[bytes]]]()
     key = keys.add("ann")
 
-    def noting(host: Host) -> LmtpEndpoint:
+    def noting(host: AppState) -> LmtpEndpoint:
         class Noting(LmtpEndpoint):
             async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
                 seen.append((scope["query_string"], [name for name, _ in scope["headers"]]))

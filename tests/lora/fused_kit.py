@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bridle.lora.adapter_kernel import TOLERANCES
-from bridle.lora.layout import Layout, LayoutCache, Place, Span
+from bridle.lora.layout import AdapterLayout, AdapterPlacement, IndexRange, LayoutCache
+from bridle.lora.ops import AdapterKernel, AdapterStep, Segment
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import AdapterKernel, AdapterStep, Segment
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.torch_ops import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 
 #: Ranks: padded or not, a block of the kernels and more than one.
@@ -44,20 +44,22 @@ def random_sides(random: Random) -> list[Sides]:
     ]
 
 
-def places_of(sites: list[Sides]) -> dict[str, Place]:
+def places_of(sites: list[Sides]) -> dict[str, AdapterPlacement]:
     """Each part is a layer called by its site and number."""
     places = {}
     for site, sides in enumerate(sites):
         begin = 0
         for number, size in enumerate(sides.columns):
-            place = Place(site, Span(begin, begin + size), Span(0, sides.num_inputs), Span(0, size))
+            place = AdapterPlacement(
+                site, IndexRange(begin, begin + size), IndexRange(0, sides.num_inputs), IndexRange(0, size)
+            )
             places[f"{site}.{number}"] = place
             begin += size
     return places
 
 
 def make_adapter(
-    layouts: LayoutCache, places: dict[str, Place], ranks: dict[str, int], like: Tensor, seed: int
+    layouts: LayoutCache, places: dict[str, AdapterPlacement], ranks: dict[str, int], like: Tensor, seed: int
 ) -> PlacedAdapter:
     """Of random numbers such that what it adds is about as large as 1."""
     shapes = {
@@ -68,7 +70,7 @@ def make_adapter(
     return PlacedAdapter(layout, (flat * _scale(layout)).to(like))
 
 
-def _scale(layout: Layout) -> float:
+def _scale(layout: AdapterLayout) -> float:
     size = max(block.num_inputs * block.rank for block in layout.blocks.values())
     return 1 / math.sqrt(math.sqrt(size))
 

@@ -17,11 +17,11 @@ from bridle.lora import adapter_kernel
 from bridle.lora.adapter_kernel import TriedKernel, create_adapter_kernel
 from bridle.lora.fused import FusedKernel, tiles_of
 from bridle.lora.layout import LayoutCache
-from bridle.lora.product import Product, Segment
+from bridle.lora.ops import Product, Segment
 from bridle.lora.tables import table_values
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.torch_ops import TorchKernel
 from bridle.lora.weights import PlacedAdapter
-from tests.kernels import check_laws, needs_triton
+from tests.kernels import check_properties, needs_triton
 from tests.lora.fused_kit import Sides, check_any_step, check_step, make_adapter, places_of, random_adapters
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -177,8 +177,8 @@ def test_a_table_says_where_everything_is() -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
-    check_laws("tests/lora/fused_laws.py")
+def test_properties_hold_in_the_interpreter() -> None:
+    check_properties("tests/lora/fused_properties.py")
 
 
 @needs_triton

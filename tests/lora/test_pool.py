@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from bridle.engine import EngineStatistics
 from bridle.errors import AdapterRefused, EngineClosed, ModelUnavailable, ShardUnavailable, UnknownAdapter
 from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, LayerShape, open_adapter
-from bridle.lora.failures import FAILURE_SECONDS
-from bridle.lora.layout import Place, Span, make_layout
-from bridle.lora.residency import TURN_STEPS, Held, Residency
+from bridle.lora.cache_policy import TURN_STEPS, CachedAdapter, Residency
+from bridle.lora.layout import AdapterPlacement, IndexRange, make_layout
+from bridle.lora.negative_cache import FAILURE_SECONDS
 from bridle.testing.clock import FakeClock
 from tests.lora.kit import LAYERS, write_adapter
 from tests.waiting import PATIENCE
@@ -316,7 +316,12 @@ def test_what_is_counted_is_what_it_takes(rank: int, tmp_path: Path) -> None:
     """Ranks are padded where the model computes."""
     files = open_adapter(write_adapter(tmp_path, rank=rank))
     places = {
-        name: Place(number, Span(0, layer.out_features), Span(0, layer.in_features), Span(0, layer.out_features))
+        name: AdapterPlacement(
+            number,
+            IndexRange(0, layer.out_features),
+            IndexRange(0, layer.in_features),
+            IndexRange(0, layer.out_features),
+        )
         for number, (name, layer) in enumerate(LAYERS.items())
     }
     assert size_of(files) == 4 * make_layout(files.shapes, places).num_values
@@ -329,7 +334,7 @@ def test_books_stay_within_their_memory(files: AdapterFiles, data: st.DataObject
     books = Residency(data.draw(st.integers(1, 4)) * size, data.draw(st.integers(1, 4)) * size)
     for number in range(num):
         key = str(number)
-        books.known[key] = Held(key, files, size * data.draw(st.integers(1, 1)))
+        books.known[key] = CachedAdapter(key, files, size * data.draw(st.integers(1, 1)))
     available: set[str] = set()
     for _ in range(data.draw(st.integers(1, 60))):
         action = data.draw(st.sampled_from(["step", "read", "place", "lose"]))

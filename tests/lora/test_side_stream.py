@@ -12,11 +12,11 @@ import torch
 
 from bridle.lora import open_adapter
 from bridle.lora.side_stream import SideStream, used_by_steps
-from bridle.lora.torch_product import TorchKernel
+from bridle.lora.torch_ops import TorchKernel
 from bridle.model import adapters
-from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
-from lab.doubles import tiny
+from bridle.model.lora_layers import Sites
+from tests.fakes import tiny_checkpoints
 from tests.lora.kit import write_adapter
 from tests.model.driver import load
 
@@ -74,16 +74,16 @@ def test_adapters_are_copied_and_tried_beside_steps(tmp_path: Path, monkeypatch:
 
     def placed(*args: Any) -> Any:
         where.append(("copy", bool(inside)))
-        return genuine(*args)
+        return original(*args)
 
     class Noted(TorchKernel):
         def prepare(self, adapter: Any) -> None:
             where.append(("trial", bool(inside)))
 
-    genuine = adapters.place
+    original = adapters.place
     monkeypatch.setattr(SideStream, "beside", beside)
     monkeypatch.setattr(adapters, "place", placed)
-    model = load(tiny.cached_checkpoint("llama")).runner.model
+    model = load(tiny_checkpoints.cached_checkpoint("llama")).runner.model
     device = ModelAdapters(Sites(model), torch.float32, CPU, Noted())
     device.read("a", open_adapter(write_adapter(tmp_path / "a", device.layers)))
     device.place("a")

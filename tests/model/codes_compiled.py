@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bridle.model.packed.code_linear import COLUMNS, JOINED_COLUMNS, LONG_ROWS, SHORT_ROWS
+from bridle.model.quantization.code_linear import COLUMNS, JOINED_COLUMNS, LONG_ROWS, SHORT_ROWS
 from tests.lora.compiled import compile_kernel
 
 
 def compile_all(capability: int, dtype: str, form: str) -> Iterator[Any]:
     """All kernels for one form of weights: its bits, and whether it has zero points and an order of activations."""
-    from bridle.model.packed import code_kernels
+    from bridle.model.quantization import code_kernels
 
     is_float = form == "float8"
     sizes: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from bridle.cpu_kernels.sampling import MAX_BEST
 from bridle.model.sampling.device_draw import _OPTIONS, BLOCK, PART, _block_of
-from bridle.native.sampling import MAX_BEST
 
 #: Of the widest vocabulary, of which sums are still exact.
 VOCAB = 1 << 19

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
 from bridle.sampling import SamplingParams

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.model.quantize import Int8Linear
-from bridle.native.linear import QuantizedLinear
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 
 #: Tensors in place of a weight, and the weight that they stand for.
 Packed = tuple[dict[str, Tensor], Tensor]
@@ -159,7 +159,7 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None
 def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tuple[Path, Path]:
     """A packed checkpoint, and one with the weights that it stands for."""
     pack_weight, config, _ = FORMATS[name]
-    original = tiny.cached_checkpoint(family, hidden_size=64, intermediate_size=128, head_dim=16, **changes)
+    original = tiny_checkpoints.cached_checkpoint(family, hidden_size=64, intermediate_size=128, head_dim=16, **changes)
     packed, plain = folder / "packed", folder / "plain"
     for path in (packed, plain):
         shutil.copytree(original, path)

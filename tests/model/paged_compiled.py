@@ -9,7 +9,7 @@ import torch
 
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
-from bridle.model.kernels.paged import CHUNK, NEWS, Call
+from bridle.model.kernels.paged import CHUNK, NEWS, AttentionCall
 from bridle.model.kv_cache import LayerCache
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -40,7 +40,9 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     query = torch.empty(1, shape.num_heads, shape.dim, dtype=kind, device=META)
     out = query.new_empty(1, shape.num_heads, shape.value_dim)
     sinks = torch.empty(shape.num_heads, dtype=kind, device=META) if shape.is_special else None
-    call = Call(query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False)
+    call = AttentionCall(
+        query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False
+    )
     pointers = dict.fromkeys(("query", "keys", "values", "sinks", "out"), f"*{dtype}")
     pointers |= dict.fromkeys(("sequences", "counts", "works", "tables", "news"), "*i32")
     pointers |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32")

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bridle.model import guards, tensor_parallel
+from bridle.model import support_checks, tensor_parallel
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.loader import lower_model, read_model
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.waiting import PATIENCE
 
 T = TypeVar("T")
@@ -80,8 +80,8 @@ class Ranks:
 
 def part_of(family: str, dtype: torch.dtype, *, is_lean: bool) -> tuple[nn.Module, Geometry]:
     """This rank's part of a tiny model, made as loading makes it."""
-    checkpoint = inspect_checkpoint(tiny.cached_checkpoint(family))
-    settings = guards.read_config(checkpoint)
+    checkpoint = inspect_checkpoint(tiny_checkpoints.cached_checkpoint(family))
+    settings = support_checks.read_config(checkpoint)
     with _reading:
         model = read_model(checkpoint, settings, dtype, CPU)
     count = tensor_parallel.num_ranks()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bridle.engine.interfaces import Sampler
-from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.model.sampler import StandardSampler
 from bridle.sampling import SamplingParams
 

@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Decision, Engine, Request
-from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import InternalError
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.waiting import PATIENCE
 
 MEMORY = 1 << 30
@@ -45,7 +45,7 @@ FAMILIES = [pytest.param(family, marks=() if family in FAST else pytest.mark.slo
 
 
 def load_base(family: str) -> Any:
-    path = tiny.cached_checkpoint(family)
+    path = tiny_checkpoints.cached_checkpoint(family)
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
@@ -113,7 +113,7 @@ class Loaded:
     def __init__(self, family: str, folder: Path, **settings: Any) -> None:
         paths = save_adapters(family, folder)
         self.oracle = Oracle(family, paths)
-        config = ModelConfig(str(tiny.cached_checkpoint(family)), num_threads=1, block_size=4, **settings)
+        config = ModelConfig(str(tiny_checkpoints.cached_checkpoint(family)), num_threads=1, block_size=4, **settings)
         self.executor = load_executor(config)
         self.pool = AdapterPool(require_device(self.executor), item_size=4, device_memory=MEMORY, host_memory=MEMORY)
         for number, path in enumerate(paths):

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bridle.errors import InvalidRequest
 from bridle.model import float8
-from bridle.model.choices import check_quantization
+from bridle.model.device_defaults import check_quantization
 from bridle.model.float8 import Float8Linear, use_float8
-from bridle.model.packed import on_device
-from bridle.model.packed.code_linear import CodeLinear, share_blocks
-from bridle.model.packed.codes import join_codes, make_codes
-from bridle.model.packed.on_device import DeviceForms, keeps_bits
-from bridle.model.packed.weights import Grouped
-from tests.kernels import check_laws, needs_triton
+from bridle.model.quantization import on_device
+from bridle.model.quantization.code_linear import CodeLinear, share_blocks
+from bridle.model.quantization.codes import join_codes, make_codes
+from bridle.model.quantization.on_device import DeviceForms, keeps_bits
+from bridle.model.quantization.weights import Grouped
+from tests.kernels import check_properties, needs_triton
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -231,8 +231,8 @@ def test_float8_checkpoints_stay_in_float8(
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
-    check_laws("tests/model/code_laws.py")
+def test_properties_hold_in_the_interpreter() -> None:
+    check_properties("tests/model/code_properties.py")
 
 
 @needs_triton

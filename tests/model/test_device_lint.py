@@ -15,14 +15,22 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bridle.engine.decision import mask_of
+from bridle.engine.control.decision import mask_of
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, name_of
+from bridle.engine.scheduling.step_plan import (
+    BlockCopy,
+    PlanRow,
+    SampleBatch,
+    SampleRow,
+    ScoreRun,
+    StepPlan,
+    placeholder_for_row,
+)
+from bridle.load_progress import silent
 from bridle.lora.adapter_kernel import TriedKernel
 from bridle.lora.fused import FusedKernel
 from bridle.lora.weights import PlacedAdapter
-from bridle.model import dense_layer, dense_model, guards, rope
-from bridle.model.adapter_sites import Sites
+from bridle.model import dense_layer, dense_model, rope, support_checks
 from bridle.model.adapters import ModelAdapters
 from bridle.model.attention import PagedAttention
 from bridle.model.checkpoint import inspect_checkpoint
@@ -34,12 +42,12 @@ from bridle.model.graphs import StepGraphs
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.loader import lower_model, read_model
+from bridle.model.lora_layers import Sites
 from bridle.model.recorder import Work
 from bridle.model.runner import ModelRunner
 from bridle.model.sampler import StandardSampler
-from bridle.progress import silent
 from bridle.sampling import SamplingParams
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.model.device_trace import META, Counted, DeviceTrace, traced
 
 CPU = torch.device("cpu")
@@ -58,8 +66,8 @@ class Trial:
     def __init__(
         self, family: str, dtype: torch.dtype = torch.bfloat16, *, is_fused: bool = True, is_plain: bool = False
     ) -> None:
-        checkpoint = inspect_checkpoint(tiny.cached_checkpoint(family))
-        settings = guards.read_config(checkpoint)
+        checkpoint = inspect_checkpoint(tiny_checkpoints.cached_checkpoint(family))
+        settings = support_checks.read_config(checkpoint)
         model = read_model(checkpoint, settings, dtype, CPU)
         geometry = discover_geometry(model, settings.num_hidden_layers, CPU)
         self.num_layers, self.geometry = len(geometry.layers), geometry
@@ -246,8 +254,10 @@ def test_tokens_that_are_being_drawn_are_put_into_a_graphs_memory() -> None:
     trial = graphed("llama")
     trial.forward([prompt(0, 3)])
     with trial.traced():
-        trial.executor.draw(SampleBatch(trial._step, [SampleRow(0, 0, SamplingParams(temperature=0.0))]))
-    row = PlanRow(0, 3, 1, num_kept=3, new_tokens=(name_of(0),), num_kept_blocks=1, num_prompt=3, num_logits=1)
+        trial.executor.sample_async(SampleBatch(trial._step, [SampleRow(0, 0, SamplingParams(temperature=0.0))]))
+    row = PlanRow(
+        0, 3, 1, num_kept=3, new_tokens=(placeholder_for_row(0),), num_kept_blocks=1, num_prompt=3, num_logits=1
+    )
     trace = trial.forward([row])
     trace.check(launches=9, quick=1)
     assert list(trace.launches)[-1][0] == "replay"

@@ -14,19 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine.decision import mask_of
-from bridle.engine.interfaces import EarlySampler
-from bridle.engine.plan import SampleRow, ScoreRun
+from bridle.engine.control.decision import mask_of
+from bridle.engine.interfaces import AsyncSampler
+from bridle.engine.scheduling.step_plan import SampleRow, ScoreRun
 from bridle.lora import adapter_kernel
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.sampler import StandardSampler
-from bridle.model.sampler_trial import find_problem, tried_sampler
+from bridle.model.sampler_self_test import find_problem, tried_sampler
 from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTable, Section, columns_of
-from bridle.model.sampling.kept_histories import KeptHistories
+from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
 from bridle.sampling import LogitBias, SamplingParams
-from tests.kernels import check_laws, needs_triton
+from tests.kernels import check_properties, needs_triton
 from tests.model.sampling_kit import random_logits, row, run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -82,8 +82,8 @@ def test_the_trial_tells_samplers_that_fail_or_differ() -> None:
 
 
 def test_it_need_not_be_waited_for() -> None:
-    assert isinstance(DeviceSampler(CPU), EarlySampler)
-    assert not isinstance(StandardSampler(), EarlySampler)
+    assert isinstance(DeviceSampler(CPU), AsyncSampler)
+    assert not isinstance(StandardSampler(), AsyncSampler)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,9 @@ def test_which_rows_the_kernels_draw(fields: dict[str, Any], is_rare: bool) -> N
 def described(rows: list[SampleRow], slots: list[int], histories: dict[int, tuple[list[int], int]]) -> Columns:
     table = FixedTable()
     fixed = [table.of(each.sampling) for each in rows]
-    return columns_of(rows, fixed, slots, VOCAB, Histories(), KeptHistories(CPU), lambda each: histories[each.seq_id])
+    return columns_of(
+        rows, fixed, slots, VOCAB, Histories(), DeviceTokenHistory(CPU), lambda each: histories[each.seq_id]
+    )
 
 
 def numbers(columns: Columns, section: Section, dtype: Any, width: int = 1) -> list[list[Any]]:
@@ -180,7 +182,7 @@ class Device:
     """Keeps histories as the kernel does, and counts what it is told."""
 
     def __init__(self, max_words: int) -> None:
-        self.kept, self.histories = KeptHistories(CPU, max_words), Histories()
+        self.kept, self.histories = DeviceTokenHistory(CPU, max_words), Histories()
         self.num_told = 0
 
     def read(self, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -232,7 +234,7 @@ def test_only_new_tokens_are_told() -> None:
 
 
 def test_a_draw_that_failed_has_kept_nothing() -> None:
-    kept, histories = KeptHistories(CPU), Histories()
+    kept, histories = DeviceTokenHistory(CPU), Histories()
     histories.array(1, [5, 6, 7])
     for _ in range(2):
         assert kept.place([histories.known(1)], [3])[0].num_kept == 0
@@ -291,8 +293,8 @@ def test_a_wider_vocabulary_and_larger_steps_get_a_new_ring() -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
-    check_laws("tests/model/draw_laws.py")
+def test_properties_hold_in_the_interpreter() -> None:
+    check_properties("tests/model/draw_properties.py")
 
 
 @needs_triton

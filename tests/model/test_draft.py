@@ -10,13 +10,13 @@ import pytest
 
 from bridle import LLM
 from bridle.config import ModelConfig
-from bridle.deploy.launcher import launch_shard
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.launch.launcher import launch_shard
 from bridle.model import load_executor
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import KVCache
 from bridle.sampling import SamplingParams
-from lab.doubles.tiny import cached_checkpoint
+from tests.fakes.tiny_checkpoints import cached_checkpoint
 
 PROMPTS = ["a quick brown fox", "jumps over", "the lazy dog"]
 

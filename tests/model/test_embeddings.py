@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bridle.llm import LLM
-from lab.doubles.tiny import cached_checkpoint
+from tests.fakes.tiny_checkpoints import cached_checkpoint
 
 _SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma2", "opt")]
 

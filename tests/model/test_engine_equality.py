@@ -26,7 +26,7 @@ from bridle.engine.interfaces import Executor
 from bridle.model.loading import load_executor
 from bridle.outputs import Event, Finished, FinishReason, Forked, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox", "opt", "olmo2",
@@ -172,7 +172,7 @@ def run(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_drawn_token_is_the_oracles(family: str, seed: int) -> None:
-    path = tiny.cached_checkpoint(family)
+    path = tiny_checkpoints.cached_checkpoint(family)
     check_run(_oracle(family, path), *run(path, random.Random(seed), 300))
 
 

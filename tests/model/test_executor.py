@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine import Engine, Request
-from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
+from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.errors import BridleError, InternalError, InvalidRequest, ShardUnavailable
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.model.driver import GREEDY, NaiveDriver, argmax_sampler, load
 
 PROMPTS = [[5, 6, 7, 8, 9] * 6, [10, 11, 12], [40] * 17]
@@ -37,12 +37,12 @@ def library_output(path: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 @pytest.fixture
 def executor() -> LocalExecutor:
-    return load(tiny.cached_checkpoint("llama"))
+    return load(tiny_checkpoints.cached_checkpoint("llama"))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral", "phi"])
 def test_greedy_equals_generate(family: str) -> None:
-    path = tiny.cached_checkpoint(family)
+    path = tiny_checkpoints.cached_checkpoint(family)
     want = [library_output(path, prompt, 24) for prompt in PROMPTS]
     assert NaiveDriver(load(path), PROMPTS).generate(24) == want
 
@@ -50,7 +50,7 @@ def test_greedy_equals_generate(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "gpt_oss"])
 def test_a_model_that_is_loaded_beside_it_disturbs_nothing(family: str) -> None:
     """Loading sets the library's default dtype for a moment, for the whole process."""
-    executor = load(tiny.cached_checkpoint(family))
+    executor = load(tiny_checkpoints.cached_checkpoint(family))
     want = NaiveDriver(executor, PROMPTS).generate(4)
     executor.reset()
     torch.set_default_dtype(torch.bfloat16)
@@ -255,7 +255,7 @@ def test_reset_lets_steps_start_anew(executor: LocalExecutor) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"])
 def test_dense_families_are_lowered(family: str) -> None:
-    executor = load(tiny.cached_checkpoint(family))
+    executor = load(tiny_checkpoints.cached_checkpoint(family))
     assert executor._runner is not None
     layers = executor._runner.model.model.layers  # type: ignore[union-attr]
     assert [type(layer).__name__ for layer in layers] == ["DenseLayer"] * 3  # type: ignore[union-attr]
@@ -266,7 +266,7 @@ def test_a_layer_of_another_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from bridle.model import dense_layer
 
     monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"helium"}))
-    path = tiny.cached_checkpoint("helium")
+    path = tiny_checkpoints.cached_checkpoint("helium")
     executor = load(path)
     assert executor._runner is not None
     layers = executor._runner.model.model.layers  # type: ignore[union-attr]
@@ -314,7 +314,7 @@ def test_int8_rows_do_not_depend_on_their_neighbors() -> None:
 
 
 def test_int8_model_generates_the_same_alone_and_in_a_batch() -> None:
-    path = tiny.cached_checkpoint("llama")
+    path = tiny_checkpoints.cached_checkpoint("llama")
     executor = load(path, quantization="int8")
     together = NaiveDriver(executor, PROMPTS).generate(16)
     alone = []
@@ -327,8 +327,8 @@ def test_int8_model_generates_the_same_alone_and_in_a_batch() -> None:
 def test_int8_logits_are_close() -> None:
     from bridle.model.check import check_model
 
-    report = check_model(tiny.cached_checkpoint("llama"), max_tokens=48)
-    eight = check_model(tiny.cached_checkpoint("llama"), quantization="int8", max_tokens=48)
+    report = check_model(tiny_checkpoints.cached_checkpoint("llama"), max_tokens=48)
+    eight = check_model(tiny_checkpoints.cached_checkpoint("llama"), quantization="int8", max_tokens=48)
     assert report.is_equal
     assert eight.num_same_greedy == eight.num_positions, "packed and eager passes share the same integers"
 
@@ -337,11 +337,13 @@ def test_int8_logits_are_close() -> None:
 
 
 def test_default_pool_and_info() -> None:
-    executor = load_executor(ModelConfig(model=str(tiny.cached_checkpoint("llama"))), sampler=argmax_sampler)
+    executor = load_executor(
+        ModelConfig(model=str(tiny_checkpoints.cached_checkpoint("llama"))), sampler=argmax_sampler
+    )
     info = executor.info
     assert (info.vocab_size, info.max_model_len, info.block_size, info.kv) == (300, 512, 16, "paged")
     assert info.num_blocks == 64 * 512 // 16
-    assert (info.dtype, info.device, info.eos_token_ids) == ("float32", "cpu", (tiny.EOS,))
+    assert (info.dtype, info.device, info.eos_token_ids) == ("float32", "cpu", (tiny_checkpoints.EOS,))
 
 
 def test_errors_are_ours() -> None:

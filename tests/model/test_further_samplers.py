@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.engine.decision import mask_of
-from bridle.engine.plan import SampleRow
-from bridle.model.sampling.cuts import dynamic_temperatures
+from bridle.engine.control.decision import mask_of
+from bridle.engine.scheduling.step_plan import SampleRow
 from bridle.model.sampling.dry import repetitions
 from bridle.model.sampling.rows import gather
+from bridle.model.sampling.truncation import dynamic_temperatures
 from bridle.model.sampling.uniform import uniforms
 from bridle.sampling import SamplingParams
 from bridle.testing.sampler import distribution, next_mu, sample_row

@@ -14,7 +14,7 @@ from bridle.lora import adapter_kernel
 from bridle.model import fused_step
 from bridle.model.dense_layer import Norm, gelu_tanh
 from bridle.model.fused_step import FusedStep, try_fused_step, warps_for
-from tests.kernels import check_laws, needs_triton
+from tests.kernels import check_properties, needs_triton
 
 CUDA = torch.device("cuda")
 NORM = Norm(SimpleNamespace(weight=torch.ones(4), eps=1e-6))
@@ -103,8 +103,8 @@ def test_a_long_row_has_more_warps() -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
-    check_laws("tests/model/layer_laws.py")
+def test_properties_hold_in_the_interpreter() -> None:
+    check_properties("tests/model/layer_properties.py")
 
 
 @needs_triton

@@ -1,5 +1,6 @@
 """Short steps as graphs: which have one, what is at its fixed places, and what happens where none can be captured. Its
-laws run in Triton's interpreter; what a step with a graph asks of a device is counted in `test_device_lint.py`."""
+properties run in Triton's interpreter; what a step with a graph asks of a device is counted in
+`test_device_lint.py`."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.model import graph_loading, tensor_parallel
+from bridle.model.batch_inputs import PackedRow
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.graph_loading import GraphLoader, graph_loader
 from bridle.model.graphs import MOST_TOKENS, sizes_up_to
@@ -27,9 +29,8 @@ from bridle.model.kernels import paged
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import NEWS_ROOM, num_words, parts_of
-from bridle.model.mirror import Mirror
-from bridle.model.packing import PackedRow
-from bridle.model.static_step import Room, StaticStep
+from bridle.model.sequence_state import CachedRequestState
+from bridle.model.static_step import StaticStep, StepCapacity
 from tests.sources import ROOT
 
 CPU = torch.device("cpu")
@@ -52,10 +53,10 @@ def test_few_sizes_hold_every_short_step() -> None:
 def static(num_works: int = 4_000) -> StaticStep:
     kernel = PagedKernel(CPU)
     kernel.seats.num_seats, kernel.seats.width = SEATS, 600
-    return StaticStep(kernel, Room(64, num_works), BLOCK, SPARE, CPU)
+    return StaticStep(kernel, StepCapacity(64, num_works), BLOCK, SPARE, CPU)
 
 
-def row_of(mirror: Mirror, offset: int, before: int, length: int) -> PackedRow:
+def row_of(mirror: CachedRequestState, offset: int, before: int, length: int) -> PackedRow:
     return PackedRow(offset, length, before + length, [], mirror)
 
 
@@ -67,7 +68,7 @@ def packed(chunks: list[tuple[int, int]]) -> tuple[list[PackedRow], list[int]]:
     rows: list[PackedRow] = []
     positions: list[int] = []
     for number, (before, length) in enumerate(chunks):
-        mirror = Mirror()
+        mirror = CachedRequestState()
         mirror.add_blocks(range(200 * number, 200 * number + -(-(before + length) // BLOCK)))
         rows.append(row_of(mirror, len(positions), before, length))
         positions += range(before, before + length)
@@ -108,8 +109,8 @@ def test_each_token_is_a_row_of_its_own_whatever_was_there_before(
 
 def test_what_has_no_graph_is_told_apart() -> None:
     step = static()
-    mirror = Mirror()
-    seen = Mirror()
+    mirror = CachedRequestState()
+    seen = CachedRequestState()
     seen.media = (SimpleNamespace(),)  # type: ignore[assignment]
     assert step.takes([row_of(mirror, 0, 600, paged.MAX_SHORT)])
     assert not step.takes([row_of(mirror, 0, 0, paged.MAX_SHORT + 1)]), "a long chunk has a kernel of its own"
@@ -288,16 +289,17 @@ def test_a_part_of_a_model_has_none(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert "the whole model in one process" in caplog.text
 
 
-# -- the laws --------------------------------------------------------------------------------------------------------
+# -- the properties
+# --------------------------------------------------------------------------------------------------------
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
+def test_properties_hold_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/model/graph_laws.py"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/model/graph_properties.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bridle.engine.plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.model.batch_inputs import PackedStep, pack_step
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import varlen
@@ -22,8 +23,7 @@ from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache, LayerCache
-from bridle.model.mirror import Mirror
-from bridle.model.packing import PackedStep, pack_step
+from bridle.model.sequence_state import CachedRequestState
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Pool:
     shape: LayerGeometry
     block_size: int
     free: list[int]
-    mirrors: list[Mirror] = field(default_factory=list)
+    mirrors: list[CachedRequestState] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ def check_kernel(kernel: AttentionKernel, data: st.DataObject, **limits: Any) ->
     """`kernel` against the reference, over steps of several sequences that grow, fork and shrink."""
     pool = data.draw(pools())
     for _ in range(data.draw(st.integers(1, 3))):
-        pool.mirrors.append(Mirror())
+        pool.mirrors.append(CachedRequestState())
         pool.computed.append(0)
     for _ in range(data.draw(st.integers(1, 4))):
         _disturb(pool, data)
@@ -202,7 +202,7 @@ def _disturb(pool: Pool, data: st.DataObject) -> None:
 def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
     """Bit for bit: the same row, alone and among others."""
     pool = data.draw(pools())
-    pool.mirrors, pool.computed = [Mirror(), Mirror(), Mirror()], [0, 0, 0]
+    pool.mirrors, pool.computed = [CachedRequestState(), CachedRequestState(), CachedRequestState()], [0, 0, 0]
     pool.compute([pool.grow(number, length) for number, length in enumerate((5, 9, 3))])
     step, query = pool.compute([pool.grow(0, 1), pool.grow(1, 4), pool.grow(2, 1)])
     options = data.draw(layer_options(pool.shape.num_heads))
@@ -214,7 +214,7 @@ def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
 def test_reference_is_plain_softmax() -> None:
     """The oracle itself, against numbers worked out by hand."""
     pool = Pool(LayerGeometry(1, 1, 2, 1), 2, [3, 1])
-    pool.mirrors, pool.computed = [Mirror()], [0]
+    pool.mirrors, pool.computed = [CachedRequestState()], [0]
     step, _ = pool.compute([pool.grow(0, 2)])
     pool.layer.write(step.slots, torch.eye(2)[:, None], torch.tensor([[[10.0]], [[20.0]]]))
     query = torch.tensor([[[5.0, 5.0]], [[0.0, 2.0]]])
@@ -248,7 +248,7 @@ def test_chunk_mask_is_none_only_if_causal_order_is_enough(start: int, length: i
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(1, 4), st.data())
 def test_spans_are_the_block_table(blocks: list[int], size: int, data: st.DataObject) -> None:
-    mirror = Mirror()
+    mirror = CachedRequestState()
     cut = data.draw(st.integers(0, len(blocks)))
     mirror.add_blocks(blocks)
     mirror.keep_blocks(cut)

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle.config import ModelConfig
-from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
+from bridle.cpu_kernels.library import kernels
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model import load_executor
-from bridle.native.library import kernels
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 from tests.lora.kit import write_adapter
 from tests.waiting import PATIENCE
 
@@ -27,7 +27,7 @@ BLOCK = 4
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An executor with the one-call step and two adapters on its device."""
     family, quantization = request.param
-    path = tiny.cached_checkpoint(family, head_dim=16, hidden_size=64)
+    path = tiny_checkpoints.cached_checkpoint(family, head_dim=16, hidden_size=64)
     executor = load_executor(ModelConfig(str(path), num_blocks=64, block_size=BLOCK, quantization=quantization))
     assert executor._runner is not None and executor._runner._short is not None and executor._runner._short.native
     device = require_device(executor)

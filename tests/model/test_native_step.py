@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.config import ModelConfig
+from bridle.cpu_kernels.layers import AttentionRows, LayerKV, attend
+from bridle.cpu_kernels.library import kernels
 from bridle.engine.interfaces import Executor
-from bridle.engine.plan import StepPlan
+from bridle.engine.scheduling.step_plan import StepPlan
 from bridle.errors import InternalError, InvalidRequest
 from bridle.model import load_executor
-from bridle.model.choices import choose_kv_dtype
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.dense_layer import DENSE_FAMILIES
+from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache, LayerCache, round_heads, token_bytes
-from bridle.model.mirror import Mirror
 from bridle.model.native_step import try_native_step
-from bridle.model.packing import PackedRow, PackedStep
-from bridle.native.layers import Pool, Rows, attend
-from bridle.native.library import kernels
-from lab.doubles import tiny
+from bridle.model.sequence_state import CachedRequestState
+from tests.fakes import tiny_checkpoints
 from tests.model.driver import NaiveDriver, argmax_sampler
 from tests.model.test_engine_equality import Wanderer, run
 
@@ -43,7 +43,7 @@ def make_step(lengths: list[tuple[int, int]], seed: int) -> tuple[PackedStep, in
     free = torch.randperm(sum(needed) + 3, generator=generator).tolist()
     rows, offset = [], 0
     for (length, before), count in zip(lengths, needed, strict=True):
-        mirror = Mirror()
+        mirror = CachedRequestState()
         mirror.tokens = [1] * (length + before)
         mirror.add_blocks(free.pop() for _ in range(count))
         rows.append(PackedRow(offset, length, length + before, mirror.spans(0, length + before, BLOCK), mirror))
@@ -52,10 +52,10 @@ def make_step(lengths: list[tuple[int, int]], seed: int) -> tuple[PackedStep, in
     return PackedStep(none, none, none[0], none[0], rows, BLOCK), (sum(needed) + 3) * BLOCK
 
 
-def make_rows(step: PackedStep, num_slots: int, num_heads: int, kv_heads: int) -> Rows:
+def make_rows(step: PackedStep, num_slots: int, num_heads: int, kv_heads: int) -> AttentionRows:
     assert FOUND is not None
     sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
-    return Rows(sequences, num_slots, FOUND.queries * kv_heads // num_heads)
+    return AttentionRows(sequences, num_slots, FOUND.queries * kv_heads // num_heads)
 
 
 @given(
@@ -109,11 +109,11 @@ def test_attention_is_that_of_the_reference(
     have = attend(FOUND, query, pair, rows, dim**-0.5, window, softcap, sinks)
     torch.testing.assert_close(have, oracle.attend(query, cache, options), atol=2e-5, rtol=2e-5)
     for row in step.rows:
-        alone = Rows([(0, row.length, row.context, row.spans)], num_slots, FOUND.queries // group)
+        alone = AttentionRows([(0, row.length, row.context, row.spans)], num_slots, FOUND.queries // group)
         part = query[row.offset : row.offset + row.length]
         mine = attend(FOUND, part, pair, alone, dim**-0.5, window, softcap, sinks)
         assert torch.equal(mine, have[row.offset : row.offset + row.length])
-        last = Rows([(0, 1, row.context, row.spans)], num_slots, FOUND.queries // group)
+        last = AttentionRows([(0, 1, row.context, row.spans)], num_slots, FOUND.queries // group)
         only = attend(FOUND, part[-1:], pair, last, dim**-0.5, window, softcap, sinks)
         assert torch.equal(only, mine[-1:]), "a token in a chunk is the same as by itself"
 
@@ -128,9 +128,9 @@ def test_hostile_rows_do_not_reach_the_kernels() -> None:
         [(0, 1, 1 << 31, [(0, 1 << 31)])],
     ):
         with pytest.raises(InternalError, match="not for a kernel"):
-            Rows(sequences, 32, 4)
+            AttentionRows(sequences, 32, 4)
     assert FOUND is not None
-    rows = Rows([(0, 1, 4, [(0, 4)])], 32, 4)
+    rows = AttentionRows([(0, 1, 4, [(0, 4)])], 32, 4)
     cache = torch.zeros(32, 2, 64)
     for query, pool in (
         (torch.zeros(2, 4, 64), cache),  # more tokens than rows
@@ -141,7 +141,7 @@ def test_hostile_rows_do_not_reach_the_kernels() -> None:
         (torch.zeros(1, 4, 512), torch.zeros(32, 2, 512)),
     ):
         with pytest.raises(InternalError, match="not for a kernel"):
-            attend(FOUND, query, Pool(pool, pool), rows, 1.0)
+            attend(FOUND, query, LayerKV(pool, pool), rows, 1.0)
 
 
 def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
@@ -151,7 +151,7 @@ def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settin
         settings["kernel"] = "cpu"
     options = {name: settings.pop(name) for name in ("kernel", "kv_cache_dtype", "quantization") if name in settings}
     fitting = {"head_dim": 16, "hidden_size": 64, **settings}
-    path = tiny.cached_checkpoint(family, **fitting)
+    path = tiny_checkpoints.cached_checkpoint(family, **fitting)
     executor = load_executor(ModelConfig(model=str(path), num_blocks=64, **options), sampler=argmax_sampler)
     assert (executor._runner._short.native is not None) == is_native
     return executor
@@ -239,7 +239,7 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed: int) -> None:
     """Prefix cache, forks, splices, rewinds and preemption: every drawn token is exactly the best of one whole pass."""
-    path = tiny.cached_checkpoint("qwen3", head_dim=16, hidden_size=64)
+    path = tiny_checkpoints.cached_checkpoint("qwen3", head_dim=16, hidden_size=64)
 
     def load_it(config: ModelConfig) -> Executor:
         return load_executor(replace(config, kv_cache_dtype=kv))  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytes
 
 def test_large_gates_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate below -88 lets nothing through."""
-    path = tiny.cached_checkpoint("llama", seed=3, head_dim=16, hidden_size=64)
+    path = tiny_checkpoints.cached_checkpoint("llama", seed=3, head_dim=16, hidden_size=64)
     results = []
     for name in ("native", "cpu"):
         executor = load_executor(ModelConfig(str(path), num_blocks=64, kernel=name), sampler=argmax_sampler)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from bridle import LLM, SamplingParams
 from bridle.config import ModelConfig
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.errors import UnsupportedModel
 from bridle.model.loading import load_executor
 from bridle.model.quantize import Int8Linear
-from bridle.native.linear import QuantizedLinear
-from bridle.service.export import quantize_model
-from lab.doubles import tiny
+from bridle.serving.models.export import quantize_model
+from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import load, logits
 from tests.model.packed_kit import FORMATS, make
 
@@ -102,7 +102,7 @@ def test_tensors_that_lack_or_are_left_over_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_saved_checkpoint_in_8_bits_computes_what_loading_would(tied: bool, tmp_path: Path) -> None:
-    original = tiny.cached_checkpoint("llama", hidden_size=64, head_dim=16, tie_word_embeddings=tied)
+    original = tiny_checkpoints.cached_checkpoint("llama", hidden_size=64, head_dim=16, tie_word_embeddings=tied)
     saved = quantize_model(str(original), tmp_path / "int8", "int8")
     texts = []
     for model, quantization in ((original, "int8"), (saved, "none")):

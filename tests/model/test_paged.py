@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.lora import adapter_kernel
-from bridle.model.choices import choose_dtype
+from bridle.model.batch_inputs import PackedRow
+from bridle.model.device_defaults import choose_dtype
 from bridle.model.geometry import Geometry, LayerGeometry
-from bridle.model.kernels import create_kernel, paged, trial
+from bridle.model.kernels import create_kernel, paged, self_test
+from bridle.model.kernels.block_table_slots import BlockTableSlots
 from bridle.model.kernels.cpu import CpuKernel
-from bridle.model.kernels.paged import PagedKernel, Part, lay_out, turns
-from bridle.model.kernels.seats import Seats
+from bridle.model.kernels.paged import PagedKernel, SequencePart, lay_out, turns
 from bridle.model.kernels.varlen import VarlenKernel
-from bridle.model.mirror import Mirror
-from bridle.model.packing import PackedRow
-from bridle.model.sizing import default_block_size
-from tests.kernels import check_laws, needs_triton
+from bridle.model.kv_profiling import default_block_size
+from bridle.model.sequence_state import CachedRequestState
+from tests.kernels import check_properties, needs_triton
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -111,8 +111,8 @@ GEOMETRY = Geometry({n: LayerGeometry(4, 2, 8, 8, (None, 20)[n], bool(n), bool(n
 
 
 def tried(kernel: Wrong, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(trial, "create_kernel", lambda *args: kernel)
-    return trial.tried_kernel(name, CPU, torch.float32, GEOMETRY, 4)
+    monkeypatch.setattr(self_test, "create_kernel", lambda *args: kernel)
+    return self_test.tried_kernel(name, CPU, torch.float32, GEOMETRY, 4)
 
 
 def test_a_kernel_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 70)), min_size=
 def rows_of(lengths: list[tuple[int, int]], size: int) -> list[PackedRow]:
     rows, offset, block = [], 0, 0
     for before, length in lengths:
-        mirror = Mirror()
+        mirror = CachedRequestState()
         num_blocks = -(-(before + length) // size) + 1  # one is there already for what comes
         mirror.add_blocks(range(block, block + num_blocks))
         rows.append(PackedRow(offset, length, before + length, [], mirror))
@@ -176,7 +176,7 @@ def rows_of(lengths: list[tuple[int, int]], size: int) -> list[PackedRow]:
 @given(LENGTHS, st.sampled_from([1, 16, 256]))
 def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int, int]], size: int) -> None:
     rows = rows_of(lengths, size)
-    seats = Seats()
+    seats = BlockTableSlots()
     layout = lay_out(rows, size, seats)
     sequences = layout.words[: 5 * len(rows)].reshape(-1, 5)
     works = layout.words[5 * len(rows) :][: 2 * layout.num_works].reshape(-1, 2)
@@ -202,7 +202,7 @@ class Device:
     """What a device knows of block tables, having been told news alone."""
 
     def __init__(self, num_seats: int, width: int) -> None:
-        self.seats = Seats()
+        self.seats = BlockTableSlots()
         self.seats.num_seats, self.seats.width = num_seats, width
         self.pages: dict[int, int] = {}
         self._shape = (num_seats, width)
@@ -223,12 +223,12 @@ class Device:
         return len(news)
 
 
-def row_of(mirror: Mirror, context: int) -> PackedRow:
+def row_of(mirror: CachedRequestState, context: int) -> PackedRow:
     return PackedRow(0, 1, context, [], mirror)
 
 
 def test_only_new_pages_travel() -> None:
-    device, one, two = Device(64, 16), Mirror(), Mirror()
+    device, one, two = Device(64, 16), CachedRequestState(), CachedRequestState()
     one.add_blocks((5, 6, 7))
     two.add_blocks((9,))
     assert device.step([row_of(one, 3), row_of(two, 1)]) == 4
@@ -245,11 +245,11 @@ def test_only_new_pages_travel() -> None:
 @given(st.data())
 def test_a_device_knows_every_table_whatever_happened(data: st.DataObject) -> None:
     device, other = Device(2, 2), Device(2, 2)  # two devices may be told of the same sequences
-    mirrors: list[Mirror] = []
+    mirrors: list[CachedRequestState] = []
     block = 0
     for _ in range(data.draw(st.integers(1, 20))):
         if not mirrors or (len(mirrors) < 7 and data.draw(st.booleans())):
-            mirrors.append(mirrors[0].copy(0, len(mirrors[0].blocks)) if mirrors else Mirror())
+            mirrors.append(mirrors[0].copy(0, len(mirrors[0].blocks)) if mirrors else CachedRequestState())
         mirror = data.draw(st.sampled_from(mirrors))
         mirror.keep_blocks(data.draw(st.integers(0, len(mirror.blocks))))
         more = data.draw(st.integers(0, 3))
@@ -264,13 +264,13 @@ def test_a_device_knows_every_table_whatever_happened(data: st.DataObject) -> No
 
 @given(LENGTHS, st.integers(1, 400))
 def test_turns_cover_each_sequence_once_within_the_limit(lengths: list[tuple[int, int]], limit: int) -> None:
-    short = lay_out(rows_of([(before, min(length, 32)) for before, length in lengths], 16), 16, Seats()).short
+    short = lay_out(rows_of([(before, min(length, 32)) for before, length in lengths], 16), 16, BlockTableSlots()).short
     joined = list(turns(short, limit))
     assert [joined[0].first, *(one.last for one in joined)] == [one.first for one in joined] + [len(short)]
     for one in joined:
         assert one.num_parts <= limit or one.last == one.first + 1
         inside = short[one.first : one.last]
-        assert one == Part(
+        assert one == SequencePart(
             inside[0].first,
             inside[-1].last,
             inside[0].first_work,
@@ -289,8 +289,8 @@ def test_turns_cover_each_sequence_once_within_the_limit(lengths: list[tuple[int
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_laws_hold_in_the_interpreter() -> None:
-    check_laws("tests/model/paged_laws.py")
+def test_properties_hold_in_the_interpreter() -> None:
+    check_properties("tests/model/paged_properties.py")
 
 
 @needs_triton

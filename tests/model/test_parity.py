@@ -7,55 +7,55 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridle.model import guards
+from bridle.model import support_checks
 from bridle.model.check import check_model
 from bridle.model.kv_cache import LayerCache
 from bridle.model.parity import TRIAL_WINDOW
-from lab.doubles import tiny
+from tests.fakes import tiny_checkpoints
 
 # Lengths of the trial run that make it longer than the narrowed window several times over.
 LENGTH = 64
 
 
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES))
 def test_family_equals_its_own_attention(family: str) -> None:
-    report = check_model(tiny.cached_checkpoint(family), max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint(family), max_tokens=LENGTH)
     assert report.is_equal, str(report)
     assert report.num_same_greedy == report.num_positions == LENGTH + LENGTH // 2 + LENGTH // 5
 
 
 def test_known_families_are_the_ones_compared_here() -> None:
-    assert set(tiny.FAMILIES) == guards.KNOWN_FAMILIES
+    assert set(tiny_checkpoints.FAMILIES) == support_checks.KNOWN_FAMILIES
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "opt", "phi"])
 def test_reference_kernel_agrees_too(family: str) -> None:
-    report = check_model(tiny.cached_checkpoint(family), kernel="reference", max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint(family), kernel="reference", max_tokens=LENGTH)
     assert report.kernel == "reference"
     assert report.is_equal, str(report)
 
 
 def test_sliding_windows_take_part() -> None:
-    report = check_model(tiny.cached_checkpoint("gemma2"), max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint("gemma2"), max_tokens=LENGTH)
     assert report.windows == (16,)
     assert TRIAL_WINDOW < 16 < LENGTH
 
 
 def test_report_reads_well() -> None:
-    report = check_model(tiny.cached_checkpoint("mistral"), max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint("mistral"), max_tokens=LENGTH)
     text = str(report)
     assert "mistral" in text and "equal" in text and "sliding windows       16" in text
     assert f"{report.num_positions} of {report.num_positions} positions" in text
 
 
 def test_bfloat16_is_equal_within_its_rounding() -> None:
-    report = check_model(tiny.cached_checkpoint("qwen3"), dtype="bfloat16", max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint("qwen3"), dtype="bfloat16", max_tokens=LENGTH)
     assert report.dtype == "bfloat16"
     assert report.is_equal, str(report)
 
 
 def test_tied_embeddings(tmp_path: Path) -> None:
-    folder = tiny.make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    folder = tiny_checkpoints.make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
     assert check_model(folder, max_tokens=LENGTH).is_equal
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return keys[:, :, 1:], values[:, :, 1:]
 
     monkeypatch.setattr(cpu._VisibleRow, "read", forgetful)
-    report = check_model(tiny.cached_checkpoint("llama"), kernel="cpu", max_tokens=LENGTH)
+    report = check_model(tiny_checkpoints.cached_checkpoint("llama"), kernel="cpu", max_tokens=LENGTH)
     assert not report.is_equal
     assert "DIFFERENT" in str(report)
 
@@ -80,7 +80,7 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_rotary_scaling_is_fixed_at_load() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
-    path = tiny.cached_checkpoint("phi3", rope_parameters=scaling, original_max_position_embeddings=64)
+    path = tiny_checkpoints.cached_checkpoint("phi3", rope_parameters=scaling, original_max_position_embeddings=64)
     report = check_model(path, max_tokens=LENGTH)
     assert report.is_equal, str(report)
     assert "for 512 positions" in report.notes[0]

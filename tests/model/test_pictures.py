@@ -19,21 +19,28 @@ from transformers import AutoModelForImageTextToText
 
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
-from bridle.engine.media import PROMPT_IDS, MediaRun, Medium, Sights, is_whole, uncut
-from bridle.engine.media_pool import MediaPool
-from bridle.engine.plan import PlanRow, StepPlan
+from bridle.engine.multimodal.encoder_cache import EncoderCache
+from bridle.engine.multimodal.multimodal_inputs import (
+    PROMPT_IDS,
+    MultiModalInputs,
+    MultiModalItem,
+    PlaceholderRange,
+    align_to_item,
+    is_whole,
+)
 from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import PlanRow, StepPlan
 from bridle.errors import MediaRefused
-from bridle.media import FAMILIES, MediaReader, Picture, open_reader
 from bridle.model import media_device
+from bridle.model.batch_inputs import grid_positions
 from bridle.model.executor import LocalExecutor
+from bridle.model.image_feature_cache import PictureRows
 from bridle.model.media_encoder import Features, MediaEncoder
-from bridle.model.packing import grid_positions
-from bridle.model.picture_rows import PictureRows
+from bridle.multimodal import FAMILIES, MediaReader, Picture, open_reader
 from bridle.outputs import Event, Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.text import Tokenizer
-from lab.doubles import seeing
+from bridle.tokenizer import Tokenizer
+from tests.fakes import vision_checkpoints
 from tests.model.driver import load, skip_older
 
 #: The largest error that rounding explains, relative to the largest logit.
@@ -52,7 +59,9 @@ class Eyes:
 
     def prompt(self, *parts: str | Picture) -> Prompt:
         """Text and pictures in order."""
-        text = "".join(part if isinstance(part, str) else seeing.placeholder_of(self.family) for part in parts)
+        text = "".join(
+            part if isinstance(part, str) else vision_checkpoints.placeholder_of(self.family) for part in parts
+        )
         pictures = [part for part in parts if isinstance(part, Picture)]
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
         placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
@@ -67,11 +76,11 @@ class Eyes:
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
         if self.family == "gemma3":
-            inputs["token_type_ids"] = (ids == seeing.IMAGE).int()
+            inputs["token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
         if prompt.media and prompt.media[0].arrays[0].name == PROMPT_IDS:  # the prompt's are 0
             inputs["token_type_ids"] = (torch.arange(ids.shape[1]) >= len(prompt.tokens)).int()[None]
         if prompt.runs and prompt.runs[0].grid is not None:
-            inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int()
+            inputs["mm_token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
             self.whole.model.rope_deltas = None
         with torch.inference_mode():
             return self.whole(**inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
@@ -90,8 +99,8 @@ class Eyes:
 @dataclass
 class Prompt:
     tokens: tuple[int, ...]
-    runs: tuple[MediaRun, ...]
-    media: tuple[Medium, ...]
+    runs: tuple[PlaceholderRange, ...]
+    media: tuple[MultiModalItem, ...]
     pictures: list[Picture]
 
 
@@ -100,7 +109,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: str) -> Eyes:
         skip_older(family)
-        folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
+        folder = vision_checkpoints.make_seeing(family, tmp_path_factory.mktemp(family))
         whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         reader = open_reader(folder)
         assert reader is not None
@@ -116,12 +125,12 @@ def executor(eyes: Any, request: pytest.FixtureRequest) -> Iterator[LocalExecuto
     loaded.close()
 
 
-def pool_of(executor: LocalExecutor) -> MediaPool:
+def pool_of(executor: LocalExecutor) -> EncoderCache:
     assert executor.media is not None
-    return MediaPool(executor.media)
+    return EncoderCache(executor.media)
 
 
-def make_ready(executor: LocalExecutor, media: Sequence[Medium]) -> None:
+def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None:
     """Have all of `media` encoded; waits for the thread that does it."""
     store, changed = pool_of(executor), threading.Event()
     store.on_change = changed.set
@@ -148,7 +157,7 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
             count = min(chunks[(number + i) % len(chunks)], len(prompt.tokens) - done[i])
             if not count:
                 continue
-            count = uncut(prompt.runs, done[i], done[i] + count) - done[i]
+            count = align_to_item(prompt.runs, done[i], done[i] + count) - done[i]
             needed = -(-(done[i] + count) // size) - blocks[i]
             row = PlanRow(i, done[i], count, num_logits=count, num_kept_blocks=blocks[i], num_prompt=len(prompt.tokens))
             if not done[i]:
@@ -174,7 +183,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *seeing.MODEL_TYPES])
+@pytest.mark.parametrize("family", [*FAMILIES, *vision_checkpoints.MODEL_TYPES])
 def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: LocalExecutor) -> None:
     mine: Eyes = eyes(family)
     one, two = mine.picture(1), mine.picture(2)
@@ -240,16 +249,19 @@ def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, i
 
 def unlike(mine: Eyes, prompt: Prompt) -> Prompt:
     """The same tokens with another first picture, one that makes the model say something else."""
-    answer = mine.logits(prompt)[-1, : seeing.IMAGE].argmax()
+    answer = mine.logits(prompt)[-1, : vision_checkpoints.IMAGE].argmax()
     for seed in range(5, 200):
         other = mine.prompt("look ", mine.picture(seed), " here ", prompt.pictures[1], " say")
-        if mine.logits(other)[-1, : seeing.IMAGE].argmax() != answer:
+        if mine.logits(other)[-1, : vision_checkpoints.IMAGE].argmax() != answer:
             return other
     raise AssertionError("no picture makes a difference")
 
 
 def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
-    n, bias = fields.pop("n", 1), {seeing.IMAGE: -1000.0}  # the library takes each placeholder for a picture
+    n, bias = (
+        fields.pop("n", 1),
+        {vision_checkpoints.IMAGE: -1000.0},
+    )  # the library takes each placeholder for a picture
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, n=n, logit_bias=bias)
     return Request(name, prompt.tokens, sampling, media=prompt.media, runs=prompt.runs, **fields)
 
@@ -284,7 +296,7 @@ def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget
             assert finished[0].usage.cached_tokens >= len(prompts[late].tokens) // 4 * 4 - 4
     for (name, _), drawn in outputs.items():
         logits = mine.logits(prompts[name], drawn)[len(prompts[name].tokens) - 1 : -1]
-        assert logits[:, : seeing.IMAGE].argmax(-1).tolist() == drawn
+        assert logits[:, : vision_checkpoints.IMAGE].argmax(-1).tolist() == drawn
     assert outputs["first", 0][0] != outputs["other", 0][0]
     statistics = engine.statistics()
     assert (statistics.num_preemptions > 0) == is_small
@@ -308,7 +320,7 @@ def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any
     engine.close()
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES, *seeing.MODEL_TYPES} - {"paligemma", "paligemma2"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *vision_checkpoints.MODEL_TYPES} - {"paligemma", "paligemma2"}))
 def test_pictures_of_one_shape_are_encoded_together(
     family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +331,7 @@ def test_pictures_of_one_shape_are_encoded_together(
     assert executor.media is not None
     assert executor.media.together(prompt.media) == [prompt.media[0]], "not on a CPU"
     monkeypatch.setattr(MediaEncoder, "is_on_cpu", False)
-    monkeypatch.setattr(media_device, "run_behind", None)
+    monkeypatch.setattr(media_device, "run_after", None)
     is_odd = (
         odd.medium.arrays[0].shape != like[0].medium.arrays[0].shape or odd.medium.num_rows != like[0].medium.num_rows
     )
@@ -370,7 +382,7 @@ def test_a_picture_of_an_earlier_prompt_is_known(
         assert torch.equal(executor.media.features(medium.key).rows, fresh.media.features(medium.key).rows)
         assert error(run_packed(executor, [prompt], (300,))[0], mine.logits(prompt)) < LIMIT
     fresh.close()
-    theirs = [Sights(prompt.media, prompt.runs).of("somebody").media for prompt in prompts]
+    theirs = [MultiModalInputs(prompt.media, prompt.runs).of("somebody").media for prompt in prompts]
     make_ready(executor, [medium for media in theirs for medium in media])
     assert len(encoded) == 4
     executor.media.clear()
@@ -398,7 +410,7 @@ def test_positions_are_those_of_the_library(family: str, eyes: Any) -> None:
     prompt = mine.prompt(*parts)
     ids = torch.tensor([prompt.tokens])
     grids = torch.cat([mine._pixels(replace(prompt, pictures=[p]))["image_grid_thw"] for p in prompt.pictures])
-    wanted, _ = mine.whole.model.get_rope_index(ids, (ids == seeing.IMAGE).int(), image_grid_thw=grids)
+    wanted, _ = mine.whole.model.get_rope_index(ids, (ids == vision_checkpoints.IMAGE).int(), image_grid_thw=grids)
     num = len(prompt.tokens)
     for start in range(num):
         for end in (start + 1, min(start + 7, num), num):
@@ -414,7 +426,7 @@ def test_pictures_are_encoded_behind_the_steps(
     threads: list[threading.Thread] = []
     encode = MediaEncoder.encode
 
-    def noted(self: MediaEncoder, medium: Medium) -> Features:
+    def noted(self: MediaEncoder, medium: MultiModalItem) -> Features:
         threads.append(threading.current_thread())
         return encode(self, medium)
 

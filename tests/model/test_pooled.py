@@ -17,18 +17,18 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.engine.warm_up import warm_up
 from bridle.errors import InternalError, InvalidRequest, UnsupportedModel
 from bridle.llm import LLM
 from bridle.model.loading import load_executor
-from bridle.model.pooled.executor import PooledExecutor
-from bridle.model.pooled.model import PooledModel
-from bridle.model.pooled.settings import read_pooling
-from bridle.model.pooled.trial import check_packing, compare_with_eager
+from bridle.model.pooling.executor import PooledExecutor
+from bridle.model.pooling.model import PooledModel
+from bridle.model.pooling.self_test import check_packing, compare_with_eager
+from bridle.model.pooling.settings import read_pooling
 from bridle.sampling import DEFAULT_SAMPLING
-from lab.doubles.encoders import make_encoder, make_sentence_model
-from tests.cluster.kit import hosted
+from tests.distributed.kit import hosted
+from tests.fakes.encoder_checkpoints import make_encoder, make_sentence_model
 from tests.leftovers import kept_folder
 
 TEXTS = [[1, 5, 6, 7, 2], [1, 9, 2], list(range(1, 60)), [1, 5, 6, 8, 2], [1, 100, 2], [8]]
@@ -303,7 +303,7 @@ def test_pickled_weights_of_a_module_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_decoder_with_a_head_generates() -> None:
-    from lab.doubles.tiny import cached_checkpoint
+    from tests.fakes.tiny_checkpoints import cached_checkpoint
 
     assert read_pooling(cached_checkpoint("llama")) is None
 

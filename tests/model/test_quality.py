@@ -13,9 +13,9 @@ from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.model import load_executor, quality
 from bridle.model.check import check_quality
+from bridle.model.hub_lookup import resolve_model
 from bridle.model.quality import SAMPLE, Quality, answered_by, read_tokens
 from bridle.model.quantize import make_quantized
-from bridle.model.resolve import resolve_model
 from tests.model.driver import argmax_sampler
 
 DEMO = resolve_model("demo")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bridle.config import ModelConfig
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.model import quantize
 from bridle.model.loader import prepare_linears
 from bridle.model.quantize import Int8Linear, int8_ratio, make_quantized
-from bridle.native.linear import QuantizedLinear
 
 
 class Toy(torch.nn.Module):

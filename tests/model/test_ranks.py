@@ -13,11 +13,11 @@ from torch import Tensor
 from bridle.errors import InvalidRequest, ShardUnavailable
 from bridle.lora import LayerShape
 from bridle.model import tensor_parallel
-from bridle.model.adapter_sites import Sites
-from bridle.model.choices import choose_devices
 from bridle.model.dense_layer import DenseLayer, are_lean, attend_causally
 from bridle.model.dense_model import try_lower_model
+from bridle.model.device_defaults import choose_devices
 from bridle.model.forward_context import attention_handler
+from bridle.model.lora_layers import Sites
 from bridle.model.tensor_parallel import agree_on_least, share_of_bytes, unsummed
 from tests.model.rank_threads import CPU, Ranks, part_of
 
@@ -177,7 +177,7 @@ def test_rank_0_tells_of_missing_gpus_and_the_others_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     from bridle.config import ModelConfig
-    from bridle.deploy import group
+    from bridle.launch import group
 
     waited: list[float] = []
     monkeypatch.setattr(group.time, "sleep", waited.append)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.engine.decision import mask_of
-from bridle.engine.plan import SampleRow, ScoreRun
+from bridle.engine.control.decision import mask_of
+from bridle.engine.scheduling.step_plan import SampleRow, ScoreRun
 from bridle.model.sampler import NOTHING, StandardSampler
 from bridle.model.sampling.logprobs import FLOOR
 from bridle.model.sampling.uniform import uniforms

@@ -1,4 +1,4 @@
-"""The sampler's laws on a CUDA device, in plain torch and in kernels."""
+"""The sampler's properties on a CUDA device, in plain torch and in kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from bridle.engine.decision import mask_of
+from bridle.engine.control.decision import mask_of
 from bridle.engine.interfaces import Sampler
-from bridle.engine.plan import SampleBatch
+from bridle.engine.scheduling.step_plan import SampleBatch
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.sampler import StandardSampler
-from bridle.model.sampler_trial import tried_sampler
+from bridle.model.sampler_self_test import tried_sampler
 from tests.model.sampling_kit import random_logits, row, run
 
 pytestmark = pytest.mark.gpu

@@ -11,27 +11,27 @@ from transformers import AutoModelForImageTextToText
 
 from bridle.errors import UnsupportedModel
 from bridle.model.check import check_model
-from bridle.model.guards import VISION_FAMILIES
-from bridle.service.export import quantize_model
-from lab.doubles import seeing
+from bridle.model.support_checks import VISION_FAMILIES
+from bridle.serving.models.export import quantize_model
+from tests.fakes import vision_checkpoints
 from tests.model.driver import NaiveDriver, load
 
 PROMPTS = [[1, *range(20, 44)], [1, 77, 90, 78], [1, 50, 51]]
 
 
 def test_every_family_is_tried() -> None:
-    assert {seeing.MODEL_TYPES.get(name, name) for name in seeing.FAMILIES} == VISION_FAMILIES
+    assert {vision_checkpoints.MODEL_TYPES.get(name, name) for name in vision_checkpoints.FAMILIES} == VISION_FAMILIES
 
 
-@pytest.mark.parametrize("family", seeing.FAMILIES)
+@pytest.mark.parametrize("family", vision_checkpoints.FAMILIES)
 def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
-    report = check_model(seeing.make_seeing(family, tmp_path), max_tokens=48)
+    report = check_model(vision_checkpoints.make_seeing(family, tmp_path), max_tokens=48)
     assert report.is_equal
     assert report.max_error < 1e-4  # of logits above 15
 
 
 def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
-    folder = seeing.make_seeing("llava", tmp_path)
+    folder = vision_checkpoints.make_seeing("llava", tmp_path)
     executor = load(folder)
     found = NaiveDriver(executor, PROMPTS).generate(6)
     whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
@@ -45,7 +45,7 @@ def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
 
 def test_experts_may_lie_either_way_round(tmp_path: Path) -> None:
     """As published files have them, and as the library writes them; not where both have one shape."""
-    folder = seeing.make_seeing("qwen3_vl_moe", tmp_path / "model")
+    folder = vision_checkpoints.make_seeing("qwen3_vl_moe", tmp_path / "model")
     found = []
     for _ in range(2):
         executor = load(folder)
@@ -56,13 +56,13 @@ def test_experts_may_lie_either_way_round(tmp_path: Path) -> None:
         save_file(turned, folder / "model.safetensors", {"format": "pt"})
     assert found[0] == found[1]
     for inner in (16, 32):
-        square = seeing.make_seeing("qwen3_vl_moe", tmp_path / str(inner), moe_intermediate_size=inner)
+        square = vision_checkpoints.make_seeing("qwen3_vl_moe", tmp_path / str(inner), moe_intermediate_size=inner)
         with pytest.raises(UnsupportedModel, match=f"experts of size {inner} at a hidden size of 32"):
             load(square)
 
 
 def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
-    folder = seeing.make_seeing("llava", tmp_path)
+    folder = vision_checkpoints.make_seeing("llava", tmp_path)
     weights = load_file(folder / "model.safetensors")
     gone = next(name for name in weights if "vision" in name)
     save_file({name: t for name, t in weights.items() if name != gone}, folder / "model.safetensors", {"format": "pt"})
@@ -71,6 +71,6 @@ def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_not_served_says_why(tmp_path: Path) -> None:
-    folder = seeing.make_seeing("internvl", tmp_path / "model")
+    folder = vision_checkpoints.make_seeing("internvl", tmp_path / "model")
     with pytest.raises(UnsupportedModel, match="written in none of these types"):
         quantize_model(str(folder), tmp_path / "out.gguf", "Q8_0")

@@ -16,18 +16,18 @@ from transformers import VoxtralForConditionalGeneration, WhisperFeatureExtracto
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.request import Request
-from bridle.media import MediaReader, Picture, open_reader
 from bridle.model.check import check_model
+from bridle.multimodal import MediaReader, Picture, open_reader
 from bridle.sampling import SamplingParams
-from bridle.text import Tokenizer
-from lab.doubles import hearing
+from bridle.tokenizer import Tokenizer
+from tests.fakes import audio_checkpoints
 from tests.model.driver import load
 from tests.model.test_pictures import LIMIT, Prompt, error, make_ready, play, pool_of, run_packed
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hearing.make_hearing(tmp_path_factory.mktemp("voxtral"))
+    return audio_checkpoints.make_hearing(tmp_path_factory.mktemp("voxtral"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 @pytest.fixture
 def prompt(reader: MediaReader, tokenizer: Tokenizer) -> Any:
     def make(*parts: str | Picture) -> Prompt:
-        text = "".join(part if isinstance(part, str) else hearing.NAMES[0] for part in parts)
+        text = "".join(part if isinstance(part, str) else audio_checkpoints.NAMES[0] for part in parts)
         sounds = [part for part in parts if isinstance(part, Picture)]
         placed, sights = reader.place(tokenizer.encode(text, add_special_tokens=False), sounds, tokenizer)
         return Prompt(placed, sights.runs, sights.media, sounds)
@@ -59,7 +59,7 @@ def prompt(reader: MediaReader, tokenizer: Tokenizer) -> Any:
 
 
 def noise(seed: int, num_pieces: float = 2.5) -> np.ndarray[Any, Any]:
-    length = int(num_pieces * hearing.PIECE)
+    length = int(num_pieces * audio_checkpoints.PIECE)
     return (np.random.RandomState(seed).randn(length) * np.linspace(0, 0.3, length)).astype(np.float32)
 
 
@@ -95,7 +95,12 @@ def test_text_equals_the_library(folder: Path) -> None:
 @pytest.mark.parametrize("num_pieces", [0.01, 1.0, 2.5])
 def test_spectra_are_those_of_the_library(num_pieces: float, folder: Path, sound: Any) -> None:
     library = WhisperFeatureExtractor.from_pretrained(folder)
-    options = {"padding": True, "truncation": False, "pad_to_multiple_of": hearing.PIECE, "sampling_rate": 16_000}
+    options = {
+        "padding": True,
+        "truncation": False,
+        "pad_to_multiple_of": audio_checkpoints.PIECE,
+        "sampling_rate": 16_000,
+    }
     wanted = library(noise(1, num_pieces), return_tensors="pt", **options)["input_features"]
     pieces = wanted.reshape(16, -1, 16).transpose(0, 1)
     assert torch.allclose(spectra_of(sound(1, num_pieces)), pieces, atol=2e-4)
@@ -104,9 +109,9 @@ def test_spectra_are_those_of_the_library(num_pieces: float, folder: Path, sound
 def test_logits_are_those_of_the_library(whole: Any, prompt: Any, sound: Any, executor: Any) -> None:
     one, two = sound(1), sound(2)
     prompts = [prompt("hear ", one, " here ", two, " and say"), prompt("only text"), prompt(sound(3, 0.5), "x")]
-    marked = prompt(f"{hearing.NAMES[1]}", sound(3, 0.5), "x")
+    marked = prompt(f"{audio_checkpoints.NAMES[1]}", sound(3, 0.5), "x")
     assert marked.tokens == prompts[2].tokens  # a template may write the token that begins a sound
-    assert [run.length for run in prompts[0].runs] == [3 * hearing.ROWS] * 2
+    assert [run.length for run in prompts[0].runs] == [3 * audio_checkpoints.ROWS] * 2
     make_ready(executor, [medium for each in prompts for medium in each.media])
     for chunks in ((300,), (5, 1, 9, 2)):
         for found, each in zip(run_packed(executor, prompts, chunks), prompts, strict=True):
@@ -126,7 +131,9 @@ def test_engines_draw_what_the_library_would(budget: int, folder: Path, whole: A
     executor = load(folder, num_blocks=128)
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
     prompts = {"first": first, "other": other, "text": prompt("no sound at all, but a text")}
-    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias={hearing.AUDIO: -1000.0})
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias={audio_checkpoints.AUDIO: -1000.0}
+    )
 
     def asked(name: str) -> Request:
         return Request(name, prompts[name].tokens, sampling, media=prompts[name].media, runs=prompts[name].runs)
@@ -137,6 +144,6 @@ def test_engines_draw_what_the_library_would(budget: int, folder: Path, whole: A
         assert late[name, 0] == early[name, 0]
         assert finished[0].usage.cached_tokens >= len(prompts[name].tokens) // 4 * 4 - 4
         wanted = logits(whole, prompts[name], tuple(late[name, 0]))[len(prompts[name].tokens) - 1 : -1]
-        assert wanted[:, : hearing.AUDIO].argmax(-1).tolist() == late[name, 0]
+        assert wanted[:, : audio_checkpoints.AUDIO].argmax(-1).tolist() == late[name, 0]
     assert engine.statistics().num_media_encoded == 2
     engine.close()

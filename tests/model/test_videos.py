@@ -16,16 +16,16 @@ from transformers import AutoModelForImageTextToText
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.request import Request
-from bridle.media import Picture
-from bridle.media.watching import WATCHING
-from bridle.model.packing import grid_positions
+from bridle.model.batch_inputs import grid_positions
+from bridle.multimodal import Picture
+from bridle.multimodal.video_processor import WATCHING
 from bridle.sampling import SamplingParams
-from bridle.text import Tokenizer
-from lab.doubles import seeing
+from bridle.tokenizer import Tokenizer
+from tests.fakes import vision_checkpoints
 from tests.model.driver import load, skip_older
 from tests.model.test_pictures import LIMIT, Eyes, Prompt, error, make_ready, open_reader, play, pool_of, run_packed
 
-VIDEO = seeing.IMAGE - 3
+VIDEO = vision_checkpoints.IMAGE - 3
 PLACES = {
     "qwen": {"image": "<|image_pad|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"},
     "llava_onevision": {"image": "<image>", "video": "<video>"},
@@ -87,7 +87,7 @@ class Watcher(Eyes):
 
 def types_of(family: str, ids: Tensor) -> Tensor:
     """1 at rows of pictures, 2 at those of videos. In GLM-4V these are the same token, behind another mark."""
-    rows = (ids == seeing.IMAGE).int()
+    rows = (ids == vision_checkpoints.IMAGE).int()
     if family != "glm4v":
         return rows + 2 * (ids == VIDEO).int()
     begun, ended = ((ids == VIDEO - number).int().cumsum(-1) for number in (1, 2))
@@ -103,7 +103,7 @@ def watchers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: str) -> Watcher:
         skip_older(f"videos of {family}")
-        folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
+        folder = vision_checkpoints.make_seeing(family, tmp_path_factory.mktemp(family))
         whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         reader = open_reader(folder)
         assert reader is not None
@@ -192,7 +192,7 @@ def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None
     assert other.tokens == first.tokens
     executor = load(mine.folder, sampler=None, num_blocks=192)
     engine = Engine(executor, EngineConfig(max_num_batched_tokens=9), media=pool_of(executor))
-    bias = dict.fromkeys(range(VIDEO, seeing.IMAGE + 1), -1000.0)
+    bias = dict.fromkeys(range(VIDEO, vision_checkpoints.IMAGE + 1), -1000.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
     prompts = {"first": first, "other": other}
 

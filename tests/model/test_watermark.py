@@ -9,8 +9,7 @@ import torch
 
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, Watermark
-
-from .sampling_kit import random_logits, row, run
+from tests.model.sampling_kit import random_logits, row, run
 
 
 def _green(previous: int, vocab: int, gamma: float = 0.5) -> set[int]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.testing.scripted import ScriptedExecutor
-from lab.simulation import Lengths, Scenario, StepCost, Timing, Workload
-from lab.simulation.engine_core import CountingExecutor
-from lab.simulation.timeline import LocalClock
+from dev.simulation import Lengths, Scenario, SimulatedStepCost, Timing, Workload
+from dev.simulation.engine_core import CountingExecutor
+from dev.simulation.timeline import LocalClock
 
-COST = StepCost(base=0.010, row=2e-4, token=1e-4, context=1e-7)
+COST = SimulatedStepCost(base=0.010, row=2e-4, token=1e-4, context=1e-7)
 
 
 def make_scenario(num_requests: int = 200, num_replicas: int = 3, rate: float = 12.0, **fields: Any) -> Scenario:
@@ -36,7 +36,7 @@ def make_scenario(num_requests: int = 200, num_replicas: int = 3, rate: float = 
 class CheckedExecutor(CountingExecutor):
     """Lets a `ScriptedExecutor` follow every plan, which raises if one breaks the contract."""
 
-    def __init__(self, info: ExecutorInfo, cost: StepCost, clock: LocalClock) -> None:
+    def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, clock: LocalClock) -> None:
         super().__init__(info, cost, clock)
         self.scripted = ScriptedExecutor(2, info.num_blocks, info.block_size, next_token=lambda prefix: 0)
         self.scripted._mirrors.info = info  # its own vocabulary stays small: it makes a row of logits for each draw

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.simulation.quick_cache import Chain, Hold, QuickCache
+from dev.simulation.quick_cache import Chain, Hold, QuickCache
 
 
 def test_what_one_has_computed_the_next_one_finds() -> None:

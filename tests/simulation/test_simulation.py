@@ -1,5 +1,6 @@
-"""Laws of whole simulations: nothing is lost, everything follows from the seed, and the model of an engine is close to
-the engine. That no token is lost, doubled or somebody else's is checked by the simulated clients themselves."""
+"""Properties of whole simulations: nothing is lost, everything follows from the seed, and the model of an engine is
+close to the engine. That no token is lost, doubled or somebody else's is checked by the simulated clients
+themselves."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from bridle.errors import InternalError, InvalidRequest
-from lab.simulation import Outcome, Scenario, Simulation, Workload, simulate
-from lab.simulation.engine_core import EngineCore
+from dev.simulation import Outcome, Scenario, Simulation, Workload, simulate
+from dev.simulation.engine_core import EngineCore
 from tests.simulation.kit import COST, CheckedExecutor, ForgetfulExecutor, make_scenario
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InternalError
-from lab.simulation.timeline import Timeline
+from dev.simulation.timeline import Timeline
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=20))

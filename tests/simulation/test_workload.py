@@ -8,10 +8,10 @@ from statistics import fmean
 import pytest
 
 from bridle.engine.sequence import root_key
-from lab.simulation.workload import Chat, Workload, drawn_token, first_of_answer
+from dev.simulation.workload import SimulatedChat, Workload, drawn_token, first_of_answer
 
 
-def talk(chat: Chat) -> list[tuple[int, ...]]:
+def talk(chat: SimulatedChat) -> list[tuple[int, ...]]:
     """The prompts of a chat."""
     prompts = []
     while (turn := chat.next_turn()) is not None:

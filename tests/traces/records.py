@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 
-from bridle.traced import KINDS, Cost, Draw, Header, Odds
+from bridle.traces import KINDS, Cost, Draw, Odds, TraceHeader
 
 INTEGERS = st.integers(0, 1 << 53)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -37,7 +37,7 @@ _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def made(kind: type[Any], **own: Any) -> st.SearchStrategy[Any]:
-    """Objects of a class of `bridle.traced`; `own` are strategies of single fields. A type that is not known is an
+    """Objects of a class of `bridle.traces`; `own` are strategies of single fields. A type that is not known is an
     error, so that a new field is tested too."""
     types = get_type_hints(kind)
     values = {each.name: own[each.name] if each.name in own else _LEAVES[types[each.name]] for each in fields(kind)}
@@ -49,5 +49,5 @@ _LEAVES[Odds | None] = st.none() | _LEAVES[Odds]
 DRAWS = made(Draw)
 _LEAVES[Draw | None] = st.none() | DRAWS
 _LEAVES[Cost | None] = st.none() | made(Cost)
-HEADERS = made(Header, version=st.just(Header("").version))
+HEADERS = made(TraceHeader, version=st.just(TraceHeader("").version))
 RECORDS = st.one_of([made(kind) for kind in KINDS.values()])

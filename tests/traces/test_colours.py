@@ -9,11 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.outputs import CompletionOutput, RequestOutput
-from bridle.traced import Draw, End, Fork, Header, Odds, Prompt, Replaced, Rewind, Token, Trace
-from bridle.traced.colours import html_of, spans
-from bridle.traced.rebuild import rebuild
+from bridle.traces import (
+    Draw,
+    EndRecord,
+    ForkRecord,
+    Odds,
+    PromptRecord,
+    ReplacedRecord,
+    RewindRecord,
+    TokenRecord,
+    Trace,
+    TraceHeader,
+)
+from bridle.traces.highlight import html_of, spans
+from bridle.traces.replay_text import rebuild
 from tests.engine.support import replay
-from tests.engine.test_laws import random_lab, random_request, run_staggered
+from tests.engine.test_properties import random_lab, random_request, run_staggered
 
 HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=y>'
 
@@ -25,7 +36,7 @@ def test_colours_leave_nothing_out(seed: int) -> None:
     requests = [random_request(random, trace=True) for _ in range(2)]
     run_staggered(lab, requests, random)
     for request_id, told in replay(lab.events).items():
-        trace = Trace(Header(request_id), told.records)
+        trace = Trace(TraceHeader(request_id), told.records)
         for output in rebuild(trace):
             kept = [each for each in spans(trace, output.index, prompt=False) if each.origin != "rewound"]
             assert "".join(each.text for each in kept) == output.text
@@ -50,20 +61,20 @@ class Reader(HTMLParser):
 
 def made(*texts: str) -> Trace:
     draw = Draw(Odds(-0.5, 1, ((1, -0.5), (2, -1.0)), texts[:2]), None)
-    records = [Prompt(0, 1, [1, 2], ["cached ", "prompt "], 1)]
-    tokens = [Token(0, 1, at, at, text, text, draw=draw) for at, text in enumerate(texts)]
-    return Trace(Header("a"), [*records, *tokens, End(0, 2, "stop")])
+    records = [PromptRecord(0, 1, [1, 2], ["cached ", "prompt "], 1)]
+    tokens = [TokenRecord(0, 1, at, at, text, text, draw=draw) for at, text in enumerate(texts)]
+    return Trace(TraceHeader("a"), [*records, *tokens, EndRecord(0, 2, "stop")])
 
 
 def test_origins() -> None:
     fought = Draw(Odds(-9.0, 5), Odds(0.0, 1), 1, 0.9)
     trace = made("a", "b")
     trace.records[3:3] = [
-        Rewind(0, 2, 1, 1),
-        Token(0, 2, 1, 7, "f", "f", forced=True, by="me"),
-        Token(0, 2, 2, 8, "g", "g", draw=fought),
-        Replaced(0, 3, 9, "r"),
-        Fork(1, 3, 0, 2),
+        RewindRecord(0, 2, 1, 1),
+        TokenRecord(0, 2, 1, 7, "f", "f", forced=True, by="me"),
+        TokenRecord(0, 2, 2, 8, "g", "g", draw=fought),
+        ReplacedRecord(0, 3, 9, "r"),
+        ForkRecord(1, 3, 0, 2),
     ]
     found = [(each.text, each.origin) for each in spans(trace)]
     assert found[:2] == [("cached ", "cached"), ("prompt ", "prompt")]

@@ -8,8 +8,23 @@ from pathlib import Path
 import pytest
 
 from bridle.cli import main
-from bridle.traced import Chunk, Cost, Draw, End, Fork, Header, Odds, Prompt, Replaced, Rewind, Token, Trace, Wait
-from bridle.traces import schema, write
+from bridle.traces import (
+    ChunkRecord,
+    Cost,
+    Draw,
+    EndRecord,
+    ForkRecord,
+    Odds,
+    PromptRecord,
+    ReplacedRecord,
+    RewindRecord,
+    TokenRecord,
+    Trace,
+    TraceHeader,
+    WaitRecord,
+    schema,
+    write,
+)
 from bridle.traces.explain import explain
 
 COST = Cost(2, 3, 0.010, 0.002, 0.001)
@@ -21,23 +36,23 @@ MILD = Draw(Odds(-1.0, 1, ((5, -1.0),), ("yes",)), Odds(-0.9, 1, ((5, -0.9),), (
 
 @pytest.fixture
 def trace() -> Trace:
-    header = Header("abc", model="demo", controller={"name": "grumpy"})
+    header = TraceHeader("abc", model="demo", controller={"name": "grumpy"})
     return Trace(
         header,
         [
-            Prompt(0, 1, [1, 2, 3], ["a", "b", "c"], 2, queued=0.5, opening=0.25),
-            Chunk(0, 1, 2, 1, 0, COST),
-            Token(0, 1, 0, 7, "up", "up", draw=FOUGHT, answer=0.004, cost=COST),
-            Token(0, 2, 1, 5, "yes", "yes", draw=MILD, answer=0.016, cost=COST, drafted=True),
-            Token(0, 2, 2, 6, "no", "no", forced=True, by="grumpy"),
-            Fork(1, 2, 0, 3),
-            Wait(0, 3, False, ("x",), 3, 0.030),
-            Wait(1, 3, True, (), 2, 0.020),
-            Rewind(0, 4, 2, 5),
-            Replaced(1, 4, 9, "z", "grumpy", MILD),
-            Chunk(1, 5, 0, 4, 3, COST),
-            End(1, 5, "stop"),
-            End(0, 6, "length", num_cut=4),
+            PromptRecord(0, 1, [1, 2, 3], ["a", "b", "c"], 2, queued=0.5, opening=0.25),
+            ChunkRecord(0, 1, 2, 1, 0, COST),
+            TokenRecord(0, 1, 0, 7, "up", "up", draw=FOUGHT, answer=0.004, cost=COST),
+            TokenRecord(0, 2, 1, 5, "yes", "yes", draw=MILD, answer=0.016, cost=COST, drafted=True),
+            TokenRecord(0, 2, 2, 6, "no", "no", forced=True, by="grumpy"),
+            ForkRecord(1, 2, 0, 3),
+            WaitRecord(0, 3, False, ("x",), 3, 0.030),
+            WaitRecord(1, 3, True, (), 2, 0.020),
+            RewindRecord(0, 4, 2, 5),
+            ReplacedRecord(1, 4, 9, "z", "grumpy", MILD),
+            ChunkRecord(1, 5, 0, 4, 3, COST),
+            EndRecord(1, 5, "stop"),
+            EndRecord(0, 6, "length", num_cut=4),
         ],
     )
 
@@ -73,7 +88,7 @@ def test_the_sentences(trace: Trace) -> None:
 
 
 def test_a_plain_trace_says_little() -> None:
-    said = " ".join(explain(Trace(Header("a"), [End(0, 1, "stop")])).sentences)
+    said = " ".join(explain(Trace(TraceHeader("a"), [EndRecord(0, 1, "stop")])).sentences)
     assert "Nothing was computed in vain." in said
     assert "mask" not in said
 
@@ -99,7 +114,15 @@ def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_trace_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     evil = "\x1b]0;gone\x07"
-    write([Trace(Header(evil, model=evil), [Token(0, 1, 0, 1, evil, evil, draw=FOUGHT), End(0, 1, "stop")])], path)
+    write(
+        [
+            Trace(
+                TraceHeader(evil, model=evil),
+                [TokenRecord(0, 1, 0, 1, evil, evil, draw=FOUGHT), EndRecord(0, 1, "stop")],
+            )
+        ],
+        path,
+    )
     assert main(["explain", str(path)]) == 0
     assert "\x1b]" not in capsys.readouterr().out
 

@@ -15,8 +15,20 @@ from hypothesis import strategies as st
 
 from bridle import traces
 from bridle.errors import InvalidRequest
-from bridle.traced import KINDS, VERSION, Header, Prompt, Record, Token, Trace
-from bridle.traces import decode_record, encode_record, encode_trace, read, write
+from bridle.traces import (
+    KINDS,
+    VERSION,
+    PromptRecord,
+    Record,
+    TokenRecord,
+    Trace,
+    TraceHeader,
+    decode_record,
+    encode_record,
+    encode_trace,
+    read,
+    write,
+)
 from bridle.traces.format import plain_record
 from tests.traces.records import HEADERS, RECORDS
 
@@ -25,7 +37,7 @@ SHIPPED = Path(traces.__file__).with_name("schema.json")
 
 
 @given(RECORDS | HEADERS)
-def test_a_record_that_was_written_is_read(record: Record | Header) -> None:
+def test_a_record_that_was_written_is_read(record: Record | TraceHeader) -> None:
     line = encode_record(record)
     assert b"\n" not in line
     assert decode_record(line) == record
@@ -54,7 +66,7 @@ def test_the_schema_refuses_what_is_no_record() -> None:
 def test_every_kind_has_a_name_of_its_own() -> None:
     assert len(set(KINDS.values())) == len(KINDS)
     assert set(KINDS.values()) == set(Record.__subclasses__()) & set(KINDS.values())
-    assert plain_record(Prompt(0, 1))["type"] == "prompt"
+    assert plain_record(PromptRecord(0, 1))["type"] == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -63,9 +75,12 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ([], "there is no trace in it"),
         ([b"{"], "line 1: no record of a trace"),
         ([b'{"type":"wish","output":0,"step":1}'], "line 1: no record of a trace"),
-        ([encode_record(Token(0, 1))], "line 1 is a record, but no header came before it"),
-        ([encode_record(Header("a")), b"[]"], "line 2: no record of a trace"),
-        ([encode_record(replace(Header("a"), version=VERSION + 1))], f"has version {VERSION + 1}; this bridle reads"),
+        ([encode_record(TokenRecord(0, 1))], "line 1 is a record, but no header came before it"),
+        ([encode_record(TraceHeader("a")), b"[]"], "line 2: no record of a trace"),
+        (
+            [encode_record(replace(TraceHeader("a"), version=VERSION + 1))],
+            f"has version {VERSION + 1}; this bridle reads",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, lines: Sequence[bytes], why: str) -> None:
@@ -78,11 +93,11 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, lines: Sequence[bytes], why
 def test_a_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.traces.format.MAX_LINE_BYTES", 40)
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(encode_record(Header("a" * 50)))
+    path.write_bytes(encode_record(TraceHeader("a" * 50)))
     with pytest.raises(InvalidRequest, match="line 1 has more than 40 bytes"):
         list(read(path))
 
 
 def test_defaults_are_left_out() -> None:
-    kept: dict[str, Any] = json.loads(encode_record(Token(0, 3, 1, 17, "a", "a")))
+    kept: dict[str, Any] = json.loads(encode_record(TokenRecord(0, 3, 1, 17, "a", "a")))
     assert kept == {"type": "token", "output": 0, "step": 3, "at": 1, "token": 17, "text": "a", "spelled": "a"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.outputs import Traced
-from bridle.traced import Header, Record, Trace
+from bridle.traces import Record, Trace, TraceHeader
 from tests.traces.records import RECORDS
 
 
@@ -25,14 +25,14 @@ def test_a_trace_of_what_makes_records_is_that_of_the_records(given: list[tuple[
 
         return make, record
 
-    trace = Trace(Header("a"))
+    trace = Trace(TraceHeader("a"))
     for number, (record, is_late) in enumerate(given):
         if number == early:
             assert trace.records == [each for each, _ in given[:early]]
         trace.add(Traced("a", 0, later(record)).told if is_late else record)
     assert trace.num_records == len(given)
     assert num_made == sum(is_late for _, is_late in given[:early]) * (early < len(given))
-    assert trace == Trace(Header("a"), [record for record, _ in given])
+    assert trace == Trace(TraceHeader("a"), [record for record, _ in given])
     assert all(first is second for first, second in zip(trace.records, trace.records, strict=True))
     assert num_made == sum(is_late for _, is_late in given)
     assert copy.copy(trace) == trace

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from bridle import LLM, Controller, Decision, SamplingParams
 from bridle.aici.client.reference import WasmController
-from bridle.constraints import Regex
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.sampling import Watermark
-from bridle.service.tracing import controller_form, controller_of, sampling_form, sampling_of
-from bridle.traced import Header
-from bridle.traced.rebuild import rebuild
-from bridle.traces import decode_record, encode_record, read
+from bridle.serving.tracing.trace_header import controller_form, controller_of, sampling_form, sampling_of
+from bridle.structured_output import Regex
+from bridle.traces import TraceHeader, decode_record, encode_record, read
+from bridle.traces.replay_text import rebuild
 from tests.engine.support import make_request
 from tests.http.harness import scripted_model
 
@@ -108,13 +107,13 @@ SAMPLINGS = st.builds(
 
 @given(SAMPLINGS)
 def test_sampling_comes_back(sampling: SamplingParams) -> None:
-    header = decode_record(encode_record(Header("a", sampling=sampling_form(sampling))))
+    header = decode_record(encode_record(TraceHeader("a", sampling=sampling_form(sampling))))
     assert sampling_of(header.sampling) == sampling
 
 
 def test_many_biases_come_back() -> None:
     sampling = SamplingParams(logit_bias={token: token / 7 for token in range(1000)})
-    header = decode_record(encode_record(Header("a", sampling=sampling_form(sampling))))
+    header = decode_record(encode_record(TraceHeader("a", sampling=sampling_form(sampling))))
     assert dict(sampling_of(header.sampling).logit_bias) == dict(sampling.logit_bias)
 
 
@@ -127,7 +126,7 @@ def test_sampling_that_is_none_is_refused(form: dict[str, Any]) -> None:
 @pytest.mark.parametrize("controller", [Regex("a+"), WasmController("ab" * 32, "print(1)")])
 def test_controllers_come_back(controller: object) -> None:
     form = controller_form(make_request(controller=controller))
-    header = decode_record(encode_record(Header("a", controller=form)))
+    header = decode_record(encode_record(TraceHeader("a", controller=form)))
     assert controller_of(header.controller) == controller
     assert "auth" not in str(header.controller)
 

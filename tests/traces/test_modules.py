@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from bridle import LLM
 from bridle.aici.client import WasmController
-from bridle.constraints import Regex
 from bridle.controllers import standard
 from bridle.controllers.composition import compose
 from bridle.errors import InvalidRequest
-from bridle.service import LoadedModel
-from bridle.service.control import LOCAL_ADMIN, find_module, tag_module, upload_module
-from bridle.service.replay import moved_names, replay
-from bridle.service.steering import control_of
-from bridle.service.tracing import modules_of, ran_form
-from bridle.traced import End, Header, Trace
-from bridle.traces import parse
+from bridle.serving import LoadedModel
+from bridle.serving.controller_runtime import LOCAL_ADMIN, find_module, tag_module, upload_module
+from bridle.serving.requests.controller_selection import control_of
+from bridle.serving.tracing.replay import moved_names, replay
+from bridle.serving.tracing.trace_header import modules_of, ran_form
+from bridle.structured_output import Regex
+from bridle.traces import EndRecord, Trace, TraceHeader, parse
 from bridle.traces.compare import compare
 from bridle.traces.format import encode_trace
 from tests.aici.guests import END, TRAP, force, guest2, sample
@@ -94,10 +93,12 @@ def test_what_failed_is_told_too(model: LoadedModel) -> None:
 def test_a_module_that_is_gone_is_named(model: LoadedModel) -> None:
     upload(model, "one", "going")
     old = traced(model, WasmController("going"))
-    gone = [replace(each, modules=(("going", "f" * 64),)) if isinstance(each, End) else each for each in old.records]
+    gone = [
+        replace(each, modules=(("going", "f" * 64),)) if isinstance(each, EndRecord) else each for each in old.records
+    ]
     with pytest.raises(InvalidRequest, match=r"f{64} \('going' then\), which is no longer in the store"):
         replay(model, Trace(old.header, gone))
-    (told,) = moved_names(model, Trace(old.header, [End(0, 0, modules=(("nobody", "f" * 64),))]))
+    (told,) = moved_names(model, Trace(old.header, [EndRecord(0, 0, modules=(("nobody", "f" * 64),))]))
     assert told.startswith("The name 'nobody' means nothing now")
 
 
@@ -122,7 +123,7 @@ def test_each_name_is_exchanged_for_what_it_meant(names: list[str | None]) -> No
     ]
     meant = tuple((name, f"{number:064x}") for number, name in enumerate(names) if name is not None)
     form = {"name": "all", **(parts[0] if len(parts) == 1 else {"composed": parts})}
-    trace = Trace(Header("a", controller=form), [End(0, 0, modules=meant)])
+    trace = Trace(TraceHeader("a", controller=form), [EndRecord(0, 0, modules=meant)])
     made = ran_form(trace)
     assert made is not None
     for number, part in enumerate(made.get("composed", [made])):

@@ -13,14 +13,20 @@ from hypothesis import strategies as st
 
 from bridle import LLM, Controller, Decision
 from bridle.cli import main
-from bridle.constraints import Regex
 from bridle.controllers import SequenceView
-from bridle.engine.decision import Branch, mask_of
+from bridle.engine.control.decision import Branch, mask_of
 from bridle.engine.request import Request
-from bridle.service.trace_tests import Player, Verdict, changed_form, judge, program_of, without_model
-from bridle.service.tracing import controller_form
-from bridle.traced import Header, Trace
-from bridle.traces import parse, write
+from bridle.serving.tracing.trace_header import controller_form
+from bridle.serving.tracing.trace_regression import (
+    Player,
+    TraceTestResult,
+    changed_form,
+    judge,
+    program_of,
+    without_model,
+)
+from bridle.structured_output import Regex
+from bridle.traces import Trace, TraceHeader, parse, write
 from bridle.traces.format import encode_trace
 from tests.http.harness import scripted_model, tokenizer_folder
 
@@ -35,7 +41,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def play(llm: LLM) -> Iterator[Player]:
-    header = Header("a", engine={"vocab_size": llm.info.vocab_size, "max_model_len": 512, "eos_token_ids": []})
+    header = TraceHeader("a", engine={"vocab_size": llm.info.vocab_size, "max_model_len": 512, "eos_token_ids": []})
     roomy = [Trace(replace(header, prompt=[1] * 400))] * 2
     with without_model(roomy, str(tokenizer_folder())) as (_, player):
         yield player
@@ -49,7 +55,7 @@ def traced(llm: LLM, prompt: str = "one", **options: object) -> Trace:
     return trace
 
 
-def verdict(play: Player, trace: Trace, controller: object | None = None) -> Verdict:
+def verdict(play: Player, trace: Trace, controller: object | None = None) -> TraceTestResult:
     return judge(trace, play(trace, controller))
 
 

@@ -14,15 +14,27 @@ from rich.console import Console
 from bridle import LLM, Controller, Decision
 from bridle.cli import main
 from bridle.cli.replay import _show_beside
-from bridle.constraints import Regex
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest
-from bridle.service.replay import replay
-from bridle.traced import Draw, End, Header, Log, Odds, Record, Rewind, Stored, Token, Trace, Wait
-from bridle.traces import parse
+from bridle.serving.tracing.replay import replay
+from bridle.structured_output import Regex
+from bridle.traces import (
+    Draw,
+    EndRecord,
+    LogRecord,
+    Odds,
+    Record,
+    RewindRecord,
+    StoredRecord,
+    TokenRecord,
+    Trace,
+    TraceHeader,
+    WaitRecord,
+    parse,
+)
 from bridle.traces.compare import compare
 from bridle.traces.format import encode_trace
-from lab.doubles.tiny import make_checkpoint
+from tests.fakes.tiny_checkpoints import make_checkpoint
 from tests.http.harness import scripted_model
 
 
@@ -92,12 +104,12 @@ def test_pictures_and_adapters_have_to_be_there(llm: LLM) -> None:
 
 
 def made(*records: Record) -> Trace:
-    return Trace(Header("a"), [*records, End(0, 9, "stop")])
+    return Trace(TraceHeader("a"), [*records, EndRecord(0, 9, "stop")])
 
 
-def drawn(token: int, num_allowed: int | None = None, logprob: float = -0.5) -> Token:
+def drawn(token: int, num_allowed: int | None = None, logprob: float = -0.5) -> TokenRecord:
     draw = Draw(Odds(logprob, 1, ((token, logprob), (3, -0.51))), None, num_allowed)
-    return Token(0, 1, 0, token, "x", "x", draw=draw)
+    return TokenRecord(0, 1, 0, token, "x", "x", draw=draw)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +118,10 @@ def drawn(token: int, num_allowed: int | None = None, logprob: float = -0.5) -> 
         (made(drawn(1)), made(drawn(2)), "token 1 'x' drawn before, token 2 'x' drawn now"),
         (made(drawn(1, 5)), made(drawn(1, 6)), "drawn of 5 before, token 1 'x' drawn of 6 now"),
         (made(drawn(1)), made(drawn(1), drawn(2)), "end (stop) before, token 2 'x' drawn now"),
-        (made(drawn(1), Rewind(0, 1, 1)), made(drawn(1)), "1 tokens taken back before, end (stop) now"),
-        (made(Log(0, 1, "a")), made(Log(0, 1, "b")), "Other logs: outputs 0"),
-        (made(Stored(0, 1, "x", b"1")), made(Stored(0, 1, "x", b"2")), "Other variables: outputs 0"),
-        (made(drawn(1)), Trace(Header("a"), [drawn(1)]), "end (stop) before, nothing more now"),
+        (made(drawn(1), RewindRecord(0, 1, 1)), made(drawn(1)), "1 tokens taken back before, end (stop) now"),
+        (made(LogRecord(0, 1, "a")), made(LogRecord(0, 1, "b")), "Other logs: outputs 0"),
+        (made(StoredRecord(0, 1, "x", b"1")), made(StoredRecord(0, 1, "x", b"2")), "Other variables: outputs 0"),
+        (made(drawn(1)), Trace(TraceHeader("a"), [drawn(1)]), "end (stop) before, nothing more now"),
     ],
 )
 def test_what_differs_is_said(old: Trace, new: Trace, said: str) -> None:
@@ -119,8 +131,8 @@ def test_what_differs_is_said(old: Trace, new: Trace, said: str) -> None:
 
 
 def test_times_and_portions_are_no_difference() -> None:
-    old = made(Log(0, 1, "ab"), drawn(1), Wait(0, 1, True))
-    new = made(Log(0, 7, "a"), Log(0, 8, "b"), replace(drawn(1), step=8, answer=3.0))
+    old = made(LogRecord(0, 1, "ab"), drawn(1), WaitRecord(0, 1, True))
+    new = made(LogRecord(0, 7, "a"), LogRecord(0, 8, "b"), replace(drawn(1), step=8, answer=3.0))
     assert compare(old, new).is_same
 
 
@@ -136,14 +148,14 @@ def test_a_close_call_is_called_so() -> None:
 
 
 def test_what_was_broken_off_is_compared_as_far_as_it_got() -> None:
-    old = Trace(Header("a"), [drawn(1), End(0, 2, "cancelled")])
+    old = Trace(TraceHeader("a"), [drawn(1), EndRecord(0, 2, "cancelled")])
     assert compare(old, made(drawn(1), drawn(2))).is_same
     assert not compare(old, made(drawn(3), drawn(2))).is_same
 
 
 def test_logs_and_variables_that_differ_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    old = made(Log(0, 1, "[red]a"), Stored(0, 1, "x", b"1"), drawn(1))
-    new = made(Log(0, 1, "b"), Stored(0, 1, "x", b"1"), drawn(1))
+    old = made(LogRecord(0, 1, "[red]a"), StoredRecord(0, 1, "x", b"1"), drawn(1))
+    new = made(LogRecord(0, 1, "b"), StoredRecord(0, 1, "x", b"1"), drawn(1))
     _show_beside(Console(width=100), old, new)
     out = capsys.readouterr().out
     assert "0: logs" in out and "[red]a" in out

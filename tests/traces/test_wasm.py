@@ -11,8 +11,8 @@ import pytest
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.cli import main
-from bridle.traced.rebuild import rebuild
 from bridle.traces import read
+from bridle.traces.replay_text import rebuild
 from tests.aici.guests import END, force, guest2, say
 
 pytestmark = pytest.mark.slow  # a control runtime starts for each command

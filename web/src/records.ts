@@ -1,4 +1,4 @@
-// Records of a trace, as bridle/traced/records.py has them: what happened to an output, step by step.
+// Records of a trace, as bridle/traces/records.py has them: what happened to an output, step by step.
 
 export interface Odds { logprob: number; rank?: number | null; top?: [number, number][]; texts?: string[] }
 export interface Draw { before: Odds; after?: Odds | null; num_allowed?: number | null; taken?: number }

@@ -1,13 +1,13 @@
 """The engine's side of the control runtime: starts it, talks to it, and steers sequences by its answers."""
 
-from bridle.aici.client.demanded import DemandedPool
+from bridle.aici.client.policy_pool import PolicyPool
 from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.process import OWN_RUNTIME, RuntimeConfig, RuntimeProcess
 from bridle.aici.client.reference import WasmController
-from bridle.aici.client.side import SideChannel
+from bridle.aici.client.side_channel import SideChannel
 
 __all__ = [
-    "DemandedPool",
+    "PolicyPool",
     "OWN_RUNTIME",
     "RuntimeConfig",
     "RuntimePool",

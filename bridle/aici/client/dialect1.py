@@ -19,9 +19,9 @@ from itertools import count
 import numpy as np
 
 from bridle.aici import protocol, replies
-from bridle.aici.client.exchange import own_words, stored_values
+from bridle.aici.client.dialect2 import own_words, stored_values
 from bridle.aici.client.process import RuntimeProcess
-from bridle.engine.decision import Branch, Decision, Splice, mask_words
+from bridle.engine.control.decision import Branch, Decision, Splice, mask_words
 from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, ProtocolError
 

@@ -18,13 +18,13 @@ from itertools import count
 from typing import Any
 
 from bridle.aici import protocol
-from bridle.aici.client.instances import Instances
-from bridle.aici.client.keeper import Life, RuntimeKeeper
-from bridle.aici.client.opening import FirstWords
+from bridle.aici.client.instantiate_messages import InitialOutput
+from bridle.aici.client.instantiation import Instances
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
+from bridle.aici.client.supervisor import RuntimeInstance, RuntimeSupervisor
 from bridle.aici.client.tool_variables import ToolVariables
-from bridle.engine.decision import Decision
+from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, ProtocolError
@@ -63,14 +63,14 @@ class RuntimePool:
         self._leaving: set[int] = set()  # sequences that are freed along with their last ask
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
-        self._first_words = FirstWords()
+        self._first_words = InitialOutput()
         self.tools = ToolVariables()
         self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
         self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
         self._stray_ids = count(_STRAYS)
-        self._keeper = RuntimeKeeper(config, vocab_size)
+        self._keeper = RuntimeSupervisor(config, vocab_size)
         self._instances = Instances(config, self._keeper, self._first_words, lambda: self.wake())
-        self._life: Life | None = self._keeper.current  # the one that `_live` live in
+        self._life: RuntimeInstance | None = self._keeper.current  # the one that `_live` live in
 
     # -- life of the runtime -----------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class RuntimePool:
                 self._sync()  # frees what an earlier runtime left; an engine does this whenever it asks
         return self._keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
-    def _sync(self) -> Life | None:
+    def _sync(self) -> RuntimeInstance | None:
         """Return the present runtime. Sequences that lived in an earlier one fail."""
         current, mine = self._keeper.current, self._life
         if current is not mine:
@@ -113,7 +113,7 @@ class RuntimePool:
             self._life = current
         return current
 
-    def _fail_all(self, life: Life) -> None:
+    def _fail_all(self, life: RuntimeInstance) -> None:
         error = f"the control runtime ended: {life.error}"
         for seq_id in self._live | {ask.seq_id for ask in self._queue.asks}:
             self._answers[seq_id] = Answer(error=ControllerError(error))
@@ -132,7 +132,7 @@ class RuntimePool:
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self._instances.strays))
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `WasmController` of a request's own; `demanded.py` has those of policies."""
+        """Whether it is a `WasmController` of a request's own; `policy_pool.py` has those of policies."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -172,7 +172,7 @@ class RuntimePool:
         self._asked_at = time.monotonic()
         self._flush(life)
 
-    def _enqueue(self, ask: Ask, life: Life | None) -> None:
+    def _enqueue(self, ask: Ask, life: RuntimeInstance | None) -> None:
         """Have it asked in the next exchange, with the answers of tools that have come meanwhile."""
         if life is not None and "variables" in life.process.extensions:
             values = self.tools.inform(ask)
@@ -180,7 +180,7 @@ class RuntimePool:
                 ask = replace(ask, variables=values)
         self._queue.asks.append(ask)
 
-    def _ask_held(self, life: Life | None) -> None:
+    def _ask_held(self, life: RuntimeInstance | None) -> None:
         """Ask guests whose calls have ended."""
         ready = [seq_id for seq_id in self._held if self.tools.is_ready(seq_id)]
         for seq_id in ready:
@@ -188,7 +188,7 @@ class RuntimePool:
         if ready:
             self._flush(life)
 
-    def _is_lost(self, ask: Ask, life: Life | None) -> bool:
+    def _is_lost(self, ask: Ask, life: RuntimeInstance | None) -> bool:
         """Whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
             opened = self._instances.opened.pop(ask.request.id, None)
@@ -201,7 +201,7 @@ class RuntimePool:
         """Whether the runtime tells clones of tokens that may come."""
         return self._life is not None and "ahead" in self._life.process.extensions
 
-    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+    def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What clones of the controller answered, if these are the tokens that they were told of."""
         known: list[Decision] = []
         for token, (told, answer) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
@@ -210,7 +210,7 @@ class RuntimePool:
             known.append(answer.decision)
         return known
 
-    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """What a clone printed and wrote when it was told of the last of these tokens."""
         known = self._foreseen.get(seq_id, ())
         if num_tokens > len(known):
@@ -282,7 +282,7 @@ class RuntimePool:
 
     # -- exchanges ---------------------------------------------------------------------------------------
 
-    def _flush(self, life: Life | None) -> None:
+    def _flush(self, life: RuntimeInstance | None) -> None:
         """Begin an exchange if there is something to send and the channel is free."""
         if life is None or life.listener.is_open:
             return
@@ -298,14 +298,14 @@ class RuntimePool:
         except ProtocolError as error:
             self._lose(life, str(error))
 
-    def _claim(self, request: Request, life: Life) -> None:
+    def _claim(self, request: Request, life: RuntimeInstance) -> None:
         opened = self._instances.opened.pop(request.id, None)
         if opened is not None and opened.life is life:
             ask = Ask(next(self._stray_ids), request=request, final=True)
             self._queue.asks.append(ask)
             self._queue.freed.append(ask.seq_id)
 
-    def _receive(self, life: Life, timeout: float) -> bool:
+    def _receive(self, life: RuntimeInstance, timeout: float) -> bool:
         """Receive one reply, and begin the next exchange. Returns False if no reply came in time."""
         try:
             answers = life.listener.receive(timeout)
@@ -332,7 +332,7 @@ class RuntimePool:
         self._flush(life)
         return True
 
-    def _lose(self, life: Life, error: str) -> None:
+    def _lose(self, life: RuntimeInstance, error: str) -> None:
         self._keeper.lose(life, error)
         _log.error("%d controlled sequences end with the control runtime", len(self._live))
         self._sync()

@@ -22,11 +22,11 @@ from typing import TypeVar
 
 from bridle import __version__
 from bridle.aici import protocol, replies
-from bridle.aici.channels import MIB, SharedChannels, create_link, remove_names
 from bridle.aici.client.recording import TraceWriter
+from bridle.aici.shm_channel import MIB, SharedChannels, create_link, remove_names
 from bridle.errors import ControllerError, ProtocolError
 from bridle.logs import log_variables
-from bridle.traced import Header
+from bridle.traces import TraceHeader
 
 T = TypeVar("T")
 
@@ -101,13 +101,13 @@ class RuntimeProcess:
         finally:
             remove_names(self.prefix)
 
-    def _header(self) -> Header:
+    def _header(self) -> TraceHeader:
         """What a trace of this runtime begins with."""
         config = self.config
         started = {"dialect": config.dialect, "num_logits": config.num_logits, "is_ours": config.is_ours}
         made = datetime.now(UTC).isoformat(timespec="milliseconds")
         name = f"runtime-{self.prefix.strip('/-')}"
-        return Header(name, model=config.tokenizer, runtime=started, bridle=__version__, made=made)
+        return TraceHeader(name, model=config.tokenizer, runtime=started, bridle=__version__, made=made)
 
     def _create_link(self) -> SharedChannels:
         sizes = self.config.json_size * MIB, self.config.mask_size * MIB

@@ -3,7 +3,7 @@
 Times are left out of the comparison, and so is the step in which an answer came. A controller that was late, or waited,
 in the record may be in time now, and the other way round. The sequence of answers of each sequence is compared. An
 answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; an answer
-that is late is asked for again. What is played are the exchanges of a trace (`bridle.traced.Exchange`), which
+that is late is asked for again. What is played are the exchanges of a trace (`bridle.traces.ExchangeRecord`), which
 `recording` writes.
 """
 
@@ -20,8 +20,7 @@ import msgspec
 
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.traced import End, Exchange, Header
-from bridle.traces import read_records
+from bridle.traces import EndRecord, ExchangeRecord, TraceHeader, read_records
 
 #: Fields whose values differ from run to run.
 _VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid", "num_masks"})
@@ -35,7 +34,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplyDifference:
     """A reply that differs from the trace. `line` counts from 1."""
 
     line: int
@@ -44,7 +43,7 @@ class Difference:
     got: Any
 
 
-def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[Difference | None]:
+def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[ReplyDifference | None]:
     """Play the traces of a file, each against a fresh runtime: one item per exchange, None where the reply is the same.
     Controllers get `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends
     then. Raises `InvalidRequest` for a file that is no trace of a runtime, and at the end of one that is cut."""
@@ -53,18 +52,18 @@ def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[
     player: _Player | None = None
     with ExitStack() as started:
         for number, value in read_records(path):
-            if isinstance(value, Header):
+            if isinstance(value, TraceHeader):
                 _check(value, config, f"{path}: line {number}")
                 started.close()
                 player = _Player(_start(config, started))
-            elif isinstance(value, Exchange):
+            elif isinstance(value, ExchangeRecord):
                 assert player is not None
                 yield player.play(number, value)
-            elif isinstance(value, End) and value.num_cut:
+            elif isinstance(value, EndRecord) and value.num_cut:
                 raise InvalidRequest(f"{path}: {value.num_cut} exchanges are missing: it had no room", "TRACE")
 
 
-def _check(header: Header, config: RuntimeConfig, place: str) -> None:
+def _check(header: TraceHeader, config: RuntimeConfig, place: str) -> None:
     if header.runtime is None:
         raise InvalidRequest(f"{place} begins the trace of a text, which runs on a model", "TRACE")
     dialect = header.runtime.get("dialect")
@@ -112,7 +111,7 @@ class _Player:
         self._recorded: dict[str, _Said] = {}
         self._now: dict[str, _Said] = {}
 
-    def play(self, number: int, exchange: Exchange) -> Difference | None:
+    def play(self, number: int, exchange: ExchangeRecord) -> ReplyDifference | None:
         """Play one exchange; returns its difference from the record, if any."""
         request, reply = exchange.request, exchange.reply
         if not isinstance(request, dict) or not isinstance(reply, dict):
@@ -122,7 +121,7 @@ class _Player:
         else:
             expected, got = reply, self._exchange(number, request, side=exchange.side)
         expected, got = _stable(expected), _stable(got)
-        return None if got == expected else Difference(number, str(request.get("op")), expected, got)
+        return None if got == expected else ReplyDifference(number, str(request.get("op")), expected, got)
 
     def _exchange(self, number: int, command: Json, *, side: bool = False) -> Json:
         channel = self._process.link.side if side else self._process.link.main

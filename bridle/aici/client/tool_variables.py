@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from bridle.engine.decision import Decision
+from bridle.controller_tools import Call, Desk, ToolCallContext, ToolExecutor, ToolSession
+from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, StoredValue
-from bridle.tools import Behalf, Call, Caller, Desk, ToolDesk
 
 PREFIX, ANSWER, ERROR = "tool:", ":answer", ":error"
 
@@ -38,7 +38,7 @@ _decoder = msgspec.json.Decoder(_Wanted)
 class _Group:
     """The outputs of a request. `calls` are those whose answers the guests were not told of yet, by variable."""
 
-    caller: Caller
+    caller: ToolSession
     num_outputs: int = 1
     calls: dict[str, Call] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class ToolVariables:
     """Follows what guests write, on the engine's thread."""
 
     def __init__(self) -> None:
-        self.desk: Desk = ToolDesk()
+        self.desk: Desk = ToolExecutor()
         self._groups: dict[int, _Group] = {}
         self._awaited: dict[int, tuple[Call, ...]] = {}
 
@@ -55,8 +55,8 @@ class ToolVariables:
         """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
         if ask.request is not None:
             asked = ask.request
-            behalf = Behalf(asked.tenant, asked.client_tools, asked.id)
-            self._groups[ask.seq_id] = _Group(Caller(self.desk, asked.tools, behalf))
+            behalf = ToolCallContext(asked.tenant, asked.client_tools, asked.id)
+            self._groups[ask.seq_id] = _Group(ToolSession(self.desk, asked.tools, behalf))
         elif ask.parent is not None and ask.parent in self._groups:
             self._groups[ask.seq_id] = self._groups[ask.parent]
             self._groups[ask.seq_id].num_outputs += 1

@@ -15,17 +15,17 @@ import wasmtime
 import wasmtime.component
 
 from bridle.aici.runtime import wasm_binary
-from bridle.aici.runtime.facts import Facts
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.module_metadata import ModuleMetadata
 from bridle.aici.runtime.wasm import make_config
-from bridle.control_group import num_cores
+from bridle.cgroups import num_cores
 from bridle.errors import InvalidRequest
 
 _COMMON = ("aici_init", "aici_create", "aici_init_prompt", "aici_mid_process")
 _PHASES = ("aici_pre_process", "aici_post_process")
 
 
-def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
+def compile_module(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMetadata]:
     """Compile a module; returns machine code and facts. Raises `InvalidRequest` with the compiler's message."""
     try:
         if wasm_binary.is_component(wasm):
@@ -35,7 +35,7 @@ def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
         raise InvalidRequest(f"not a usable WebAssembly module: {str(error)[:2000]}", "binary") from None
 
 
-def cap_resources(limits: Limits) -> None:
+def cap_resources(limits: RuntimeLimits) -> None:
     """Limit this process's memory and time, before the compiler looks at a module. Memory that is mapped already does
     not count."""
     os.environ["RAYON_NUM_THREADS"] = str(min(num_cores(), 4))  # each thread maps memory of its own
@@ -48,7 +48,7 @@ def cap_resources(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def _compile_core(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
+def _compile_core(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMetadata]:
     engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=True))
     wasmtime.Module.validate(engine, wasm)
     rewritten = wasm_binary.expose_state(wasm)
@@ -57,13 +57,13 @@ def _compile_core(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
     return bytes(module.serialize()), facts
 
 
-def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, Facts]:
+def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, ModuleMetadata]:
     """Machine code and facts of a component, for what the configuration names."""
     component = wasmtime.component.Component(wasmtime.Engine(config), wasm)
-    return bytes(component.serialize()), Facts(is_component=True, is_copyable=False)
+    return bytes(component.serialize()), ModuleMetadata(is_component=True, is_copyable=False)
 
 
-def _is_valid_without_references(wasm: bytes, limits: Limits) -> bool:
+def _is_valid_without_references(wasm: bytes, limits: RuntimeLimits) -> bool:
     """Whether the module is valid without reference types; then it has no `table.set`."""
     engine = wasmtime.Engine(make_config(limits, reference_types=False, parallel=False))
     try:
@@ -73,14 +73,14 @@ def _is_valid_without_references(wasm: bytes, limits: Limits) -> bool:
     return True
 
 
-def _facts(module: wasmtime.Module, rewritten: wasm_binary.Rewritten, is_plain: bool) -> Facts:
+def _facts(module: wasmtime.Module, rewritten: wasm_binary.Rewritten, is_plain: bool) -> ModuleMetadata:
     functions: dict[str, Any] = {
         item.name: item.type for item in module.exports if isinstance(item.type, wasmtime.FuncType)
     }
     dialect = 1 if all(name in functions for name in _PHASES) else 2
     old_bias = _has_old_bias(module)
     has_memory = any(item.name == "memory" and isinstance(item.type, wasmtime.MemoryType) for item in module.exports)
-    return Facts(
+    return ModuleMetadata(
         dialect=dialect,
         layout=1 if dialect == 1 or old_bias else 2,
         old_bias=old_bias,

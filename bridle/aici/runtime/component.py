@@ -19,7 +19,7 @@ from wasmtime import component as wc
 from bridle.aici.replies import WriteVar
 from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance
-from bridle.aici.runtime.program import Program
+from bridle.aici.runtime.loaded_module import LoadedModule
 from bridle.aici.runtime.python_frames import whereabouts
 from bridle.aici.runtime.storage import parse_command
 from bridle.aici.runtime.wasi_components import World, shadow_world
@@ -150,7 +150,7 @@ def _place(error: Exception) -> str:
     return whereabouts() or backtrace_of(str(error))
 
 
-def make_instance(program: Program) -> type[Instance]:
+def make_instance(program: LoadedModule) -> type[Instance]:
     """The kind of instance that a program needs."""
     return ComponentInstance if program.facts.is_component else Instance
 

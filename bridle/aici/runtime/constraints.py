@@ -1,6 +1,6 @@
 """Constraint handles for guests: our addition to the host interface, imports of module `bridle`.
 
-A guest names a regex, a JSON schema, a grammar or any other constraint of `bridle.constraints` once and gets a
+A guest names a regex, a JSON schema, a grammar or any other constraint of `bridle.structured_output` once and gets a
 small number; the masks are computed on the host's side, so neither a grammar engine nor masks need room in guest
 memory. A fork copies handles with everything else.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bridle.aici.runtime.host import BLOB_EXTRA
-from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.wasm import GuestFault, HostFunction
-from bridle.constraints import Constraint, parse
-from bridle.constraints.grammar import grammar_of
-from bridle.constraints.limits import PARSER_LIMITS
-from bridle.constraints.vocabulary import Vocabulary as TokenVocabulary
-from bridle.constraints.vocabulary import load_llguidance
 from bridle.errors import InvalidRequest
+from bridle.structured_output import Constraint, parse
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.limits import PARSER_LIMITS
+from bridle.structured_output.vocabulary import GrammarVocabulary as TokenVocabulary
+from bridle.structured_output.vocabulary import load_llguidance
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance
@@ -110,7 +110,7 @@ def _matcher(guest: Instance, handle: int) -> Any:
     return matcher
 
 
-def make_matcher(vocabulary: Vocabulary, kind: str, spec: str) -> Any:
+def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
     """An llguidance matcher at its start; one that has failed if the specification makes no sense."""
     try:
         grammar = grammar_of(_parse(kind, spec))
@@ -173,7 +173,7 @@ class _Refused:
         return self
 
 
-def _tokenizer(vocabulary: Vocabulary) -> Any:
+def _tokenizer(vocabulary: RuntimeVocabulary) -> Any:
     """The tokenizer in llguidance's form. It is made once for a vocabulary, since that takes a moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridle.aici.runtime.pool import WorkerPool
-from bridle.aici.runtime.sequences import Sequence, SequenceTable
+from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.errors import InvalidRequest
 
 #: The time limit of a process's fork, in seconds.
@@ -17,7 +17,7 @@ class Forks:
         self._table = table
         self._pool = pool
 
-    def fork(self, parent: Sequence, seq_id: int, branch: int) -> tuple[Sequence, int | None]:
+    def fork(self, parent: RuntimeSequence, seq_id: int, branch: int) -> tuple[RuntimeSequence, int | None]:
         """Fork `parent`; returns the new sequence, and the key of the parent if the worker still has to copy it (before
         any callback of the step). Raises `BridleError` with the text for the child's result."""
         if seq_id in self._table.by_id:
@@ -35,6 +35,6 @@ class Forks:
             worker, copies = self._pool.split(worker, parent.key, key, branch, _SPLIT_TIMEOUT), False
         else:
             worker.keys.add(key)
-        child = Sequence(key, parent.request, worker, seq_id, splits=parent.splits)
+        child = RuntimeSequence(key, parent.request, worker, seq_id, splits=parent.splits)
         self._table.add(child)
         return child, parent.key if copies else None

@@ -15,7 +15,7 @@ import msgspec
 
 from bridle.aici.protocol import Auth
 from bridle.aici.replies import ModuleData
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.tags import GhReference
 from bridle.errors import InvalidRequest
@@ -54,7 +54,7 @@ def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
 class Downloads:
     """Resolves references. Thread-safe; one download at a time."""
 
-    def __init__(self, store: ModuleStore, limits: Limits, *, allowed: bool, get: Fetch = fetch) -> None:
+    def __init__(self, store: ModuleStore, limits: RuntimeLimits, *, allowed: bool, get: Fetch = fetch) -> None:
         self._store, self._limits = store, limits
         self._allowed, self._get = allowed, get
         self._lock = threading.Lock()

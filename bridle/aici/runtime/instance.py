@@ -17,8 +17,8 @@ import msgspec
 import wasmtime
 
 from bridle.aici.replies import WriteVar
+from bridle.aici.runtime.loaded_module import GuestEnvironment, LoadedModule
 from bridle.aici.runtime.logs import LogBuffer
-from bridle.aici.runtime.program import Program, Surroundings
 from bridle.aici.runtime.storage import Variables
 from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
@@ -60,7 +60,9 @@ class Instance:
     """A running controller. Host functions read and write its plain attributes. One thread at a time uses it, except
     for `cancel`."""
 
-    def __init__(self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables) -> None:
+    def __init__(
+        self, program: LoadedModule, surroundings: GuestEnvironment, argument: bytes, variables: Variables
+    ) -> None:
         """SharedChannels the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
         self.program = program
         self.surroundings = surroundings

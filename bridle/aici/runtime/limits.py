@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RuntimeLimits:
     """Times in milliseconds, sizes in bytes."""
 
     max_forks: int = 16  # sequences of a request alive at the same time
@@ -77,4 +77,4 @@ class Limits:
     max_standstill: int = 30_000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RuntimeLimits()

@@ -17,23 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from bridle.aici.channels import MIB, attach_link, remove_names
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime import options as o
-from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.builtin_controllers import BuiltinControllers
+from bridle.aici.runtime.compile_cache import Compilers
+from bridle.aici.runtime.fork_server import ForkServer, serve, start
 from bridle.aici.runtime.instance import Instance
-from bridle.aici.runtime.lifeline import Lifeline
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.loaded_module import GuestEnvironment
+from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.modules import ModuleStore
-from bridle.aici.runtime.nursery import Nursery, serve, start
-from bridle.aici.runtime.program import Surroundings
-from bridle.aici.runtime.sandbox import Sandbox
-from bridle.aici.runtime.shipped import Shipped
+from bridle.aici.runtime.parent_watch import ParentWatch
 from bridle.aici.runtime.side import SideOptions
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.supervisor import RuntimeOptions, Supervisor
 from bridle.aici.runtime.tags import is_module_id
-from bridle.aici.runtime.vocabulary import Vocabulary, load_vocabulary
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary, load_vocabulary
+from bridle.aici.shm_channel import MIB, attach_link, remove_names
 from bridle.controllers import standard
 from bridle.errors import BridleError, InvalidRequest
 from bridle.logs import configure_logs_as_told
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> i
     except InvalidRequest as error:
         _log.error("%s", error)
         return 2
-    lifeline = Lifeline(parent or os.getppid(), is_piped=options.lifeline, stays=options.stay)
+    lifeline = ParentWatch(parent or os.getppid(), is_piped=options.lifeline, stays=options.stay)
     try:
         return _run(options, parser, arguments, lifeline)
     except (BridleError, OSError) as error:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> i
 
 
 def _run(
-    options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str], lifeline: Lifeline
+    options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str], lifeline: ParentWatch
 ) -> int:
     if not (options.server or options.module or options.save_tokenizer or options.prepare):
         parser.print_usage(sys.stderr)
@@ -87,7 +87,9 @@ def _run(
     if options.server:
         for dialect in (1, 2):
             vocabulary.trie(dialect)  # so that every worker shares them
-    surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
+    surroundings = GuestEnvironment(
+        vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000
+    )
     gc.collect()
     gc.freeze()  # keeps these objects out of collections, and their pages shared with forked processes
     if options.nursery is not None:
@@ -106,15 +108,19 @@ def _run(
     return 0
 
 
-def _no_vocabulary() -> Vocabulary:
-    return Vocabulary([b"\0"], 0, lambda text: [0])
+def _no_vocabulary() -> RuntimeVocabulary:
+    return RuntimeVocabulary([b"\0"], 0, lambda text: [0])
 
 
 # -- serving -----------------------------------------------------------------------------------------------
 
 
 def _serve(
-    options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabulary: Vocabulary, lifeline: Lifeline
+    options: argparse.Namespace,
+    limits: RuntimeLimits,
+    nursery: ForkServer,
+    vocabulary: RuntimeVocabulary,
+    lifeline: ParentWatch,
 ) -> None:
     dialect = o.dialect_of(options)
     json_size, bin_size = dialect.defaults
@@ -146,7 +152,9 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 # -- single commands ---------------------------------------------------------------------------------------
 
 
-def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surroundings: Surroundings) -> int:
+def _install(
+    options: argparse.Namespace, limits: RuntimeLimits, nursery: ForkServer, surroundings: GuestEnvironment
+) -> int:
     store = ModuleStore(o.folder_of(options), limits)
     compilers = Compilers(nursery, store, limits)
     module = str(options.module)
@@ -169,15 +177,15 @@ def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surr
     return 0
 
 
-def _prepare(options: argparse.Namespace, limits: Limits, nursery: Nursery) -> int:
+def _prepare(options: argparse.Namespace, limits: RuntimeLimits, nursery: ForkServer) -> int:
     """Compile the controllers that come with bridle."""
     store = ModuleStore(o.folder_of(options), limits)
-    Shipped(store, Compilers(nursery, store, limits), limits).prepare(standard.manifest())
+    BuiltinControllers(store, Compilers(nursery, store, limits), limits).prepare(standard.manifest())
     store.close()
     return 0
 
 
-def _run_main(options: argparse.Namespace, compilers: Compilers, module: str, surroundings: Surroundings) -> None:
+def _run_main(options: argparse.Namespace, compilers: Compilers, module: str, surroundings: GuestEnvironment) -> None:
     """Instantiate with the prompt "Hello world!" and call the module's main. This process has no engine."""
     from bridle.aici.runtime.registry import Registry
 

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from bridle.aici.replies import Branch, MidResult, PreResult, WriteVar
+from bridle.aici.replies import BranchReply, MidResult, PreResult, WriteVar
 
 
-class Packed(Struct, array_like=True, tag=True):
+class WorkerMessage(Struct, array_like=True, tag=True):
     pass
 
 
 # -- a step ------------------------------------------------------------------------------------------------
 
 
-class Step2(Packed):
+class Step2(WorkerMessage):
     """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
     `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were drawn as clones
     of the guest had been told; clones are told of those `ahead`, after its answer. `changes` are passed on to it."""
@@ -42,7 +42,7 @@ class Step2(Packed):
     changes: list[tuple[int, int, int, str]] = []
 
 
-class PostPre(Packed):
+class PostPre(WorkerMessage):
     """One sequence in a D1 engine's post_pre_process. `tokens` of None: nothing to tell about the last step."""
 
     key: int
@@ -51,7 +51,7 @@ class PostPre(Packed):
     backtrack: int
 
 
-class Mid1(Packed):
+class Mid1(WorkerMessage):
     """One op of a D1 engine's mid_process."""
 
     key: int
@@ -61,7 +61,7 @@ class Mid1(Packed):
     branch: int = 0
 
 
-class Batch(Packed):
+class WorkerBatch(WorkerMessage, tag="Batch"):
     """All work of a worker in a step. `budget_ms` is the most CPU time that one callback may use. `patience_ms` is what
     all callbacks of an op may use together before the guest counts as late once too often."""
 
@@ -71,15 +71,15 @@ class Batch(Packed):
     patience_ms: float
 
 
-class Chosen(Packed):
+class ChosenBranches(WorkerMessage, tag="Chosen"):
     """D2: branches, whose `sample_mask` is a place in the answer's `masks`; `turns` is how often in a row a guest that
     does nothing was asked."""
 
-    branches: list[Branch]
+    branches: list[BranchReply]
     turns: int = 1
 
 
-class Phases(Packed):
+class PhaseResults(WorkerMessage, tag="Phases"):
     """D1: results of post (None: it did not run) and pre. Logs and writes of post stand apart from the answer's."""
 
     stop: bool | None
@@ -89,23 +89,23 @@ class Phases(Packed):
     post_micros: int = 0
 
 
-class Sampled(Packed):
+class Sampled(WorkerMessage):
     """D1: the mask is always there."""
 
     splice: MidResult | None
 
 
-class Foreseen(Packed):
-    """What a clone would do after a token, in the words of `Chosen`, and what it said besides."""
+class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
+    """What a clone would do after a token, in the words of `ChosenBranches`, and what it said besides."""
 
     token: int
-    branches: list[Branch]
+    branches: list[BranchReply]
     masks: list[memoryview]
     logs: str = ""
     storage: list[WriteVar] = []
 
 
-class Answer(Packed):
+class SequenceAnswer(WorkerMessage, tag="Answer"):
     """The answer of one sequence. `failed_in_post` says in which D1 phase the error came; `ahead` is what clones of it
     answered to tokens that may come."""
 
@@ -114,10 +114,10 @@ class Answer(Packed):
     logs: str
     storage: list[WriteVar]
     micros: int
-    result: Chosen | Phases | Sampled | None
+    result: ChosenBranches | PhaseResults | Sampled | None
     masks: list[memoryview]
     failed_in_post: bool = False
-    ahead: list[Foreseen] = []
+    ahead: list[LookaheadAnswer] = []
 
     @property
     def num_mask_bytes(self) -> int:
@@ -125,17 +125,17 @@ class Answer(Packed):
         return sum(map(len, self.masks)) + sum(len(mask) for each in self.ahead for mask in each.masks)
 
 
-class Answers(Packed):
+class Answers(WorkerMessage):
     """Answers of a batch, or a late one. Sequences of the batch that are missing still run."""
 
     number: int
-    answers: list[Answer]
+    answers: list[SequenceAnswer]
 
 
 # -- the rest ----------------------------------------------------------------------------------------------
 
 
-class Create(Packed):
+class Create(WorkerMessage):
     """Make an instance. The module's compiled code is at `path`; `first_pre` runs D1b's first pre callback;
     `keep_logs` leaves what the guest printed for its first report, since D1's reply has no place for it."""
 
@@ -151,7 +151,7 @@ class Create(Packed):
     keep_logs: bool
 
 
-class Created(Packed):
+class Created(WorkerMessage):
     rid: int
     error: str
     logs: str
@@ -163,14 +163,14 @@ class Created(Packed):
     is_unreadable: bool = False  # the compiled code is not for this machine: compile it anew
 
 
-class Drop(Packed):
+class Drop(WorkerMessage):
     """Drop instances that will not be asked again, whether they run or not."""
 
     keys: list[int]
     reason: str
 
 
-class Split(Packed):
+class ForkWorker(WorkerMessage, tag="Split"):
     """Fork this process; the child is branch `branch` and serves the ring and the sockets that come with the
     message: ring memory, doorbell, side, storage."""
 
@@ -180,7 +180,7 @@ class Split(Packed):
     branch: int
 
 
-class SplitDone(Packed):
+class SplitDone(WorkerMessage):
     """The process was forked; a handle of the child comes with the message."""
 
     rid: int
@@ -188,7 +188,7 @@ class SplitDone(Packed):
     pid: int = 0
 
 
-class Variable(Packed):
+class Variable(WorkerMessage):
     """A storage command of a guest in a process of its own: a read, a write, or (neither) just the version."""
 
     name: str
@@ -196,7 +196,7 @@ class Variable(Packed):
     only_version: bool = False
 
 
-class VariableReply(Packed):
+class VariableReply(WorkerMessage):
     reply: bytes = b""
     error: str = ""
     version: int = 0

@@ -20,7 +20,7 @@ from typing import Any
 from bridle.aici.protocol import Auth
 from bridle.aici.replies import TagInfo
 from bridle.aici.runtime.files import digest_of, is_stale, write_file
-from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
+from bridle.aici.runtime.limits import DEFAULT_LIMITS, RuntimeLimits
 from bridle.aici.runtime.tags import GhReference, check_tag, is_module_id, is_tag
 from bridle.controllers.standard import names
 from bridle.errors import InvalidRequest, Overloaded
@@ -54,7 +54,7 @@ class Compiled:
 class ModuleStore:
     """Thread-safe. Every method that changes something is atomic, also against a crash."""
 
-    def __init__(self, folder: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, folder: Path, limits: RuntimeLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._wasm = folder / "modules"
         self._cache = folder / "compiled"

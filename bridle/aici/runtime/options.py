@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridle.aici.masks import DTYPES
-from bridle.aici.runtime.limits import DEFAULT_LIMITS, MIB, Limits
-from bridle.elsewhere.names import closest
+from bridle.aici.runtime.limits import DEFAULT_LIMITS, MIB, RuntimeLimits
+from bridle.compat.suggestions import closest
 from bridle.errors import InvalidRequest
 
 #: Short tokenizer names of the original, and what they stand for on the hub.
@@ -32,7 +32,7 @@ _STEP_TIME_1 = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ProtocolDialect:
     """`name` is 1, 1b or 2."""
 
     name: str
@@ -99,7 +99,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="any other limit: " + ", ".join(field.name for field in fields(Limits)),
+        help="any other limit: " + ", ".join(field.name for field in fields(RuntimeLimits)),
     )
 
 
@@ -148,14 +148,14 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
 
 
-def dialect_of(options: argparse.Namespace) -> Dialect:
+def dialect_of(options: argparse.Namespace) -> ProtocolDialect:
     """The dialect that the engine speaks, as far as the command line tells."""
     if options.dialect != "auto":
-        return Dialect(options.dialect)
-    return Dialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
+        return ProtocolDialect(options.dialect)
+    return ProtocolDialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
+def limits_of(options: argparse.Namespace) -> RuntimeLimits:
     """The limits after the command line's changes. Raises `InvalidRequest`."""
     names = {
         "wasm_max_forks": "max_forks",

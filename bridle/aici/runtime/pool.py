@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.nursery import Nursery, Process
+from bridle.aici.runtime.fork_server import ForkServer, Process
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame
 from bridle.aici.runtime.storage import RequestState
-from bridle.aici.runtime.worker_port import WorkerPort
-from bridle.control_group import num_cores
+from bridle.aici.runtime.worker_handle import WorkerHandle
+from bridle.cgroups import num_cores
 from bridle.errors import Overloaded, ShardUnavailable
 
 _log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class WorkerPool:
 
     def __init__(
         self,
-        nursery: Nursery,
-        limits: Limits,
-        on_death: Callable[[WorkerPort], None],
+        nursery: ForkServer,
+        limits: RuntimeLimits,
+        on_death: Callable[[WorkerHandle], None],
         on_orphaned: Callable[[str], None],
     ) -> None:
         """`on_death` is called with a worker that was lost. `on_orphaned` is called, with the reason, when no further
@@ -52,10 +52,10 @@ class WorkerPool:
         self._num_cores = num_cores()
         self._on_death = on_death
         self._room = threading.Condition()
-        self.workers: list[WorkerPort] = []
+        self.workers: list[WorkerHandle] = []
         self._rids = itertools.count(1)
         self._poll = select.epoll()
-        self._sockets: dict[int, WorkerPort] = {}
+        self._sockets: dict[int, WorkerHandle] = {}
         self._poll.register(nursery.handle, select.EPOLLIN)
         threading.Thread(target=self._listen, name="workers", daemon=True).start()
 
@@ -64,7 +64,7 @@ class WorkerPool:
 
     # -- leasing -------------------------------------------------------------------------------------------
 
-    def lease(self, request: RequestState, key: int, *, alone: bool) -> WorkerPort:
+    def lease(self, request: RequestState, key: int, *, alone: bool) -> WorkerHandle:
         """A worker for an instance. Waits for `max_queue_time` when all are busy, then raises `Overloaded`."""
         end = time.monotonic() + self._limits.max_queue_time / 1000
         with self._room:
@@ -78,7 +78,7 @@ class WorkerPool:
                     raise Overloaded(f"{self._full(alone)}; waited {self._limits.max_queue_time} ms")
                 self._room.wait(left)
 
-    def release(self, worker: WorkerPort, key: int) -> None:
+    def release(self, worker: WorkerHandle, key: int) -> None:
         """Note that an instance is gone. A process that belonged to its request alone ends with it."""
         with self._room:
             worker.keys.discard(key)
@@ -88,7 +88,7 @@ class WorkerPool:
                 self._remove(worker)
             self._room.notify_all()
 
-    def bury(self, worker: WorkerPort) -> None:
+    def bury(self, worker: WorkerHandle) -> None:
         """Remove a worker that died, or must die: its instances are lost."""
         with self._room:
             if worker not in self.workers:
@@ -106,7 +106,7 @@ class WorkerPool:
             for worker in list(self.workers):
                 self._remove(worker)
 
-    def _find(self, request: RequestState, alone: bool) -> WorkerPort | None:
+    def _find(self, request: RequestState, alone: bool) -> WorkerHandle | None:
         mine = [w for w in self.workers if w.tenant == request.tenant and w.owner is None and not w.is_dead]
         if not alone and mine:
             best = min(mine, key=lambda worker: len(worker.keys))
@@ -115,7 +115,7 @@ class WorkerPool:
             return self._start(request, alone) or best
         return self._start(request, alone)
 
-    def _start(self, request: RequestState, alone: bool) -> WorkerPort | None:
+    def _start(self, request: RequestState, alone: bool) -> WorkerHandle | None:
         """Start a process, in the place of another tenant's warm one if need be."""
         if self._full(alone):
             warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
@@ -130,13 +130,13 @@ class WorkerPool:
         limit = self._limits.max_processes if alone else self._limits.max_workers
         return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None
 
-    def _spawn(self, request: RequestState, alone: bool) -> WorkerPort:
+    def _spawn(self, request: RequestState, alone: bool) -> WorkerHandle:
         ends = _Ends(alone)
         process = self._nursery.worker(ends.theirs)
         return self._register(ends, process, request, alone)
 
-    def _register(self, ends: _Ends, process: Process, request: RequestState, alone: bool) -> WorkerPort:
-        worker = WorkerPort(process, ends.port, ends.side, request.tenant)
+    def _register(self, ends: _Ends, process: Process, request: RequestState, alone: bool) -> WorkerHandle:
+        worker = WorkerHandle(process, ends.port, ends.side, request.tenant)
         worker.owner = request if alone else None
         worker.storage = ends.storage
         ends.close_theirs()
@@ -147,7 +147,7 @@ class WorkerPool:
                 self._poll.register(sock.fileno(), select.EPOLLIN)
         return worker
 
-    def _remove(self, worker: WorkerPort) -> None:
+    def _remove(self, worker: WorkerHandle) -> None:
         self.workers.remove(worker)
         for sock in (worker.side, worker.storage):
             if sock is not None and self._sockets.pop(sock.fileno(), None) is not None:
@@ -156,7 +156,7 @@ class WorkerPool:
 
     # -- forking a process ---------------------------------------------------------------------------------
 
-    def split(self, worker: WorkerPort, key: int, new_key: int, branch: int, timeout: float) -> WorkerPort:
+    def split(self, worker: WorkerHandle, key: int, new_key: int, branch: int, timeout: float) -> WorkerHandle:
         """Fork the process of a sequence for a new one. Raises `ShardUnavailable`, `Overloaded`."""
         assert worker.owner is not None
         with self._room:
@@ -165,7 +165,7 @@ class WorkerPool:
                 raise Overloaded(full)
         ends = _Ends(True)
         rid = self.new_rid()
-        future = worker.call(rid, m.Split(rid, key, new_key, branch), ends.theirs)
+        future = worker.call(rid, m.ForkWorker(rid, key, new_key, branch), ends.theirs)
         try:
             done, handles = future.result(timeout)
         except TimeoutError:
@@ -214,7 +214,7 @@ class WorkerPool:
         self._poll.register(self._nursery.handle, select.EPOLLIN)
         return True
 
-    def _hear(self, worker: WorkerPort, descriptor: int) -> None:
+    def _hear(self, worker: WorkerHandle, descriptor: int) -> None:
         if worker.storage is not None and descriptor == worker.storage.fileno():
             assert worker.owner is not None
             serve(worker.storage, worker.owner.variables)

@@ -10,27 +10,27 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bridle.aici.runtime.facts import Facts
-from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.sequences import Sequence, SequenceTable
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.module_metadata import ModuleMetadata
+from bridle.aici.runtime.sequences import RuntimeSequence, SequenceTable
 from bridle.aici.runtime.storage import RequestState
-from bridle.aici.runtime.worker_port import WorkerPort
+from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import InvalidRequest
 
-_facts = msgspec.json.Decoder(Facts)
+_facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Registry:
     """Guards the table. The main thread holds `lock` during a step, side threads for a moment each."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
         self.lock = threading.RLock()
         self.table = SequenceTable(limits)
         self._reserved: dict[str, str] = {}  # requests whose instances are in the making, and their tenants
-        self.doomed: list[Sequence] = []  # to be released by the main thread
+        self.doomed: list[RuntimeSequence] = []  # to be released by the main thread
 
-    def facts(self, text: str) -> Facts:
+    def facts(self, text: str) -> ModuleMetadata:
         """What the compiler found out about a module."""
         return _facts.decode(text)
 
@@ -49,10 +49,10 @@ class Registry:
             with self.lock:
                 self._reserved.pop(state.name, None)
 
-    def add(self, key: int, state: RequestState, worker: WorkerPort, splits: bool) -> None:
+    def add(self, key: int, state: RequestState, worker: WorkerHandle, splits: bool) -> None:
         """Enter an instance that was made and waits for a sequence."""
         with self.lock:
-            sequence = Sequence(key, state, worker, splits=splits)
+            sequence = RuntimeSequence(key, state, worker, splits=splits)
             if worker.is_dead:
                 sequence.error = "Worker: the process died"
             self.table.add(sequence)
@@ -73,7 +73,7 @@ class Registry:
                 if time.monotonic() - sequence.created > limit:
                     self.discard(name)
 
-    def worker_died(self, worker: WorkerPort) -> dict[str, str]:
+    def worker_died(self, worker: WorkerHandle) -> dict[str, str]:
         """End the sequences of a dead worker; they stay in the table until the engine frees them. Returns the traces of
         the requests that lost one, by request, as far as they are known."""
         lost = {}

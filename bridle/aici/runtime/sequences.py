@@ -6,25 +6,25 @@ import time
 from dataclasses import dataclass, field
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.storage import RequestState
-from bridle.aici.runtime.worker_port import WorkerPort
+from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import InvalidRequest, Overloaded
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RuntimeSequence:
     """One sequence (before it is bound: an instance). `error` says why it is over."""
 
     key: int
     request: RequestState
-    worker: WorkerPort
+    worker: WorkerHandle
     seq_id: int | None = None
     splits: bool = False  # forks by forking its process
     error: str | None = None
     is_outstanding: bool = False  # an op was sent and is not answered yet
     last_op: m.Step2 | m.PostPre | m.Mid1 | None = None  # the op that was sent last
-    ready: m.Answer | None = None  # an answer that came too late for its step
+    ready: m.SequenceAnswer | None = None  # an answer that came too late for its step
     misses: int = 0  # step limits since then, by the clock
     asked_at: float = 0.0  # when `last_op` was sent
     allowance: float = 0.0  # seconds of processor time that the answer to it may take
@@ -37,11 +37,11 @@ class SequenceTable:
     for what is not bound yet, by side threads: every method is a single atomic change or runs under the lock of
     its caller."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
-        self.by_id: dict[int, Sequence] = {}
-        self.by_key: dict[int, Sequence] = {}
-        self.pending: dict[str, Sequence] = {}
+        self.by_id: dict[int, RuntimeSequence] = {}
+        self.by_key: dict[int, RuntimeSequence] = {}
+        self.pending: dict[str, RuntimeSequence] = {}
         self._next_key = 0
         self._tenants: dict[str, int] = {}
 
@@ -61,7 +61,7 @@ class SequenceTable:
                 f"{limits.max_instances_per_user} of user {tenant!r}"
             )
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: RuntimeSequence) -> None:
         """A new instance that no sequence has claimed, or a fork."""
         request = sequence.request
         request.num_alive += 1
@@ -73,7 +73,7 @@ class SequenceTable:
         else:
             self.by_id[sequence.seq_id] = sequence
 
-    def bind(self, req_id: str, seq_id: int) -> Sequence:
+    def bind(self, req_id: str, seq_id: int) -> RuntimeSequence:
         """Give a pending instance its number. The request's name cannot be used a second time."""
         if seq_id in self.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
@@ -96,7 +96,7 @@ class SequenceTable:
         limit = self._limits.max_total_forks
         return f"more than {limit} sequences in the life of one request" if request.num_ever + more > limit else None
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: RuntimeSequence) -> None:
         """Forget a sequence. Idempotent."""
         if self.by_key.pop(sequence.key, None) is None:
             return

@@ -13,17 +13,17 @@ from msgspec import UNSET
 from bridle.aici.protocol import Auth, Discard, GetModule, GetTags, Instantiate, MkModule, SetTags, auth_of, trace_of
 from bridle.aici.replies import ModuleData, PreResult, PromptResult, SeqResult, StorageCommand, TagsData
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.builtin_controllers import BuiltinControllers
+from bridle.aici.runtime.compile_cache import Compilers
 from bridle.aici.runtime.github import Downloads
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
-from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.storage import RequestState, SharedVariables
 from bridle.aici.runtime.tags import is_module_id
-from bridle.aici.runtime.vocabulary import Vocabulary
-from bridle.aici.runtime.worker_port import WorkerPort
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.aici.runtime.worker_handle import WorkerHandle
 from bridle.errors import ControllerTimeout, InvalidRequest
 
 #: The time limit of an instantiation, as a multiple of its CPU limit. It is longer where the worker got less processor
@@ -48,12 +48,12 @@ class SideOps:
         self,
         store: ModuleStore,
         compilers: Compilers,
-        shipped: Shipped,
+        shipped: BuiltinControllers,
         downloads: Downloads,
         pool: WorkerPool,
         registry: Registry,
-        vocabulary: Vocabulary,
-        limits: Limits,
+        vocabulary: RuntimeVocabulary,
+        limits: RuntimeLimits,
         options: SideOptions,
     ) -> None:
         self._store, self._compilers, self._shipped, self._downloads = store, compilers, shipped, downloads
@@ -188,7 +188,7 @@ class SideOps:
                 self._registry.add(key, state, worker, splits)
         return created
 
-    def _ask(self, worker: WorkerPort, message: m.Create) -> m.Created:
+    def _ask(self, worker: WorkerHandle, message: m.Create) -> m.Created:
         patience = self._limits.max_init_time / 1000 * _PATIENCE
         future, begin = worker.call(message.rid, message), worker.process.cpu_seconds()
         used = 0.0

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from bridle.aici.replies import ReadVar, StorageCommand, WriteVar
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.wasm import GuestFault
 
 _commands = msgspec.json.Decoder(StorageCommand)
@@ -56,7 +56,7 @@ class Variables(Protocol):
 class SharedVariables:
     """The variables of one request. Thread-safe."""
 
-    limits: Limits
+    limits: RuntimeLimits
     _values: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     _size: int = 0
     _answers_read: dict[str, None] = field(default_factory=dict)  # by call, the oldest first

@@ -20,23 +20,23 @@ import msgspec
 
 from bridle.aici import protocol as p
 from bridle.aici import replies as r
-from bridle.aici.channels import Duplex, SharedChannels
-from bridle.aici.runtime.compilers import Compilers
-from bridle.aici.runtime.engine1 import Engine1
-from bridle.aici.runtime.engine2 import Engine2
+from bridle.aici.runtime.builtin_controllers import BuiltinControllers
+from bridle.aici.runtime.compile_cache import Compilers
+from bridle.aici.runtime.dialect1 import Dialect1Handler
+from bridle.aici.runtime.dialect2 import Dialect2Handler
+from bridle.aici.runtime.fork_server import ForkServer
 from bridle.aici.runtime.forks import Forks
 from bridle.aici.runtime.github import Downloads
-from bridle.aici.runtime.lifeline import Lifeline
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.modules import ModuleStore
-from bridle.aici.runtime.nursery import Nursery
+from bridle.aici.runtime.parent_watch import ParentWatch
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
-from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOps, SideOptions
-from bridle.aici.runtime.steps import Steps
-from bridle.aici.runtime.vocabulary import Vocabulary
-from bridle.aici.runtime.worker_port import WorkerPort
+from bridle.aici.runtime.step_dispatcher import Steps
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.aici.runtime.worker_handle import WorkerHandle
+from bridle.aici.shm_channel import Duplex, SharedChannels
 from bridle.errors import BridleError, ControllerError, InvalidRequest, Overloaded, ProtocolError
 
 _log = logging.getLogger(__name__)
@@ -67,11 +67,11 @@ class Supervisor:
     def __init__(
         self,
         options: RuntimeOptions,
-        limits: Limits,
+        limits: RuntimeLimits,
         link: SharedChannels,
-        lifeline: Lifeline,
-        nursery: Nursery,
-        vocabulary: Vocabulary,
+        lifeline: ParentWatch,
+        nursery: ForkServer,
+        vocabulary: RuntimeVocabulary,
     ) -> None:
         self._options, self._limits, self._link = options, limits, link
         self._engine_lives = lifeline.holds
@@ -81,7 +81,7 @@ class Supervisor:
         self._store = ModuleStore(options.folder, limits)
         self._pool = WorkerPool(nursery, limits, self._worker_died, self._orphaned)
         compilers = Compilers(nursery, self._store, limits)
-        shipped = Shipped(self._store, compilers, limits)
+        shipped = BuiltinControllers(self._store, compilers, limits)
         shipped.prepare_in_background(options.prepared)
         downloads = Downloads(self._store, limits, allowed=options.allow_downloads)
         self._side = SideOps(
@@ -89,8 +89,8 @@ class Supervisor:
         )
         self._steps = Steps(self._pool, self._registry.table, limits)
         self._forks = Forks(self._registry.table, self._pool)
-        self._engine1: Engine1 | None = None
-        self._engine2: Engine2 | None = None
+        self._engine1: Dialect1Handler | None = None
+        self._engine2: Dialect2Handler | None = None
         self._threads = ThreadPoolExecutor(_SIDE_THREADS, "side")
         self._num_side = 0
         self._side_lock = threading.Lock()
@@ -160,15 +160,15 @@ class Supervisor:
         if self._dialect[0] != dialect:
             self._dialect = dialect
 
-    def _get_engine1(self) -> Engine1:
+    def _get_engine1(self) -> Dialect1Handler:
         if self._engine1 is None:
             table, size = self._registry.table, self._vocabulary.size
-            self._engine1 = Engine1(table, self._steps, self._forks, self._limits, self._link.masks, size)
+            self._engine1 = Dialect1Handler(table, self._steps, self._forks, self._limits, self._link.masks, size)
         return self._engine1
 
-    def _get_engine2(self) -> Engine2:
+    def _get_engine2(self) -> Dialect2Handler:
         if self._engine2 is None:
-            self._engine2 = Engine2(
+            self._engine2 = Dialect2Handler(
                 self._registry.table,
                 self._steps,
                 self._forks,
@@ -210,7 +210,7 @@ class Supervisor:
             if not is_full:
                 self._num_side += 1
         if is_full:
-            error = r.Failure(f"{limit} requests are pending on the side channel, the limit", True, p.rid_of(data))
+            error = r.ErrorReply(f"{limit} requests are pending on the side channel, the limit", True, p.rid_of(data))
             self._reply_side(p.encode(error))
         else:
             self._threads.submit(self._serve_side, data)
@@ -240,7 +240,7 @@ class Supervisor:
         try:
             request = p.decode_request(data)
         except ProtocolError as error:
-            return p.encode(r.Failure(str(error), False, p.rid_of(data)))
+            return p.encode(r.ErrorReply(str(error), False, p.rid_of(data)))
         except msgspec.DecodeError as error:
             return p.encode(r.JsonFailure(f"not JSON: {error}"))
         rid = p.rid_of(request)
@@ -248,19 +248,19 @@ class Supervisor:
             p.auth_of(request)  # refused on every operation if it is malformed
             return p.encode(r.Ok(handle(request), rid))
         except Overloaded as error:
-            return p.encode(r.Failure(str(error), True, rid, error.retry_after or msgspec.UNSET))
+            return p.encode(r.ErrorReply(str(error), True, rid, error.retry_after or msgspec.UNSET))
         except BridleError as error:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError))
-            return p.encode(r.Failure(str(error), is_user_error, rid))
+            return p.encode(r.ErrorReply(str(error), is_user_error, rid))
         except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
             trace = p.trace_of(request)
             _log.error("internal error: %r%s", error, f", traceparent {trace}" if trace else "")
-            return p.encode(r.Failure(f"internal error: {error!r}", False, rid))
+            return p.encode(r.ErrorReply(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
         if len(reply) > channel.max_message:
             text = f"reply of {len(reply)} bytes exceeds the channel's {channel.max_message}"
-            reply = p.encode(r.Failure(text, False, p.rid_of(reply)))
+            reply = p.encode(r.ErrorReply(text, False, p.rid_of(reply)))
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: Exception) -> None:
@@ -272,7 +272,7 @@ class Supervisor:
             self._link.unlink()
         self.stop()
 
-    def _worker_died(self, worker: WorkerPort) -> None:
+    def _worker_died(self, worker: WorkerHandle) -> None:
         for name, trace in self._registry.worker_died(worker).items():
             _log.warning("the worker of request %s died, traceparent %s", name[:80], trace)
 

@@ -1,7 +1,7 @@
 """The vocabulary that a runtime serves: bytes of every token, tokenization, and the tries that guests walk.
 
-The tokenizer itself is `bridle.text`'s; this module only gives its tokens the form that controllers expect: special
-tokens have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
+The tokenizer itself is `bridle.tokenizer`'s; this module only gives its tokens the form that controllers expect:
+special tokens have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tokenizers
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.model.added_tokens import refuse_renumbered
-from bridle.text import Tokenizer
-from bridle.text.files import end_tokens
+from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.tokenizer_files import end_tokens
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
 
 
 @dataclass
-class Vocabulary:
+class RuntimeVocabulary:
     """`tokens[i]` are the bytes of token i, empty for special ones; `encode` tokenizes text without adding special
     tokens, but recognizing their names."""
 
@@ -63,7 +63,7 @@ class Vocabulary:
             head = data[: error.start]
             return list(self.encode(head.decode())) + self._reader.tokenize(data[error.start :])
 
-    def padded(self, size: int | None) -> Vocabulary:
+    def padded(self, size: int | None) -> RuntimeVocabulary:
         """The same up to `size` tokens. Those that the tokenizer does not know have no bytes, so that no constraint
         can reach them. Raises `InvalidRequest`."""
         if size is None or size == self.size:
@@ -74,10 +74,10 @@ class Vocabulary:
                 f"logits size {size} must be the vocabulary's {self.size} or up to {MAX_ADDED} more", "logits_size"
             )
         added = frozenset(range(self.size, size))
-        return Vocabulary([*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added)
+        return RuntimeVocabulary([*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added)
 
 
-def load_vocabulary(name: str, logits_size: int | None = None) -> Vocabulary:
+def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabulary:
     """The vocabulary of a `tokenizer.json`, a model folder, or a hub id with optional `@revision`."""
     path, _, revision = name.partition("@") if not name.startswith(("/", ".")) else (name, "", "")
     tokenizer = _load_tokenizer(path, revision or None)
@@ -88,13 +88,13 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> Vocabulary:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    return Vocabulary(tokens, eos, encode, special).padded(logits_size)
+    return RuntimeVocabulary(tokens, eos, encode, special).padded(logits_size)
 
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     """Load from a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
     process of the runtime; from other files through transformers."""
-    from bridle.model.resolve import resolve_model
+    from bridle.model.hub_lookup import resolve_model
 
     folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)
     file = folder / "tokenizer.json"

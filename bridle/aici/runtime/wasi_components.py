@@ -15,7 +15,7 @@ from typing import Any
 
 from wasmtime import component as wc
 
-from bridle.aici.runtime.facts import WASMTIME_VERSION
+from bridle.aici.runtime.module_metadata import WASMTIME_VERSION
 from bridle.aici.runtime.wasm import FAST_VERSIONS, GuestFault
 
 #: The time between two readings of a clock, in nanoseconds.

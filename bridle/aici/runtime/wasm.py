@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import wasmtime
 from wasmtime import _ffi as ffi
 
-from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.errors import ControllerError, ControllerTrap
 
 #: Versions of wasmtime that `wasm_fast` was tested with.
@@ -39,7 +39,7 @@ class GuestStopped(ControllerError):
     """A guest was ended from outside, because it was too late or is no longer needed."""
 
 
-class Interruptible(Protocol):
+class InterruptibleGuest(Protocol):
     """What a crossing needs to know of the running guest. `failure` keeps the exception of a host function, because an
     exception cannot travel through Wasm frames."""
 
@@ -127,7 +127,7 @@ def backtrace_of(text: str) -> str:
     return text[start : end if end >= 0 else None].rstrip()
 
 
-def make_config(limits: Limits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
+def make_config(limits: RuntimeLimits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
     """The Wasm features that guests may use. Like the original, without threads, tail calls, memory64, relaxed SIMD and
     exceptions."""
     config = wasmtime.Config()

@@ -19,17 +19,17 @@ import msgspec
 import wasmtime
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.callbacks import Op, Seat, Step, failed, run_op, start
 from bridle.aici.runtime.component import make_instance
-from bridle.aici.runtime.crew import Crew, Task
-from bridle.aici.runtime.facts import Facts
-from bridle.aici.runtime.hosted import Hosted
+from bridle.aici.runtime.guest_sequence import GuestSequence
 from bridle.aici.runtime.instance import Instance
-from bridle.aici.runtime.lifeline import fork_watched
-from bridle.aici.runtime.program import Program, Surroundings
+from bridle.aici.runtime.leader_followers import LeaderFollowers, WorkItem
+from bridle.aici.runtime.loaded_module import GuestEnvironment, LoadedModule
+from bridle.aici.runtime.module_loader import Sandbox
+from bridle.aici.runtime.module_metadata import ModuleMetadata
+from bridle.aici.runtime.op_executor import Op, OperationBatch, SequenceSlot, failed, run_op, start
+from bridle.aici.runtime.parent_watch import fork_watched
 from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
-from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.storage import SharedVariables, Variables
 from bridle.aici.runtime.wasm import GuestStopped
 from bridle.errors import BridleError, ControllerError, ControllerTrap
@@ -38,9 +38,9 @@ _MAX_PROGRAMS = 32
 #: Answers are sent as soon as they hold this many bytes of masks.
 _FLUSH_BYTES = 1 << 20
 
-_batches = m.decoder(m.Batch)
-_sides = m.decoder(m.Create | m.Drop | m.Split)
-_facts = msgspec.json.Decoder(Facts)
+_batches = m.decoder(m.WorkerBatch)
+_sides = m.decoder(m.Create | m.Drop | m.ForkWorker)
+_facts = msgspec.json.Decoder(ModuleMetadata)
 
 
 class Worker:
@@ -49,7 +49,7 @@ class Worker:
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: GuestEnvironment,
         sandbox: Sandbox,
         port: Port,
         side: socket.socket,
@@ -59,15 +59,15 @@ class Worker:
         self._sandbox = sandbox
         self._port, self._side = port, side
         self._remote = RemoteVariables(storage) if storage is not None else None
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, SequenceSlot] = {}
         self._variables: dict[int, tuple[SharedVariables, int]] = {}
-        self._programs: dict[str, Program] = {}
-        self._step: Step | None = None
-        self._tasks: deque[Task] = deque()
+        self._programs: dict[str, LoadedModule] = {}
+        self._step: OperationBatch | None = None
+        self._tasks: deque[WorkItem] = deque()
         self._mutex = threading.Lock()
         self._side_lock = threading.Lock()
         self._watch()
-        self._crew = Crew(sandbox.engine, self._next_task)
+        self._crew = LeaderFollowers(sandbox.engine, self._next_task)
 
     def run(self) -> None:
         """Serve until the supervisor is gone; does not return."""
@@ -85,7 +85,7 @@ class Worker:
         self._poll.register(self._port.bell, select.POLLIN)
         self._poll.register(self._side, select.POLLIN)
 
-    def _next_task(self) -> Task:
+    def _next_task(self) -> WorkItem:
         try:
             while True:
                 if self._tasks:
@@ -93,7 +93,7 @@ class Worker:
                 step = self._step
                 if step is not None:
                     if step.queue:
-                        return Task(partial(self._run_op, step, step.queue.popleft()))
+                        return WorkItem(partial(self._run_op, step, step.queue.popleft()))
                     self._flush(step)
                     self._step = None
                 self._read()
@@ -109,16 +109,16 @@ class Worker:
             for message in self._port.receive():
                 self._take_batch(_batches.decode(message))
 
-    def _take_side(self, message: m.Create | m.Drop | m.Split, descriptors: list[int]) -> None:
+    def _take_side(self, message: m.Create | m.Drop | m.ForkWorker, descriptors: list[int]) -> None:
         if isinstance(message, m.Create):
-            self._tasks.append(Task(partial(self._create, message)))
+            self._tasks.append(WorkItem(partial(self._create, message)))
         elif isinstance(message, m.Drop):
             self._drop(message.keys, GuestStopped(message.reason))
         else:
             self._split(message, descriptors)
 
-    def _take_batch(self, batch: m.Batch) -> None:
-        step = Step(batch)
+    def _take_batch(self, batch: m.WorkerBatch) -> None:
+        step = OperationBatch(batch)
         if self._step is not None:  # the supervisor gave up on the last step: finish it first
             self._tasks.extend(self._leftovers(self._step))
         self._step = step
@@ -126,13 +126,13 @@ class Worker:
             if not isinstance(op, m.PostPre) and op.parent is not None:
                 self._fork(step, op)
 
-    def _leftovers(self, step: Step) -> list[Task]:
-        tasks = [Task(partial(self._run_op, step, op)) for op in step.queue]
+    def _leftovers(self, step: OperationBatch) -> list[WorkItem]:
+        tasks = [WorkItem(partial(self._run_op, step, op)) for op in step.queue]
         step.queue.clear()
         self._flush(step)
         return tasks
 
-    def _flush(self, step: Step) -> None:
+    def _flush(self, step: OperationBatch) -> None:
         """Send the answers gathered so far. Later answers of this step go out one by one."""
         with self._mutex:
             answers, step.answers = step.answers, []
@@ -140,7 +140,7 @@ class Worker:
         if answers:
             self._send(step.number, answers)
 
-    def _send(self, number: int, answers: list[m.Answer]) -> None:
+    def _send(self, number: int, answers: list[m.SequenceAnswer]) -> None:
         data = m.encode(m.Answers(number, answers))
         if len(data) <= self._port.max_message:
             self._port.send(data)
@@ -153,7 +153,7 @@ class Worker:
 
     # -- callbacks -----------------------------------------------------------------------------------------
 
-    def _run_op(self, step: Step, op: Op) -> None:
+    def _run_op(self, step: OperationBatch, op: Op) -> None:
         with self._mutex:
             seat = self._seats.get(op.key)
             if seat is not None:
@@ -169,7 +169,7 @@ class Worker:
         if not self._leave(seat):
             self._answer(step, answer)
 
-    def _leave(self, seat: Seat) -> bool:
+    def _leave(self, seat: SequenceSlot) -> bool:
         """Note that a callback is over. Returns True, and frees the sequence's memory, if the sequence was dropped
         meanwhile."""
         with self._mutex:
@@ -179,12 +179,12 @@ class Worker:
             seat.close()
         return is_dropped
 
-    def _is_alone(self, seat: Seat) -> bool:
+    def _is_alone(self, seat: SequenceSlot) -> bool:
         """Whether no other sequence shares its variables."""
         with self._mutex:
             return self._variables.get(seat.request, (None, 0))[1] == 1
 
-    def _answer(self, step: Step, answer: m.Answer) -> None:
+    def _answer(self, step: OperationBatch, answer: m.SequenceAnswer) -> None:
         with self._mutex:
             if not step.is_flushed:
                 step.answers.append(answer)
@@ -231,7 +231,7 @@ class Worker:
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
         """Run the first callbacks. The sequence can be dropped while these run, as in any callback."""
-        seat = Seat(Hosted(message.key, instance), message.request)
+        seat = SequenceSlot(GuestSequence(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
         try:
@@ -243,7 +243,7 @@ class Worker:
         if created.error:
             self._drop([message.key], GuestStopped("instantiation failed"))
 
-    def _program(self, message: m.Create) -> Program:
+    def _program(self, message: m.Create) -> LoadedModule:
         program = self._programs.get(message.module)
         if program is None:
             facts = _facts.decode(message.facts)
@@ -269,7 +269,7 @@ class Worker:
             else:
                 self._variables.pop(request, None)
 
-    def _fork(self, step: Step, op: m.Step2 | m.Mid1) -> None:
+    def _fork(self, step: OperationBatch, op: m.Step2 | m.Mid1) -> None:
         """Copy the parent, before any callback of this step runs."""
         assert op.parent is not None
         seat = self._seats.get(op.parent)
@@ -282,7 +282,7 @@ class Worker:
             step.queue.remove(op)
             self._answer(step, failed(op.key, str(error)))
             return
-        self._seats[op.key] = Seat(hosted, seat.request)
+        self._seats[op.key] = SequenceSlot(hosted, seat.request)
         self._lease_variables(seat.request)
 
     def _drop(self, keys: list[int], reason: ControllerError) -> None:
@@ -300,7 +300,7 @@ class Worker:
 
     # -- splitting the process -----------------------------------------------------------------------------
 
-    def _split(self, message: m.Split, descriptors: list[int]) -> None:
+    def _split(self, message: m.ForkWorker, descriptors: list[int]) -> None:
         """Fork this process: the child becomes the worker of the new sequence, with the files it was sent."""
         seat = self._seats.get(message.key)
         if seat is None or seat.is_running or len(self._seats) != 1:
@@ -321,7 +321,7 @@ class Worker:
             send_frame(self._side, m.encode(m.SplitDone(message.rid, "", pid)), [handle])
         os.close(handle)
 
-    def _adopt(self, message: m.Split, descriptors: list[int], seat: Seat) -> None:
+    def _adopt(self, message: m.ForkWorker, descriptors: list[int], seat: SequenceSlot) -> None:
         """In the child: close the parent's connections, and lead a crew of its own."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()

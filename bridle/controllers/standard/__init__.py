@@ -1,7 +1,7 @@
 """The controllers that come with bridle: their names and their bytes, as they were built.
 
 Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
-machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `lab.controllers` has
+machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `dev.controllers` has
 the source of each module and builds it anew. This package knows nothing of the runtime that runs the controllers.
 """
 
@@ -32,7 +32,7 @@ class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
     facts: str
 
 
-class Shipped(msgspec.Struct, frozen=True, kw_only=True):
+class StandardModule(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest's entry for a module. `sha256` is of the module, and so its id on every server; `sources` are pinned
     downloads with their hashes, `tools` the packages that built it with their versions. `code` has machine code by the
     settings that it was compiled with: a key that a runtime knows how to make."""
@@ -47,10 +47,10 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def manifest() -> dict[str, Shipped]:
+def manifest() -> dict[str, StandardModule]:
     """The entries of all shipped modules, by name."""
     try:
-        return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, Shipped])
+        return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, StandardModule])
     except (OSError, msgspec.DecodeError) as error:
         raise ControllerUnavailable(f"{MANIFEST} cannot be read: {error}; install bridle again") from None
 
@@ -76,7 +76,7 @@ def load_code(name: str, settings: str) -> tuple[bytes, str] | None:
     return None if shipped is None else (_read(shipped), shipped.facts)
 
 
-def _read(shipped: Shipped | ShippedCode) -> bytes:
+def _read(shipped: StandardModule | ShippedCode) -> bytes:
     path = FOLDER / shipped.file
     try:
         packed = path.read_bytes()

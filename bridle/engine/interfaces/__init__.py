@@ -3,37 +3,40 @@ text.
 
 The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any other
 backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a `ControllerPool`;
-`bridle.text` brings `TextDecoder`. No tensor type appears here.
+`bridle.tokenizer` brings `TextDecoder`. No tensor type appears here.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from bridle.deprecated_names import old_names
 from bridle.engine.interfaces.controllers import (
     Answer,
     Ask,
     Change,
     ControllerPool,
-    ForesightedPool,
-    ForetoldPool,
-    GuidingPool,
-    LeadingPool,
     ModulePool,
     StoredValue,
-    foresees,
-    guides,
-    is_foretold,
-    leads,
+    SupportsDraftFiltering,
+    SupportsDraftMasks,
+    SupportsLookahead,
+    SupportsRemoteLookahead,
+    supports_draft_filtering,
+    supports_draft_masks,
+    supports_lookahead,
+    supports_remote_lookahead,
 )
 from bridle.engine.interfaces.executor import (
+    AsyncExecutor,
     Embedder,
     Executor,
     ExecutorInfo,
-    Interruptible,
-    LateExecutor,
+    SupportsReconnect,
     Task,
-    find_late,
+    find_async,
 )
-from bridle.engine.interfaces.sampler import Drawing, EarlySampler, HistoryLookup, Sampler
+from bridle.engine.interfaces.sampler import AsyncSampler, HistoryLookup, PendingSample, Sampler
 from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore
 from bridle.engine.interfaces.text import TextDecoder, TextState
 
@@ -44,18 +47,18 @@ __all__ = [
     "BatchedMedia",
     "Change",
     "ControllerPool",
-    "Drawing",
-    "EarlySampler",
+    "PendingSample",
+    "AsyncSampler",
     "Embedder",
     "Executor",
     "ExecutorInfo",
-    "ForesightedPool",
-    "ForetoldPool",
-    "GuidingPool",
+    "SupportsLookahead",
+    "SupportsRemoteLookahead",
+    "SupportsDraftMasks",
     "HistoryLookup",
-    "Interruptible",
-    "LateExecutor",
-    "LeadingPool",
+    "SupportsReconnect",
+    "AsyncExecutor",
+    "SupportsDraftFiltering",
     "MediaDevice",
     "MediaStore",
     "ModulePool",
@@ -64,9 +67,12 @@ __all__ = [
     "Task",
     "TextDecoder",
     "TextState",
-    "find_late",
-    "foresees",
-    "guides",
-    "is_foretold",
-    "leads",
+    "find_async",
+    "supports_lookahead",
+    "supports_draft_masks",
+    "supports_remote_lookahead",
+    "supports_draft_filtering",
 ]
+
+if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
+    __getattr__ = old_names(__name__)

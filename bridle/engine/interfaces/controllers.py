@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
-from bridle.engine.decision import Decision
+from bridle.engine.control.decision import Decision
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -134,37 +134,37 @@ class ModulePool(Protocol):
 
 
 @runtime_checkable
-class ForesightedPool(Protocol):
+class SupportsLookahead(Protocol):
     """A `ControllerPool` that can say ahead what it would answer, for controllers whose `is_pure`, if they have such an
     attribute, is true."""
 
-    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+    def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
         quickly known. It may also force tokens that come next among them; then its next answer is that to the last of
         these. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence whose last
         answer was collected."""
         raise NotImplementedError
 
-    def take_words(self, seq_id: int, num_tokens: int) -> Answer | None:
+    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """What the controller said beside what it answered ahead to the last of so many of the tokens, which were drawn
         now: log and variables. It is returned once; the answer to those tokens leaves it out."""
 
 
 @runtime_checkable
-class GuidingPool(ForesightedPool, Protocol):
+class SupportsDraftMasks(SupportsLookahead, Protocol):
     """One that says before a step how drafts are to be drawn."""
 
-    def guide(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+    def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """What the controller would answer after all of `tokens`, if they came next; None if that is not quickly known.
         Nothing changes for the controller. While a draft is made it is asked after each of its tokens."""
         raise NotImplementedError
 
 
 @runtime_checkable
-class LeadingPool(GuidingPool, Protocol):
+class SupportsDraftFiltering(SupportsDraftMasks, Protocol):
     """One that says before a step which tokens may be drafted."""
 
-    def lead(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+    def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """Those of `tokens` that are allowed after one another, each with the tokens that are then forced, as far as
         draws follow; and whether others are forced than those that come next in `tokens`. Asked again, it goes on from
         there."""
@@ -172,7 +172,7 @@ class LeadingPool(GuidingPool, Protocol):
 
 
 @runtime_checkable
-class ForetoldPool(ForesightedPool, Protocol):
+class SupportsRemoteLookahead(SupportsLookahead, Protocol):
     """One that foresees only what it was told `ahead`, together with an ask: its controllers are far away."""
 
     @property
@@ -181,21 +181,21 @@ class ForetoldPool(ForesightedPool, Protocol):
         raise NotImplementedError
 
 
-def foresees(pool: object) -> TypeGuard[ForesightedPool]:
+def supports_lookahead(pool: object) -> TypeGuard[SupportsLookahead]:
     """Whether a pool is one, at a glance: what `isinstance` finds out about protocols takes long beside a step."""
-    return hasattr(pool, "foresee")
+    return hasattr(pool, "lookahead")
 
 
-def guides(pool: object) -> TypeGuard[GuidingPool]:
+def supports_draft_masks(pool: object) -> TypeGuard[SupportsDraftMasks]:
     """Whether a pool is one, at a glance."""
-    return hasattr(pool, "guide")
+    return hasattr(pool, "draft_decision")
 
 
-def leads(pool: object) -> TypeGuard[LeadingPool]:
+def supports_draft_filtering(pool: object) -> TypeGuard[SupportsDraftFiltering]:
     """Whether a pool is one, at a glance."""
-    return hasattr(pool, "lead")
+    return hasattr(pool, "filter_draft")
 
 
-def is_foretold(pool: object) -> TypeGuard[ForetoldPool]:
+def supports_remote_lookahead(pool: object) -> TypeGuard[SupportsRemoteLookahead]:
     """Whether a pool is one, at a glance."""
     return hasattr(pool, "is_told_ahead")

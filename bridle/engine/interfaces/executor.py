@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.engine.unnamed import NONE_UNNAMED, Unnamed
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 
 #: What a model is for: text, vectors of texts, or labels of texts.
 Task = Literal["generate", "embed", "classify"]
@@ -41,7 +41,7 @@ class ExecutorInfo:
     embedding_size: int = 0
     task: Task = "generate"
     block_bytes: int = 0
-    unnamed: Unnamed = NONE_UNNAMED
+    unnamed: PaddedVocab = NONE_UNNAMED
 
     @property
     def num_drawable(self) -> int:
@@ -70,24 +70,25 @@ class Executor(Protocol):
         """Release the device. Idempotent."""
 
 
-class LateExecutor(Executor, Protocol):
+class AsyncExecutor(Executor, Protocol):
     """An executor whose device works on while its caller does other things: `sample` in two parts.
 
     The caller may launch the next step between the two, with names of the tokens that are being drawn (`name_of`): the
-    device has them. It computes such a row with any token where nothing could be drawn. The order is draw, forward or
-    none, take; what was drawn and not taken is forgotten with `reset`. Errors of either part may be raised by `take`.
+    device has them. It computes such a row with any token where nothing could be drawn. The order is
+    `sample_async`, forward or none, `get_result`; what was drawn and not taken is forgotten with `reset`. Errors of
+    either part may be raised by `get_result`.
     """
 
     @property
-    def answers_late(self) -> bool:
+    def is_async(self) -> bool:
         """Whether that is of use here; if not, the engine calls `sample` alone."""
         raise NotImplementedError
 
-    def draw(self, batch: SampleBatch) -> None:
+    def sample_async(self, batch: SampleBatch) -> None:
         """Begin to read tokens off the logits of the last forward. Returns at once."""
 
-    def take(self) -> StepResult:
-        """Wait for the results of the last `draw`. From then on its tokens have no names any more."""
+    def get_result(self) -> StepResult:
+        """Wait for the results of the last `sample_async`. From then on its tokens have no names any more."""
         raise NotImplementedError
 
     def await_forward(self, seconds: float) -> bool:
@@ -95,13 +96,13 @@ class LateExecutor(Executor, Protocol):
         raise NotImplementedError
 
 
-def find_late(executor: Executor) -> LateExecutor | None:
+def find_async(executor: Executor) -> AsyncExecutor | None:
     """The executor, if it answers late."""
-    return cast(LateExecutor, executor) if getattr(executor, "answers_late", False) else None
+    return cast(AsyncExecutor, executor) if getattr(executor, "is_async", False) else None
 
 
 @runtime_checkable
-class Interruptible(Protocol):
+class SupportsReconnect(Protocol):
     """An executor whose device can go away for a while, and come back without any of its state.
 
     While the device is away the engine computes nothing and keeps all requests. `on_change` is called, from any thread,

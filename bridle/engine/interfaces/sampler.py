@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from bridle.engine.plan import SampleBatch, SampleRow, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepResult
 
 
 class Sampler(Protocol):
@@ -15,7 +15,7 @@ class Sampler(Protocol):
     def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
 
 
-class Drawing(Protocol):
+class PendingSample(Protocol):
     """Draws that are under way."""
 
     @property
@@ -30,10 +30,10 @@ class Drawing(Protocol):
 
 
 @runtime_checkable
-class EarlySampler(Sampler, Protocol):
+class AsyncSampler(Sampler, Protocol):
     """A sampler that need not be waited for. To call it is to `draw`, and to `take` at once."""
 
-    def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> Drawing:
+    def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start answering `batch`. When this returns, whatever is launched next may overwrite `logits`."""
         raise NotImplementedError
 

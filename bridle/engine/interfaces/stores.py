@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from bridle.engine.media import Medium
+from bridle.engine.multimodal.multimodal_inputs import MultiModalItem
 from bridle.errors import BridleError
 
 
@@ -48,11 +48,11 @@ class MediaDevice(Protocol):
     epoch: int
     max_bytes: int
 
-    def num_bytes(self, medium: Medium) -> int:
+    def num_bytes(self, medium: MultiModalItem) -> int:
         """The memory that its features take."""
         raise NotImplementedError
 
-    def encode(self, medium: Medium) -> None:
+    def encode(self, medium: MultiModalItem) -> None:
         """Make the features of a picture; returns when plans may name them. Raises `MediaRefused`."""
 
     def drop(self, key: bytes) -> None:
@@ -66,11 +66,11 @@ class MediaDevice(Protocol):
 class BatchedMedia(MediaDevice, Protocol):
     """A device that may encode several pictures at once."""
 
-    def together(self, media: Sequence[Medium]) -> list[Medium]:
+    def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """The first of `media` and those behind it that it would best be encoded with."""
         raise NotImplementedError
 
-    def encode_all(self, media: Sequence[Medium]) -> None:
+    def encode_all(self, media: Sequence[MultiModalItem]) -> None:
         """Make the features of pictures that belong `together`. After an error none of them are there: then each is to
         be encoded for itself."""
 
@@ -79,11 +79,11 @@ class MediaStore(Protocol):
     """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
     engine's thread calls all but `check` and `counts`."""
 
-    def check(self, media: Sequence[Medium]) -> None:
+    def check(self, media: Sequence[MultiModalItem]) -> None:
         """Raise `InvalidRequest` for a picture that can never be encoded here, and `Overloaded` where there is no room
         for it now. Any thread may ask."""
 
-    def open(self, medium: Medium) -> None:
+    def open(self, medium: MultiModalItem) -> None:
         """Note that a request uses the medium from now on."""
 
     def leave(self, key: bytes) -> None:

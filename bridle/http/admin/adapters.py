@@ -15,12 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 from bridle.errors import UnknownModel, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
+from bridle.http.middleware.identity import check_admin, identity_of
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.state import borrow, http_state
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.identity import check_admin, identity_of
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.service import LoadedModel
-from bridle.service.slot import Slot
+from bridle.serving import LoadedModel
+from bridle.serving.models.model_slot import Slot
 
 _MAX_CHARS = 500
 

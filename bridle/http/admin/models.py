@@ -12,10 +12,10 @@ from bridle.errors import ModelUnavailable
 from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
 from bridle.http.errors import error_response, json_response
 from bridle.http.fields import InnerFields
+from bridle.http.middleware.identity import check_admin
+from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import HttpState, borrow, http_state
-from bridle.http.transport.identity import check_admin
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.service import LoadedModel, ModelState
+from bridle.serving import LoadedModel, ModelState
 
 _MAX_NAME_CHARS = 500
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.http.errors import json_response
+from bridle.http.middleware.identity import check_admin
 from bridle.http.state import http_state
-from bridle.http.transport.identity import check_admin
-from bridle.service.policies import PolicyBook
+from bridle.serving.policies import PolicyRegistry
 
 router = APIRouter()
 
@@ -32,7 +32,7 @@ async def reload(request: Request) -> Response:
     return json_response(_shown(book))
 
 
-def _shown(book: PolicyBook) -> dict[str, Any]:
+def _shown(book: PolicyRegistry) -> dict[str, Any]:
     current = book.current
     rows = [
         {

@@ -13,10 +13,10 @@ from starlette.responses import Response
 import bridle
 from bridle.http.errors import json_response
 from bridle.http.metrics.metrics import numbers_of
+from bridle.http.middleware.identity import check_admin
 from bridle.http.state import HttpState, http_state
-from bridle.http.transport.identity import check_admin
-from bridle.service.slot import Slot
-from bridle.service.story import Story
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.models.model_slot import Slot
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -78,7 +78,7 @@ def _control(runtime: RuntimePool | None) -> dict[str, Any] | None:
     return None if runtime is None else {"is_up": runtime.is_ready, "restarts": runtime.num_restarts}
 
 
-def _request(story: Story) -> dict[str, Any]:
+def _request(story: RequestRecord) -> dict[str, Any]:
     now = time.monotonic()
     computed, cached = story.prompt_counts
     return {

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from bridle.controllers.classes import is_class
+from bridle.controllers.plugins import is_class
 from bridle.errors import (
     BridleError,
     ControllerUnavailable,
@@ -31,20 +31,20 @@ from bridle.errors import (
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
 from bridle.http.fields import ControllerFields, Fields, InnerFields
-from bridle.http.openai.derived import derived_fields
+from bridle.http.middleware.content_coding import check_plain
+from bridle.http.middleware.identity import identity_of
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import call_of, run_while_connected
+from bridle.http.openai.sampling_fields import derived_fields
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import HttpState, http_state, serving_of
-from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.content_coding import check_plain
-from bridle.http.transport.identity import identity_of
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished
+from bridle.safe_repr import public_text
 from bridle.sampling import SamplingParams, fields_on
-from bridle.service import LoadedModel, list_tags, tag_module, upload_module
-from bridle.service.defaults import filled
-from bridle.service.generation import Generation, Part
-from bridle.service.serving import Serving
-from bridle.service.steering import (
+from bridle.serving import LoadedModel, list_tags, tag_module, upload_module
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.controller_selection import (
     MAX_NAME_CHARS,
     NO_CONTROLLER,
     Controllers,
@@ -53,7 +53,7 @@ from bridle.service.steering import (
     ignores_eos,
     is_controlled,
 )
-from bridle.shown import public_text
+from bridle.serving.requests.sampling_defaults import filled
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -173,7 +173,7 @@ async def run(body: RunBody, request: Request) -> Response:
     shaper = RunShaper(generation.parts[0])
 
     async def produce(writer: SseWriter) -> None:
-        async def sink(part: Part, events: list[Event]) -> None:
+        async def sink(part: SubRequest, events: list[Event]) -> None:
             await writer.send(shaper.run_item(events))
 
         await writer.send(initial_run(str(uuid.uuid4()), generation.served_name))
@@ -183,10 +183,10 @@ async def run(body: RunBody, request: Request) -> Response:
     return SseResponse(produce, http_state(request).settings)
 
 
-async def _begin(body: RunBody, serving: Serving) -> Generation:
+async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
     """A run whose first events are there, so that a controller that cannot be had is told by the status code."""
     sampling = body.sampling()
-    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
+    model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     is_plain = not is_controlled(body.named())
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
@@ -216,7 +216,7 @@ async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[
     try:
         http.check_open()
         # Nobody watches whether the client stays: that would take the module that is still to be read for its words.
-        control = control_of(await serving_of(request).borrow(request.query_params.get("model")))
+        control = control_of(await serving_of(request).acquire_model_for_metadata(request.query_params.get("model")))
         call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
         data = await work(control)
     except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:

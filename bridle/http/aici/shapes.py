@@ -13,8 +13,8 @@ from typing import Any
 
 from bridle.errors import ControllerDeadlock
 from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent, Usage
-from bridle.service.generation import Part
-from bridle.service.notes import Note
+from bridle.serving.lifecycle.generation import SubRequest
+from bridle.serving.outputs.stream_extras import StreamExtras
 
 _REASONS = {
     FinishReason.STOP: "eos",
@@ -80,7 +80,7 @@ class _Fork:
 class RunShaper:
     """Turns the events of a part into `run` items."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: SubRequest) -> None:
         self._part = part
         self._usage = RunUsage()
         self._forks: dict[int, _Fork] = {0: _Fork()}
@@ -111,7 +111,7 @@ class RunShaper:
                 fork.error = str(event.error)
 
     def _shape(self, index: int) -> dict[str, Any]:
-        fork, note = self._forks[index], self._part.note(index) or Note()
+        fork, note = self._forks[index], self._part.note(index) or StreamExtras()
         self._forks[index] = _Fork(reason=fork.reason, was_rewound=fork.was_rewound)
         if fork.error:
             note.log(f"{fork.error}\n" if note.logs.endswith("\n") or not note.logs else f"\n{fork.error}\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bridle.errors import BridleError
+from bridle.http.api_route import ApiRoute
 from bridle.http.errors import ERROR_SCHEMA, error_body, status_of
-from bridle.http.transport.shaped_route import ShapedRoute
 
 _TYPES = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, A
     return {"type": "error", "error": inner | {"type": kind}}
 
 
-class AnthropicRoute(ShapedRoute):
+class AnthropicRoute(ApiRoute):
     """A route whose errors have Anthropic's shape."""
 
     schema: ClassVar[dict[str, Any]] = {

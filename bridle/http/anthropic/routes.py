@@ -8,19 +8,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.chat.chat_request import ChatRequest, TurnReader
 from bridle.chat.system_blocks import kept_blocks
-from bridle.chat.turn import Turn, TurnReader
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
 from bridle.http.errors import json_response
+from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.chat import turn_of
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.named_events import named_event, send_events, with_last_event
-from bridle.http.transport.sse import SseResponse, SseWriter
-from bridle.service.generation import Generation, Part
-from bridle.service.serving import Serving
+from bridle.http.typed_sse import named_event, send_events, with_last_event
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 
 #: The header that says how many tokens an answer may have, if that is less than was asked for.
 CAP_HEADER = "x-max-tokens"
@@ -43,7 +43,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     return response
 
 
-async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
+async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
     generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.wanted)
@@ -52,8 +52,10 @@ async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
     return _Answer(generation, turn, headers)
 
 
-async def _turn(body: MessagesBody, serving: Serving) -> Turn:
-    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True)
+async def _turn(body: MessagesBody, serving: RequestLifecycle) -> ChatRequest:
+    model = await serving.acquire_model(
+        body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
+    )
     chat, prefill = body.to_chat(model.name, model.modalities)
     return await turn_of(chat, serving, chat.filled(chat.sampling(max_tokens=body.max_tokens), model), prefill)
 
@@ -67,13 +69,13 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
     return json_response({"input_tokens": len(turn.prompt), "context_management": None})
 
 
-def _drop_blocks(body: MessagesBody, request: Request, serving: Serving) -> None:
+def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle) -> None:
     """Remove the blocks of `system` that the operator does not want in prompts; the log line has their number."""
     body.system, num_dropped = kept_blocks(body.system, http_state(request).settings.drop_system_blocks)
     serving.story.dropped_blocks = num_dropped
 
 
-def _capped(turn: Turn, limit: int) -> tuple[Turn, dict[str, str]]:
+def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]:
     """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must say a
     number, and most send the same one to every model."""
     room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
@@ -87,7 +89,7 @@ class _Answer:
     """Writes the output of a generation in this route's shape."""
 
     generation: Generation
-    turn: Turn
+    turn: ChatRequest
     headers: dict[str, str]
     _reader: TurnReader = field(init=False)
     _blocks: BlockWriter = field(default_factory=BlockWriter)
@@ -110,7 +112,7 @@ class _Answer:
         # cached is not known yet; the counts at the end have it.
         await send_events(writer, [{"type": "message_start", "message": self._message([])}])
 
-        async def sink(part: Part, batch: object) -> None:
+        async def sink(part: SubRequest, batch: object) -> None:
             events: list[dict[str, Any]] = []
             for delta in part.reader.read():  # other output of a controller comes at the end
                 if delta.index == 0:
@@ -121,7 +123,7 @@ class _Answer:
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
-    def _ending(self, part: Part) -> list[dict[str, Any]]:
+    def _ending(self, part: SubRequest) -> list[dict[str, Any]]:
         stop = stop_fields(part.outputs[0], self._reader.has_calls)
         last = {"type": "message_delta", "delta": stop, "usage": self._usage(), "context_management": None}
         return [last | self._note_fields(), {"type": "message_stop"}]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from bridle.chat.tools.pieces import own_id
+from bridle.chat.stream_deltas import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
 from bridle.http.openai.schemas import (
@@ -20,8 +20,8 @@ from bridle.http.openai.schemas import (
     objects,
     text_or_objects,
 )
-from bridle.media.modalities import reads
-from bridle.shown import shown
+from bridle.multimodal.modalities import reads
+from bridle.safe_repr import short_repr
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -114,7 +114,7 @@ def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
     """One message as a message of the chat API; results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise InvalidRequest(f"{where}.role is {shown(role)}; must be user or assistant", f"{where}.role")
+        raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be user or assistant", f"{where}.role")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -188,7 +188,7 @@ def _text(content: Any, where: str) -> str:
 def _block_text(block: Mapping[str, Any], where: str) -> str:
     kind, text = block.get("type"), block.get("text")
     if kind != "text":
-        raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
+        raise UnsupportedFeature(f"{where} is of type {short_repr(kind)}", where)
     if not isinstance(text, str):
         raise InvalidRequest(f"{where} has no text", where)
     return text
@@ -197,7 +197,9 @@ def _block_text(block: Mapping[str, Any], where: str) -> str:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A tool in OpenAI's shape."""
     if tool.get("type") not in (None, "custom"):
-        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only 'custom' ones are known", "tools")
+        raise UnsupportedFeature(
+            f"{where} is of type {short_repr(tool.get('type'))}; only 'custom' ones are known", "tools"
+        )
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
@@ -211,7 +213,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
     """The form of an answer in OpenAI's shape."""
     if form.get("type") != "json_schema":
         raise UnsupportedFeature(
-            f"output_config.format is of type {shown(form.get('type'))}; must be json_schema", "output_config"
+            f"output_config.format is of type {short_repr(form.get('type'))}; must be json_schema", "output_config"
         )
     return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
 
@@ -224,5 +226,5 @@ def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if not isinstance(kind, str) or kind not in _CHOICES:
-        raise InvalidRequest(f"tool_choice.type is {shown(kind)}; must be auto, any, tool or none", "tool_choice")
+        raise InvalidRequest(f"tool_choice.type is {short_repr(kind)}; must be auto, any, tool or none", "tool_choice")
     return _CHOICES[kind]

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
-from bridle.http.openai.shapes import usage_shape
+from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
+from bridle.http.openai.responses_common import usage_shape
 from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]
@@ -84,7 +84,7 @@ class BlockWriter:
         self._number = -1
         self._kind: str | None = None
 
-    def add(self, pieces: Iterable[Piece]) -> list[Event]:
+    def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
         """The events for these pieces."""
         return [event for piece in pieces for event in self._of(piece)]
 
@@ -92,7 +92,7 @@ class BlockWriter:
         """The events that end the last block. An answer without any block gets an empty one."""
         return self._close() if self._number >= 0 else [*self._open("text", _text("")), *self._close()]
 
-    def _of(self, piece: Piece) -> list[Event]:
+    def _of(self, piece: StreamDelta) -> list[Event]:
         match piece:
             case Thought():
                 opened = self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -100,7 +100,7 @@ class BlockWriter:
             case Content():
                 opened = self._open("text", _text(""))
                 return [*opened, self._delta({"type": "text_delta", "text": piece.text})]
-            case CallBegun():
+            case ToolCallStart():
                 return self._open(f"call {piece.number}", _tool_use(piece.id, piece.name, {}))
             case CallArguments():
                 return [self._delta({"type": "input_json_delta", "partial_json": piece.text})]

@@ -17,13 +17,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bridle.http.metrics.tgi import TgiMetrics
-from bridle.http.transport.call import MODEL_ROUTES, Call
+from bridle.http.middleware.request_context import MODEL_ROUTES, RequestContext
 from bridle.outputs import TOKEN_KINDS
-from bridle.service.policies import PolicyBook
-from bridle.service.trace_book import TRACE_EVENTS, TraceBook
+from bridle.serving.policies import PolicyRegistry
+from bridle.serving.tracing.trace_store import TRACE_EVENTS, TraceStore
 
 if TYPE_CHECKING:
-    from bridle.service import ModelRegistry
+    from bridle.serving import ModelRegistry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -60,13 +60,13 @@ class Metrics:
     """The metrics of one application, in a registry of their own."""
 
     def __init__(
-        self, models: ModelRegistry, policies: PolicyBook | None = None, traces: TraceBook | None = None
+        self, models: ModelRegistry, policies: PolicyRegistry | None = None, traces: TraceStore | None = None
     ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(models))
         self._registry.register(_ToolCollector(models))
-        self._registry.register(_PolicyCollector(models, policies or PolicyBook()))
-        self._registry.register(_TraceCollector(traces or TraceBook()))
+        self._registry.register(_PolicyCollector(models, policies or PolicyRegistry()))
+        self._registry.register(_TraceCollector(traces or TraceStore()))
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -83,7 +83,7 @@ class Metrics:
         self._others = (TgiMetrics(self._registry, models), GenAiMetrics(self._registry))
         self.in_flight = Gauge("bridle_http_in_flight", "Requests in flight.", registry=self._registry)
 
-    def observe(self, call: Call, seconds: float) -> None:
+    def observe(self, call: RequestContext, seconds: float) -> None:
         """Count a call that just ended."""
         for other in self._others:
             other.observe(call, seconds)
@@ -135,7 +135,7 @@ class GenAiMetrics:
         self._pace = histogram("server_time_per_output_token_seconds", "Time per token after the first.", _PACE)
         self._tokens = histogram("client_token_usage", "Tokens of a request.", _TOKENS, ("gen_ai_token_type",))
 
-    def observe(self, call: Call, seconds: float) -> None:
+    def observe(self, call: RequestContext, seconds: float) -> None:
         """Count a call that just ended."""
         if call.model is None:
             return
@@ -211,7 +211,7 @@ class _ToolCollector(Collector):
 class _PolicyCollector(Collector):
     """Reads at scrape time for how many requests policies held, and what they did to texts."""
 
-    def __init__(self, models: ModelRegistry, policies: PolicyBook) -> None:
+    def __init__(self, models: ModelRegistry, policies: PolicyRegistry) -> None:
         self._models, self._policies = models, policies
 
     def describe(self) -> Iterable[Metric]:
@@ -234,7 +234,7 @@ class _PolicyCollector(Collector):
 class _TraceCollector(Collector):
     """Reads at scrape time what is kept of traces, and what became of those that were wanted."""
 
-    def __init__(self, traces: TraceBook) -> None:
+    def __init__(self, traces: TraceStore) -> None:
         self._traces = traces
 
     def describe(self) -> Iterable[Metric]:

@@ -17,10 +17,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamil
 from prometheus_client.registry import Collector
 
 from bridle.http.errors import error_type_of
-from bridle.http.transport.call import GENERATING_ROUTES, Call
+from bridle.http.middleware.request_context import GENERATING_ROUTES, RequestContext
 
 if TYPE_CHECKING:
-    from bridle.service import ModelRegistry
+    from bridle.serving import ModelRegistry
 
 _DURATIONS = tuple(0.00015 * 1.5**i for i in range(35))  # seconds, the original's buckets
 _LENGTHS = tuple(float(1 << i) for i in range(21))  # tokens
@@ -60,7 +60,7 @@ class TgiMetrics:
         }
         registry.register(_Collector(self._counts, models))
 
-    def observe(self, call: Call, seconds: float) -> None:
+    def observe(self, call: RequestContext, seconds: float) -> None:
         """Count a call that just ended."""
         if call.path not in GENERATING_ROUTES:
             return

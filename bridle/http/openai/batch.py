@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from bridle.constraints.named import NAMES
 from bridle.errors import InvalidRequest
 from bridle.http.settings import BODY_BYTES, HttpSettings
-from bridle.service import new_request_id
+from bridle.serving import new_request_id
+from bridle.structured_output.request_fields import NAMES
 
 MAX_LINE_BYTES = 16 << 20
 _NO_LIMIT = 1 << 62  # tokens

@@ -6,13 +6,13 @@ from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest
 from bridle.http.openai.schemas import BeamFields
 from bridle.sampling import SamplingParams
-from bridle.service.beams import beam_search
-from bridle.service.serving import Serving
-from bridle.service.steering import Steering
+from bridle.serving.lifecycle.beam_search import beam_search
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.controller_selection import ControllerSelection
 
 
 def searching(
-    body: BeamFields, serving: Serving, sampling: SamplingParams, steering: Steering, width: int
+    body: BeamFields, serving: RequestLifecycle, sampling: SamplingParams, steering: ControllerSelection, width: int
 ) -> tuple[SamplingParams, BeamSearch]:
     """What to ask the engine for, and the search that steers it."""
     if steering.controller is not None or steering.constraint is not None:

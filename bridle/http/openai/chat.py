@@ -10,30 +10,36 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
-from bridle.chat.turn import Turn, TurnReader, plan_turn
+from bridle.chat.chat_request import ChatRequest, TurnReader, plan_turn
+from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
 from bridle.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from bridle.http.openai.native_chunks import is_native_client, native_chunks
+from bridle.http.openai.responses_common import (
+    SYSTEM_FINGERPRINT,
+    ChoiceIndexer,
+    finish_reason,
+    rewind_fields,
+    usage_shape,
+)
 from bridle.http.openai.schemas import ChatBody
-from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
+from bridle.http.openai.tgi_client_chunks import is_native_client, native_chunks
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import ChatMessage, CompletionOutput
+from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
-from bridle.service import Delta, RewindPolicy
-from bridle.service.beams import found_beams
-from bridle.service.generation import Generation, Part
-from bridle.service.notes import Note
-from bridle.service.requests import Wanted
-from bridle.service.serving import Serving
-from bridle.service.steering import Steering
-from bridle.shown import shown
+from bridle.serving import Delta, RewindPolicy
+from bridle.serving.lifecycle.beam_search import found_beams
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.stream_extras import StreamExtras
+from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.serving.requests.request_builder import EventOptions
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -45,11 +51,11 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
 
 
-async def _answer(body: ChatBody, serving: Serving) -> _Answer:
+async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     sampling = _sampling(body)
     width = body.width(sampling.n)
-    model = await serving.hold(
+    model = await serving.acquire_model(
         body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline, must_name=True
     )
     _check_promises(body, model.name)
@@ -57,21 +63,21 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     steering, search = turn.steering, None
     if body.use_beam_search:
         sampling, search = searching(body, serving, turn.sampling, steering, width)
-        steering = Steering(search)
+        steering = ControllerSelection(search)
     else:
         sampling = body.filled(turn.sampling, model)
-    wanted: Wanted = {**turn.wanted, "tell_resuming": body.wants_resuming}
+    wanted: EventOptions = {**turn.wanted, "tell_resuming": body.wants_resuming}
     generation = await serving.prepare([turn.prompt], sampling, steering, **wanted)
     if not body.stream:
         await generation.run()
     parts = generation.parts
-    numbers = ChoiceNumbers(parts, parts[0].request.sampling.n)
+    numbers = ChoiceIndexer(parts, parts[0].request.sampling.n)
     return _Answer(generation, turn, body, numbers, int(time.time()), search)
 
 
 async def turn_of(
-    body: ChatBody, serving: Serving, sampling: SamplingParams, prefill: str = "", tells_rewinds: bool = False
-) -> Turn:
+    body: ChatBody, serving: RequestLifecycle, sampling: SamplingParams, prefill: str = "", tells_rewinds: bool = False
+) -> ChatRequest:
     """The turn that a body asks for. The answer goes on after `prefill`; `tells_rewinds` says whether streams of this
     route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
     steering = serving.steering(body, body.form(), body.rewind)
@@ -86,7 +92,9 @@ async def turn_of(
 def _check_promises(body: ChatBody, model: str) -> None:
     """Refuse what this server could not honour."""
     if body.modalities not in (None, ["text"]):
-        raise UnsupportedFeature(f"modalities is {shown(body.modalities)}; {model!r} writes only text", "modalities")
+        raise UnsupportedFeature(
+            f"modalities is {short_repr(body.modalities)}; {model!r} writes only text", "modalities"
+        )
 
 
 def _sampling(body: ChatBody) -> SamplingParams:
@@ -112,9 +120,9 @@ class _Answer:
     """Writes the outputs of a generation in this route's shape."""
 
     generation: Generation
-    turn: Turn
+    turn: ChatRequest
     body: ChatBody
-    _numbers: ChoiceNumbers
+    _numbers: ChoiceIndexer
     created: int
     search: BeamSearch | None = None
     _readers: dict[int, TurnReader] = field(default_factory=dict)
@@ -137,7 +145,7 @@ class _Answer:
             answer["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.body.prompt_logprobs)
         return answer
 
-    def _beams(self, part: Part, search: BeamSearch) -> list[dict[str, Any]]:
+    def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
         """The best answers, each with its `score`."""
         tokenizer, sampling = self.generation.model.tokenizer, self.turn.sampling
         beams = found_beams(tokenizer, part.collector.output, search, sampling, sampling.n)
@@ -148,7 +156,7 @@ class _Answer:
         is_native = is_native_client(self.body)
         convert = native_chunks() if is_native else None
 
-        async def sink(part: Part, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> None:
             chunks = [chunk for delta, note in part.read() for chunk in self._chunks(part, delta, note)]
             await writer.send(*(map(convert, chunks) if convert else chunks))
 
@@ -163,7 +171,7 @@ class _Answer:
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _choice(
-        self, part: Part, output: CompletionOutput, found: ChatMessage, is_beam: bool = False
+        self, part: SubRequest, output: CompletionOutput, found: ChatMessage, is_beam: bool = False
     ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None, "annotations": []}
         if found.thoughts:
@@ -182,7 +190,7 @@ class _Answer:
             "seed": None if is_beam else part.request.sampling.seed,
         }
 
-    def _chunks(self, part: Part, delta: Delta, note: Note | None) -> list[dict[str, Any]]:
+    def _chunks(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> list[dict[str, Any]]:
         """The first chunk of a choice carries its role, the last one how it ended."""
         index = self._numbers.of(part, delta.index)
         if index not in self._readers:
@@ -204,14 +212,14 @@ class _Answer:
             chunks.append(self._last_chunk(part, delta.index, reader.has_calls))
         return chunks
 
-    def _num_shown(self, part: Part, delta: Delta) -> int:
+    def _num_shown(self, part: SubRequest, delta: Delta) -> int:
         """How many of its tokens belong to its text: not the one that ended it. Clients that put the tokens of a chunk
         together must get its text."""
         if not delta.tokens or not part.request.sampling.skip_special_tokens:
             return len(delta.tokens)
         return len(delta.tokens) - (delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids)
 
-    def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:
+    def _last_chunk(self, part: SubRequest, index: int, has_calls: bool) -> dict[str, Any]:
         output = part.collector.growing[index].output
         chunk = self._chunk(self._numbers.of(part, index), {})
         chunk["choices"][0] |= {
@@ -252,14 +260,14 @@ class _Answer:
         }
 
 
-def _delta_shape(piece: Piece) -> dict[str, Any]:
+def _delta_shape(piece: StreamDelta) -> dict[str, Any]:
     """A piece of the answer in the form of a chunk's delta."""
     match piece:
         case Thought():
             return {"reasoning_content": piece.text}
         case Content():
             return {"content": piece.text}
-        case CallBegun():
+        case ToolCallStart():
             return {"tool_calls": [{"index": piece.number} | _call_shape(piece.id, piece.name, "")]}
         case CallArguments():
             return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}

@@ -10,12 +10,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.http.errors import json_response
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.embeddings import Inputs, TextsBody
 from bridle.http.state import serving_of
-from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.service.serving import Serving
-from bridle.service.texts import Reading, activated, activation_of, check_classifies, read_texts, run_vectors
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.pooling_inputs import (
+    PoolingOptions,
+    activated,
+    activation_of,
+    check_classifies,
+    read_texts,
+    run_vectors,
+)
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -38,10 +45,10 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     return json_response({**told, "data": rows, "usage": usage})
 
 
-async def _rows(body: ClassifyBody, serving: Serving) -> tuple[list[dict[str, Any]], str]:
+async def _rows(body: ClassifyBody, serving: RequestLifecycle) -> tuple[list[dict[str, Any]], str]:
     at_once = await body.hold(serving, len(body.input))
     check_classifies(serving.model)
-    tokens = await read_texts(serving, body.input, Reading(truncate=body.truncate_prompt_tokens))
+    tokens = await read_texts(serving, body.input, PoolingOptions(truncate=body.truncate_prompt_tokens))
     activation = activation_of(serving.model) if body.use_activation else "identity"
     rows: list[dict[str, Any]] = [{}] * len(tokens)
 

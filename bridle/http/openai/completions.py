@@ -12,22 +12,28 @@ from starlette.responses import Response
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
 from bridle.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from bridle.http.openai.responses_common import (
+    SYSTEM_FINGERPRINT,
+    ChoiceIndexer,
+    finish_reason,
+    rewind_fields,
+    usage_shape,
+)
 from bridle.http.openai.schemas import CompletionBody
-from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta, RewindPolicy, best_outputs
-from bridle.service.beams import found_beams
-from bridle.service.generation import Generation, Part
-from bridle.service.notes import Note
-from bridle.service.serving import Serving
-from bridle.service.steering import Steering
+from bridle.serving import Delta, RewindPolicy, best_outputs
+from bridle.serving.lifecycle.beam_search import found_beams
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.stream_extras import StreamExtras
+from bridle.serving.requests.controller_selection import ControllerSelection
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -40,10 +46,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
 
 
-async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
+async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     plan = _plan(body, serving.limit(DEFAULT_MAX_TOKENS))
-    model = await serving.hold(
+    model = await serving.acquire_model(
         body.model,
         body.adapter,
         num_prompts=len(body.prompt),
@@ -57,7 +63,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     search = None
     if body.use_beam_search:
         sampling, search = searching(body, serving, plan.sampling, steering, plan.sampling.n)
-        steering = Steering(search)
+        steering = ControllerSelection(search)
     else:
         sampling = body.filled(plan.sampling, model)
     truncate = body.truncate_prompt_tokens
@@ -67,7 +73,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted), int(time.time()), search)
+    return _Answer(generation, plan, ChoiceIndexer(generation.parts, plan.num_wanted), int(time.time()), search)
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
@@ -110,7 +116,7 @@ def _plan(body: CompletionBody, usual: int | None) -> _Plan:
     return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
 
 
-def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
+def _check_steering(body: CompletionBody, plan: _Plan, steering: ControllerSelection) -> None:
     """Refuse fields that have no meaning together with a controller."""
     if steering.controller is None or body.use_beam_search:
         return
@@ -128,7 +134,7 @@ class _Answer:
 
     generation: Generation
     plan: _Plan
-    _numbers: ChoiceNumbers
+    _numbers: ChoiceIndexer
     created: int
     search: BeamSearch | None = None
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
@@ -150,14 +156,14 @@ class _Answer:
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
 
-        async def sink(part: Part, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> None:
             chunks = [self._chunk(part, delta, note) for delta, note in part.read()]
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
         await self.generation.run(sink)
         writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.plan.wants_usage else ()))
 
-    def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
         shape = CompletionLogprobs(self.generation.model.tokenizer)
         choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
@@ -169,7 +175,7 @@ class _Answer:
             choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.plan.num_prompt_logprobs)
         return choice | {"seed": part.request.sampling.seed}
 
-    def _beams(self, part: Part, search: BeamSearch) -> list[dict[str, Any]]:
+    def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
         """The best texts of a prompt, each with its `score`."""
         tokenizer, wanted = self.generation.model.tokenizer, self.plan.num_wanted
         choices = []
@@ -180,7 +186,7 @@ class _Answer:
             choices.append(choice | {"finish_reason": finish_reason(beam), "stop_reason": None, "seed": None})
         return choices
 
-    def _chunk(self, part: Part, delta: Delta, note: Note | None) -> dict[str, Any] | None:
+    def _chunk(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> dict[str, Any] | None:
         index = self._numbers.of(part, delta.index)
         shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
         if delta.taken_tokens or delta.taken_chars:
@@ -198,7 +204,7 @@ class _Answer:
         chunk = self._envelope([choice])
         return chunk | {"usage": None} if self.plan.wants_usage else chunk
 
-    def _content(self, part: Part, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
+    def _content(self, part: SubRequest, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
         """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""
         text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
         if self.plan.echo and delta.is_first:
@@ -210,7 +216,7 @@ class _Answer:
         logprobs = shape.shape(text, tokens, entries, num_top) if num_top is not None and entries else None
         return {"text": text, "logprobs": logprobs}
 
-    def _prompt_text(self, part: Part) -> str:
+    def _prompt_text(self, part: SubRequest) -> str:
         if part.text is not None and not part.is_steered:
             return part.text
         tokens = part.collector.output.prompt_token_ids  # a controller may have rewritten them

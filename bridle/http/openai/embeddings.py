@@ -18,14 +18,14 @@ from pydantic import BeforeValidator, WithJsonSchema
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
+from bridle.http.chunked_json import ChunkedJsonResponse
 from bridle.http.fields import Fields
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.schemas import PROMPTS_SCHEMA, prompts
 from bridle.http.state import serving_of
-from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.long_list import LongListResponse
-from bridle.service.serving import Serving
-from bridle.service.texts import Reading, check_embeds, read_texts, run_vectors, shaped
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.pooling_inputs import PoolingOptions, check_embeds, read_texts, run_vectors, shaped
 
 MAX_INPUTS = 512
 #: How many texts of one call are in the engine at once.
@@ -50,12 +50,12 @@ class TextsBody(Fields):
     priority: int | None = None
     deadline: float | None = None
 
-    async def hold(self, serving: Serving, num_texts: int) -> int:
+    async def hold(self, serving: RequestLifecycle, num_texts: int) -> int:
         """Hold the model, and places for as many texts as may be in the engine at once; returns how many that are."""
         if num_texts > MAX_INPUTS:
             raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
-        await serving.hold(
+        await serving.acquire_model(
             self.model,
             self.adapter,
             num_prompts=at_once,
@@ -85,14 +85,14 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     rows, name = await run_while_connected(request.receive, _rows(body, serving_of(request)))
     usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
     call.resources.close()  # a slow reader keeps no place
-    return LongListResponse(rows, "data", {"object": "list", "model": name, "usage": usage})
+    return ChunkedJsonResponse(rows, "data", {"object": "list", "model": name, "usage": usage})
 
 
-async def _rows(body: EmbeddingsBody, serving: Serving) -> tuple[list[bytes], str]:
+async def _rows(body: EmbeddingsBody, serving: RequestLifecycle) -> tuple[list[bytes], str]:
     """An entry of the answer for each text, in their order, and the name of what answers."""
     at_once = await body.hold(serving, len(body.input))
     check_embeds(serving.model, body.dimensions)
-    tokens = await read_texts(serving, body.input, Reading(body.prompt_name, body.truncate_prompt_tokens))
+    tokens = await read_texts(serving, body.input, PoolingOptions(body.prompt_name, body.truncate_prompt_tokens))
     rows = [b""] * len(tokens)
 
     def keep(number: int, vector: array[float]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.outputs import Logprob
 
 if TYPE_CHECKING:
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 
 from bridle.chat.conversation import Conversation, continued
-from bridle.constraints import Constraint
-from bridle.constraints.named import NAMES, constraint_named
 from bridle.errors import InvalidRequest
 from bridle.http.fields import ControllerFields, Fields, InnerFields
-from bridle.http.openai.derived import derived_fields
+from bridle.http.openai.sampling_fields import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
-from bridle.service.defaults import filled
-from bridle.service.loading import LoadedModel
-from bridle.service.steering import ignores_eos
+from bridle.serving.models.loading import LoadedModel
+from bridle.serving.requests.controller_selection import ignores_eos
+from bridle.serving.requests.sampling_defaults import filled
+from bridle.structured_output import Constraint
+from bridle.structured_output.request_fields import NAMES, constraint_named
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128

@@ -20,14 +20,14 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
 from bridle.http.openai.embeddings import TextsBody
 from bridle.http.state import serving_of
-from bridle.http.transport.call import Call, call_of, run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.service.serving import Serving
-from bridle.service.texts import (
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.pooling_inputs import (
     AS_FITS,
-    Reading,
+    PoolingOptions,
     activated,
     activation_of,
     ranks_pairs,
@@ -96,7 +96,7 @@ async def score(body: ScoreBody, request: Request) -> Response:
     return json_response({**told, "data": rows, "usage": _usage(call)})
 
 
-def _usage(call: Call) -> dict[str, int]:
+def _usage(call: RequestContext) -> dict[str, int]:
     return {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
 
 
@@ -127,18 +127,18 @@ def _row(number: int, name: str, value: float, document: Any) -> dict[str, Any]:
     return row if document is None else row | {"document" if isinstance(document, dict) else "text": document}
 
 
-async def _ranks(body: RerankBody, serving: Serving, pairs: Sequence[Pair]) -> tuple[list[float], str]:
+async def _ranks(body: RerankBody, serving: RequestLifecycle, pairs: Sequence[Pair]) -> tuple[list[float], str]:
     if body.truncate and body.truncate_prompt_tokens is None:
         body.truncate_prompt_tokens = AS_FITS
     return await _scores(body, serving, pairs, is_raw=bool(body.raw_scores))
 
 
 async def _scores(
-    body: TextsBody, serving: Serving, pairs: Sequence[Pair], is_raw: bool = False
+    body: TextsBody, serving: RequestLifecycle, pairs: Sequence[Pair], is_raw: bool = False
 ) -> tuple[list[float], str]:
     """The score of each pair, and the name of what answers."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    how = Reading(truncate=body.truncate_prompt_tokens)
+    how = PoolingOptions(truncate=body.truncate_prompt_tokens)
     at_once = await body.hold(serving, len(texts))
     if ranks_pairs(serving.model):
         return await _cross_scores(serving, pairs, how, at_once, is_raw)
@@ -153,7 +153,7 @@ async def _scores(
 
 
 async def _cross_scores(
-    serving: Serving, pairs: Sequence[Pair], how: Reading, at_once: int, is_raw: bool
+    serving: RequestLifecycle, pairs: Sequence[Pair], how: PoolingOptions, at_once: int, is_raw: bool
 ) -> tuple[list[float], str]:
     scores = [0.0] * len(pairs)
     activation = "identity" if is_raw else activation_of(serving.model)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.http.sglang.schemas import SglangBody
-from bridle.http.transport.sse import SseWriter
+from bridle.http.sse import SseWriter
 from bridle.outputs import CompletionOutput, FinishReason, Logprob
-from bridle.service import Delta
-from bridle.service.generation import Generation, Part
-from bridle.service.notes import Note
+from bridle.serving import Delta
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.outputs.stream_extras import StreamExtras
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Sent:
         self.logprobs += delta.logprobs
 
 
-def _noted(row: dict[str, Any], note: Note | None) -> dict[str, Any]:
+def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
     """A row with what else there is to tell of its output."""
     if note is not None:
         row["meta_info"] |= note.fields()
@@ -41,7 +41,7 @@ def _noted(row: dict[str, Any], note: Note | None) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Answer:
+class SglangResponse:
     """Writes the answer to `body`, which asked for `num_wanted` outputs of each prompt."""
 
     generation: Generation
@@ -68,26 +68,26 @@ class Answer:
     async def stream(self, writer: SseWriter) -> None:
         """The events of a call that streams."""
 
-        async def sink(part: Part, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> None:
             await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.read()))
 
         await self.generation.run(sink)
         writer.end()
 
-    def _event(self, part: Part, delta: Delta) -> dict[str, Any]:
+    def _event(self, part: SubRequest, delta: Delta) -> dict[str, Any]:
         sent = self._sent.setdefault((part.number, delta.index), _Sent())
         sent.add(delta)
         output = part.collector.growing[delta.index].output
         row = self._row(part, output, sent, delta.is_last)
         return row | {"index": self._number(part, delta.index)} if self.is_list or delta.index else row
 
-    def _number(self, part: Part, index: int) -> int:
+    def _number(self, part: SubRequest, index: int) -> int:
         """The number of an output. With a controller each output of a prompt is a part of its own; forks come last."""
         if part.is_steered:
             return part.number if index == 0 else len(self.generation.parts) + index
         return part.number * self.num_wanted + index
 
-    def _row(self, part: Part, output: CompletionOutput, sent: _Sent, is_last: bool) -> dict[str, Any]:
+    def _row(self, part: SubRequest, output: CompletionOutput, sent: _Sent, is_last: bool) -> dict[str, Any]:
         number = self._number(part, output.index)
         name = self.body.id_of(min(number // self.num_wanted, self.num_prompts - 1), self.generation.story.id)
         name = f"{name}_{number % self.num_wanted}" if self.num_wanted > 1 else name
@@ -112,7 +112,7 @@ class Answer:
         matched = output.stop_reason if output.stop_reason is not None or not ends else ends[0]
         return {"type": "stop", "matched": matched}
 
-    def _logprobs(self, part: Part, sent: _Sent) -> dict[str, Any]:
+    def _logprobs(self, part: SubRequest, sent: _Sent) -> dict[str, Any]:
         num_top, start = self.body.num_top_logprobs, self.body.logprobs_from
         if num_top is None:
             return {}

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from bridle.errors import BridleError
+from bridle.http.api_route import checked_body
 from bridle.http.errors import describe_validation, error_response, json_response, note_error
-from bridle.http.sglang.answer import Answer
+from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.sglang.answer import SglangResponse
 from bridle.http.sglang.schemas import DEFAULT_MAX_TOKENS, SglangBody
+from bridle.http.sse import SseResponse
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.shaped_route import checked_body
-from bridle.http.transport.sse import SseResponse
-from bridle.service.serving import Serving
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 
 #: A body with one of these, and without `inputs`, is SGLang's.
 _MARKS = frozenset({"text", "input_ids", "input_embeds", "sampling_params"})
@@ -48,7 +48,7 @@ def _refusal(request: Request, error: BridleError) -> Response:
     return error_response(error)
 
 
-async def _answer(body: SglangBody, serving: Serving) -> Answer:
+async def _answer(body: SglangBody, serving: RequestLifecycle) -> SglangResponse:
     """Everything that can be refused is refused here; what does not stream is answered, too."""
     try:
         given = body.completion(serving.limit(DEFAULT_MAX_TOKENS))
@@ -57,7 +57,7 @@ async def _answer(body: SglangBody, serving: Serving) -> Answer:
     num_top = body.num_top_logprobs
     scored = None if body.logprobs_from is None else num_top
     wanted = given.sampling(max_tokens=given.max_tokens, logprobs=num_top, prompt_logprobs=scored)
-    model = await serving.hold(
+    model = await serving.acquire_model(
         given.model,
         given.adapter,
         num_prompts=len(given.prompt),
@@ -70,4 +70,4 @@ async def _answer(body: SglangBody, serving: Serving) -> Answer:
     generation = await serving.prepare(tokens, given.filled(wanted, model), steering)
     if not given.stream:
         await generation.run()
-    return Answer(generation, body, wanted.n, len(given.prompt))
+    return SglangResponse(generation, body, wanted.n, len(given.prompt))

@@ -1,6 +1,6 @@
 """The body that SGLang takes on `/generate`, and what it is on `/v1/completions` here.
 
-Sampling parameters are those of completions, under SGLang's names, which `bridle.elsewhere` knows. What would change
+Sampling parameters are those of completions, under SGLang's names, which `bridle.compat` knows. What would change
 the text and is not there is refused by name.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import Fields
 from bridle.http.openai.schemas import CompletionBody, SamplingFields
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 #: As there.
 DEFAULT_MAX_TOKENS = 128
@@ -132,4 +132,4 @@ def _tag(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"structural_tag is {shown(value)}; must be JSON", "structural_tag") from error
+        raise InvalidRequest(f"structural_tag is {short_repr(value)}; must be JSON", "structural_tag") from error

@@ -9,8 +9,9 @@ Beside it are the routes of its sibling for models that pool, text-embeddings-in
 `/similarity`.
 """
 
-from bridle.http.tgi import hosted, info, pooled, routes, tokens
+from bridle.http.tei import routes as routes_module
+from bridle.http.tgi import info, routes, sagemaker, tokens
 
-routers = (routes.router, info.router, tokens.router, hosted.router, pooled.router)
+routers = (routes.router, info.router, tokens.router, sagemaker.router, routes_module.router)
 
 __all__ = ["routers"]

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridle.http.sse import SseWriter
 from bridle.http.tgi.plan import Plan
 from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fields
-from bridle.http.transport.sse import SseWriter
 from bridle.outputs import CompletionOutput
-from bridle.service import Delta
-from bridle.service.collect import mean_logprob
-from bridle.service.generation import Generation, Part
+from bridle.serving import Delta
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.outputs.output_collector import mean_logprob
 
 
 @dataclass(slots=True)
-class Answer:
+class TgiResponse:
     """Writes the answer. `prompt` is the text that came. `generation` has one part, or several of which the best is
     chosen."""
 
@@ -30,7 +30,7 @@ class Answer:
         self._rows = TokenRows(self.generation.model.tokenizer)
 
     @property
-    def _part(self) -> Part:
+    def _part(self) -> SubRequest:
         return self.generation.parts[0]
 
     # -- whole -----------------------------------------------------------------------------------------------
@@ -47,15 +47,15 @@ class Answer:
             answer["details"] = details
         return answer | part.trace_fields(output.index)
 
-    def _ranked(self) -> list[tuple[Part, CompletionOutput]]:
+    def _ranked(self) -> list[tuple[SubRequest, CompletionOutput]]:
         outputs = [(part, output) for part in self.generation.parts for output in part.outputs]
         return outputs if self.plan.best_of == 1 else sorted(outputs, key=lambda each: -mean_logprob(each[1]))
 
-    def _loser(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+    def _loser(self, part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
         details = self._details(part, output) | {"prefill": self._prefill()}
         return {"generated_text": self._text(output)} | details
 
-    def _details(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+    def _details(self, part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
         texts = token_texts(output, _ends(part, output), 0, len(output.token_ids))
         entries = output.logprobs or [None] * len(output.token_ids)
         rows = zip(output.token_ids, texts, entries, strict=True)
@@ -72,7 +72,7 @@ class Answer:
     async def stream(self, writer: SseWriter) -> None:
         """An event for each token of the first output."""
 
-        async def sink(part: Part, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> None:
             for delta in part.reader.read():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
@@ -125,7 +125,7 @@ class Answer:
         return self.prompt + output.text if self.plan.wants_full_text else output.text
 
 
-def _ending(part: Part, output: CompletionOutput) -> dict[str, Any]:
+def _ending(part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
     sampling = part.request.sampling
     return {
         "finish_reason": finish_word(output),
@@ -135,5 +135,5 @@ def _ending(part: Part, output: CompletionOutput) -> dict[str, Any]:
     }
 
 
-def _ends(part: Part, output: CompletionOutput) -> list[int]:
+def _ends(part: SubRequest, output: CompletionOutput) -> list[int]:
     return part.collector.growing[output.index].ends

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bridle.errors import BridleError, Unauthorized
+from bridle.http.api_route import ApiRoute
 from bridle.http.errors import error_body, error_type_of
-from bridle.http.transport.shaped_route import ShapedRoute
 
 _PREFIX = {
     "validation": "Input validation error: ",
@@ -25,7 +25,7 @@ def native_body(error: BridleError) -> dict[str, Any]:
     return body | {"logs": inner["logs"]} if "logs" in inner else body
 
 
-class NativeRoute(ShapedRoute):
+class TgiRoute(ApiRoute):
     """A route whose errors have the native shape."""
 
     schema: ClassVar[dict[str, Any]] = {

@@ -10,13 +10,13 @@ from starlette.responses import Response
 import bridle
 from bridle.http.errors import json_response
 from bridle.http.state import HttpState, borrow, http_state
-from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
 from bridle.http.tgi.schemas import base_name
 from bridle.sampling import MAX_STOP_STRINGS
-from bridle.service import LoadedModel
+from bridle.serving import LoadedModel
 
-router = APIRouter(route_class=NativeRoute)
+router = APIRouter(route_class=TgiRoute)
 
 
 @router.get("/info", summary="What is served, and its limits (text-generation-inference)")

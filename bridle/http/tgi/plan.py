@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.constraints import Constraint, parse
-from bridle.constraints.named import native_form
 from bridle.errors import InvalidRequest
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams, fields_on, meanings
-from bridle.service import LoadedModel
-from bridle.service.defaults import filled
-from bridle.service.steering import ignores_eos
+from bridle.serving import LoadedModel
+from bridle.serving.requests.controller_selection import ignores_eos
+from bridle.serving.requests.sampling_defaults import filled
+from bridle.structured_output import Constraint, parse
+from bridle.structured_output.request_fields import native_form
 
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20

@@ -8,33 +8,33 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.engine.media import NO_SIGHTS
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.api_route import checked_body
 from bridle.http.errors import json_response
+from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.sglang.generate import generate as sglangs_generate
 from bridle.http.sglang.generate import is_sglangs
+from bridle.http.sse import SseResponse
 from bridle.http.state import http_state, serving_of
-from bridle.http.tgi.answer import Answer
-from bridle.http.tgi.errors import NativeRoute, native_body
+from bridle.http.tei.routes import compat as pooled_compat
+from bridle.http.tgi.answer import TgiResponse
+from bridle.http.tgi.errors import TgiRoute, native_body
 from bridle.http.tgi.plan import check_truncate, plan_of, settled
-from bridle.http.tgi.pooled import compat as pooled_compat
 from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
-from bridle.http.transport.call import run_while_connected
-from bridle.http.transport.shaped_route import checked_body
-from bridle.http.transport.sse import SseResponse
-from bridle.media import Source, reads
-from bridle.media.modalities import IMAGE
-from bridle.service import LoadedModel
-from bridle.service.prompts import see_apart
-from bridle.service.serving import Serving
+from bridle.multimodal import Source, reads
+from bridle.multimodal.modalities import IMAGE
+from bridle.serving import LoadedModel
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.prompts import process_multimodal_async
 
 #: The text by which clients of models that see put an image into a prompt.
 _IMAGE = re.compile(r"!\[\]\((?=data:image/|https?://)")
 _DATA = "](data:image/"
 _OTHER_FILE = re.compile(r"!\[\]\(data:((?:audio|video)/[\w.+-]{1,60})")
 
-router = APIRouter(route_class=NativeRoute)
+router = APIRouter(route_class=TgiRoute)
 
 
 @router.post("/generate_stream", summary="Continue a text, token by token (text-generation-inference)")
@@ -84,19 +84,19 @@ async def compat(data: Any, request: Request) -> Response:
     return _whole(answer, as_list=True)
 
 
-async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> Answer:
+async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> TgiResponse:
     """Everything that can be refused is refused here, before anything runs."""
     return await run_while_connected(
         request.receive, _answer(body, serving_of(request, body.parameters.trace), is_stream, full_text)
     )
 
 
-async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_text: bool) -> Answer:
+async def _answer(body: GenerateBody, serving: RequestLifecycle, is_stream: bool, full_text: bool) -> TgiResponse:
     given = body.parameters
     plan = plan_of(given, is_stream, full_text)
     if not body.inputs:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
-    model = await serving.hold(
+    model = await serving.acquire_model(
         body.model, given.adapter_id, n=plan.best_of, priority=given.priority, deadline=given.deadline
     )
     check_truncate(plan, model)
@@ -104,13 +104,13 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
     steering = serving.steering(given, plan.constraint)
     tokens, sights = await serving.tokens([text], plan.truncate), NO_SIGHTS
     if sources:
-        seen, sights = await see_apart(model, tokens[0], sources)
+        seen, sights = await process_multimodal_async(model, tokens[0], sources)
         tokens = [seen]
     sampling = settled(plan, given, model)
     generation = await serving.prepare(tokens, sampling, steering, apart=True, sights=sights)
     if not is_stream:
         await generation.run()
-    return Answer(generation, plan, body.inputs)
+    return TgiResponse(generation, plan, body.inputs)
 
 
 def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
@@ -141,14 +141,14 @@ def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]
     return place.join(texts), sources
 
 
-def _whole(answer: Answer, as_list: bool = False) -> Response:
+def _whole(answer: TgiResponse, as_list: bool = False) -> Response:
     generation = answer.generation
     content: Any = answer.whole()
     said = headers(generation.story, generation.model, len(answer.prompt), generation.usage)
     return json_response([content] if as_list else content, headers=said)
 
 
-def _stream(answer: Answer, request: Request) -> Response:
+def _stream(answer: TgiResponse, request: Request) -> Response:
     response = SseResponse(answer.stream, http_state(request).settings, native_body)
     response.headers.update(stream_headers(answer.generation.model, len(answer.prompt)))
     return response

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bridle.http.fields import ControllerFields, Fields, InnerFields
-from bridle.http.openai.derived import derived_fields
+from bridle.http.openai.sampling_fields import derived_fields
 from bridle.http.openai.schemas import Stop
 from bridle.sampling import Api
-from bridle.service.adapters import is_address
+from bridle.serving.lora.adapter_registry import is_address
 
 
 def base_name(name: str | None) -> str | None:

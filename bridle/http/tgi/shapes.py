@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
-from bridle.service.story import Story
+from bridle.serving.lifecycle.request_record import RequestRecord
 
 if TYPE_CHECKING:
-    from bridle.service import LoadedModel
-    from bridle.text import Tokenizer
+    from bridle.serving import LoadedModel
+    from bridle.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 
@@ -77,7 +77,7 @@ def usage_fields(usage: Usage) -> dict[str, int]:
     return usage.fields()
 
 
-def headers(call: Story, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
+def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
     """What a whole answer says of itself in its headers; times in milliseconds but for `x-compute-time`."""
     now = time.monotonic()
     submitted = call.submitted or now

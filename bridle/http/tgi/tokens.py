@@ -14,20 +14,20 @@ from starlette.responses import Response
 
 from bridle.chat.conversation import Conversation, prompt_text
 from bridle.errors import InvalidRequest
+from bridle.http.chunked_json import ChunkedJsonResponse
 from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
 from bridle.http.openai.schemas import MAX_MESSAGES, ChatBody, JsonObjects, objects
 from bridle.http.state import borrow
-from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.schemas import ModelName, base_name
-from bridle.http.transport.long_list import LongListResponse
-from bridle.service import LoadedModel, check_text
-from bridle.service.requests import check_num_tokens
-from bridle.text import Tokenizer
+from bridle.serving import LoadedModel, check_text
+from bridle.serving.requests.request_builder import check_num_tokens
+from bridle.tokenizer import Tokenizer
 
 _ROWS_PER_PIECE = 4_096
 
-router = APIRouter(route_class=NativeRoute)
+router = APIRouter(route_class=TgiRoute)
 
 
 def _ids(value: Any) -> Any:
@@ -68,10 +68,10 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     (name,) = given
     model = await borrow(request, body.model)
     if name == "inputs":
-        return LongListResponse(await _told(model, body.inputs or "", body.add_special_tokens is not False, _rows))
+        return ChunkedJsonResponse(await _told(model, body.inputs or "", body.add_special_tokens is not False, _rows))
     if name == "content":
         shape = _pieces if body.with_pieces else _plain
-        return LongListResponse(await _told(model, body.content or "", bool(body.add_special), shape), "tokens", {})
+        return ChunkedJsonResponse(await _told(model, body.content or "", bool(body.add_special), shape), "tokens", {})
     text, adds_special = body.prompt or "", body.add_special_tokens is not False
     if body.messages is not None:
         text = await model.in_text_thread(prompt_text, model, Conversation(body.messages))
@@ -99,7 +99,7 @@ async def chat_tokenize(body: ChatBody, request: Request) -> Response:
     model = await borrow(request, base_name(body.model))
     text = await model.in_text_thread(prompt_text, model, body.conversation())
     tokens = await _told(model, text, False, _rows)
-    return LongListResponse(tokens, "tokenize_response", {"templated_text": text})
+    return ChunkedJsonResponse(tokens, "tokenize_response", {"templated_text": text})
 
 
 def _check(model: LoadedModel, text: str, name: str) -> None:

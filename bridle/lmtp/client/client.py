@@ -4,8 +4,8 @@
         async for token in await client.generate("Once upon a time", max_tokens=40):
             print(token.text, end="")
 
-Requests begin here. `Exchange` and `Progress` decide which messages are sent and what answers mean; `Connection` sends
-and receives them.
+Requests begin here. `ClientProtocol` and `StreamProgress` decide which messages are sent and what answers mean;
+`ClientConnection` sends and receives them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.lmtp.client.carriers import Carrier
-from bridle.lmtp.client.connection import Connection
-from bridle.lmtp.client.exchange import Exchange
-from bridle.lmtp.client.patience import Patience
-from bridle.lmtp.client.progress import Progress
+from bridle.lmtp.client.connection import ClientConnection
+from bridle.lmtp.client.protocol import ClientProtocol
+from bridle.lmtp.client.retry import RetryPolicy
 from bridle.lmtp.client.stream import TokenStream
+from bridle.lmtp.client.stream_state import StreamProgress
+from bridle.lmtp.client.transports import Transport
 from bridle.lmtp.client.websocket import DEFAULT_ENDPOINT, WebSocketCarrier
-from bridle.lmtp.messages import UNAVAILABLE, Buffer, Event, Generate, ModelInfo, Prompt, Score, Token, ToolResult
+from bridle.lmtp.messages import (
+    UNAVAILABLE,
+    Buffer,
+    EventMessage,
+    Generate,
+    ModelInfo,
+    Prompt,
+    Score,
+    Token,
+    ToolResult,
+)
 
 if TYPE_CHECKING:
-    from bridle.text import Tokenizer
+    from bridle.tokenizer import Tokenizer
 
-_DEFAULT_PATIENCE = Patience()
+_DEFAULT_PATIENCE = RetryPolicy()
 
 
 class Client:
@@ -45,24 +55,24 @@ class Client:
 
     def __init__(
         self,
-        server: str | Carrier = DEFAULT_ENDPOINT,
+        server: str | Transport = DEFAULT_ENDPOINT,
         model: str = "auto",
         *,
-        patience: Patience = _DEFAULT_PATIENCE,
+        patience: RetryPolicy = _DEFAULT_PATIENCE,
         max_streams: int = 256,
         max_unread: int = 65_536,
         tokenizer: Tokenizer | None = None,
         plain: bool = False,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[EventMessage], None] = lambda event: None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.on_event = on_event
         carrier = WebSocketCarrier(server) if isinstance(server, str) else server
-        exchange = Exchange(model, is_plain=plain, on_event=self._tell)
-        self._connection = Connection(carrier, exchange, patience, max_unread)
+        exchange = ClientProtocol(model, is_plain=plain, on_event=self._tell)
+        self._connection = ClientConnection(carrier, exchange, patience, max_unread)
         self._places = asyncio.Semaphore(max_streams)
-        self._placed: set[Progress] = set()
+        self._placed: set[StreamProgress] = set()
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -148,7 +158,7 @@ class Client:
             buffer=buffer,
             adapter=adapter,
         )
-        return await (await self._stream(Progress(request))).read()
+        return await (await self._stream(StreamProgress(request))).read()
 
     async def model_info(self, model: str | None = None) -> Any:
         """Return the server's facts about a model. While the model is loading, this asks again until
@@ -209,7 +219,7 @@ class Client:
 
     # -- beginning streams -----------------------------------------------------------------------------------
 
-    async def _stream(self, progress: Progress) -> TokenStream:
+    async def _stream(self, progress: StreamProgress) -> TokenStream:
         await self._places.acquire()
         self._placed.add(progress)
         stream = TokenStream(self._connection, progress, self._tell)
@@ -224,25 +234,25 @@ class Client:
         await self._connection.open(stream, progress)
         return stream
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: EventMessage) -> None:
         self.on_event(event)
 
-    def _leave_place(self, progress: Progress) -> None:
+    def _leave_place(self, progress: StreamProgress) -> None:
         if progress in self._placed:
             self._placed.discard(progress)
             self._places.release()
 
-    async def _as_understood(self, request: Generate) -> Progress:
+    async def _as_understood(self, request: Generate) -> StreamProgress:
         """The request in a form that the server understands: with text, or with tokens if the server knows
         only those."""
         if not isinstance(request.prompt, str) and not request.text:
-            return Progress(request)
+            return StreamProgress(request)
         if (await self.connect()).get("text"):
-            return Progress(request)
+            return StreamProgress(request)
         prompt = request.prompt if isinstance(request.prompt, tuple) else self._encode(request.prompt)
-        progress = Progress(replace(request, prompt=prompt, text=None))
+        progress = StreamProgress(replace(request, prompt=prompt, text=None))
         if self.tokenizer is not None and request.text is not False:
-            from bridle.text import Detokenizer
+            from bridle.tokenizer import Detokenizer
 
             progress.text_state = Detokenizer(self.tokenizer).open(prompt, skip_special_tokens=True)
         return progress

@@ -1,6 +1,6 @@
 """A connection that heals itself: it is made when needed, read, and made again when it breaks while anything is open.
 
-`Exchange` decides what is sent and what is received means; this module has the tasks, the clock and backpressure.
+`ClientProtocol` decides what is sent and what is received means; this module has the tasks, the clock and backpressure.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from bridle.errors import BridleError, ConnectionLost, DeadlineExceeded, InternalError, RequestCancelled
-from bridle.lmtp.client.carriers import Carrier, MessageChannel
-from bridle.lmtp.client.exchange import Exchange, Question
-from bridle.lmtp.client.patience import Patience
-from bridle.lmtp.client.progress import Progress
+from bridle.lmtp.client.protocol import ClientProtocol, PendingCall
+from bridle.lmtp.client.retry import RetryPolicy
 from bridle.lmtp.client.stream import TokenStream
+from bridle.lmtp.client.stream_state import StreamProgress
+from bridle.lmtp.client.transports import ClientChannel, Transport
 from bridle.lmtp.messages import Buffer, ModelInfo, Msg, ToolResult
 
 
-class Connection:
+class ClientConnection:
     """A connection for one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a
     token, the connection is not read, so that the server slows down. No caller can be left waiting by that."""
 
-    def __init__(self, carrier: Carrier, exchange: Exchange, patience: Patience, max_unread: int) -> None:
+    def __init__(self, carrier: Transport, exchange: ClientProtocol, patience: RetryPolicy, max_unread: int) -> None:
         self.carrier = carrier
         self.patience = patience
         self._exchange = exchange
-        self._link: MessageChannel | None = None
+        self._link: ClientChannel | None = None
         self._runner: asyncio.Task[None] | None = None
         self._greeted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +71,7 @@ class Connection:
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    async def open(self, stream: TokenStream, progress: Progress) -> None:
+    async def open(self, stream: TokenStream, progress: StreamProgress) -> None:
         """Begin a stream. A stream that its caller has dropped is cancelled."""
         self._streams.add(stream)
         weakref.finalize(stream, _abandon, asyncio.get_running_loop(), self, progress).atexit = False
@@ -82,7 +82,7 @@ class Connection:
 
     async def ask(self, request: ModelInfo | Buffer | ToolResult) -> Msg:
         """Ask a question and wait for the answer."""
-        question = Question(request)
+        question = PendingCall(request)
         changed = asyncio.Event()
         question.wake = changed.set
         await self.post(question)
@@ -104,12 +104,12 @@ class Connection:
             self._runner.add_done_callback(_look_away)
         return self._runner
 
-    async def post(self, item: Progress | Question) -> None:
+    async def post(self, item: StreamProgress | PendingCall) -> None:
         """Send the item's messages, now or as soon as there is a connection."""
         self._start()
         await self._send(self._link, self._exchange.add(item))
 
-    async def _send(self, link: MessageChannel | None, lines: Sequence[str]) -> None:
+    async def _send(self, link: ClientChannel | None, lines: Sequence[str]) -> None:
         """Send over the link for which the messages were made. If that link is gone, the runner notices and begins
         anew."""
         with contextlib.suppress(ConnectionLost):
@@ -147,7 +147,7 @@ class Connection:
             if num_lost > 1:
                 await asyncio.sleep(self.patience.pause(num_lost - 1))
 
-    async def _connect(self) -> MessageChannel:
+    async def _connect(self) -> ClientChannel:
         for attempt in range(1, self.patience.connect_attempts + 1):
             try:
                 return await self.carrier.connect()
@@ -157,7 +157,7 @@ class Connection:
                 await asyncio.sleep(self.patience.pause(attempt))
         raise AssertionError("unreachable")
 
-    async def _talk(self, link: MessageChannel) -> None:
+    async def _talk(self, link: ClientChannel) -> None:
         hello, lines = self._exchange.begin()
         self._link = link
         for line in lines:
@@ -196,7 +196,7 @@ class Connection:
 
     # -- trying again ----------------------------------------------------------------------------------------
 
-    def _try_again(self, progress: Progress, *, cancels: bool = False) -> None:
+    def _try_again(self, progress: StreamProgress, *, cancels: bool = False) -> None:
         """Begin a stream again after its last try has failed."""
         self._spawn(self._begin_again(progress, cancels))
 
@@ -205,7 +205,7 @@ class Connection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin_again(self, progress: Progress, cancels: bool) -> None:
+    async def _begin_again(self, progress: StreamProgress, cancels: bool) -> None:
         await self._send(self._link, self._exchange.drop(progress, cancels=cancels))
         if progress.is_over:
             return
@@ -217,7 +217,7 @@ class Connection:
         if progress.has_failed and not progress.is_over:
             await self.post(progress)
 
-    async def wait_for(self, stream: TokenStream, progress: Progress, seconds: float | None) -> None:
+    async def wait_for(self, stream: TokenStream, progress: StreamProgress, seconds: float | None) -> None:
         """Wait until the stream's state has changed. After `seconds` its present try is given up, and another one
         begins."""
         self._num_readers += 1
@@ -236,19 +236,19 @@ class Connection:
         """Note that a reader has taken tokens."""
         self._wanted.set()
 
-    async def cancel(self, progress: Progress, error: BridleError) -> None:
+    async def cancel(self, progress: StreamProgress, error: BridleError) -> None:
         """Forget a stream, and cancel it at a server that knows how."""
         link, lines = self._link, self._exchange.drop(progress)
         if not progress.is_over:
             progress.fail(error)
         await self._send(link, lines)
 
-    def forget(self, progress: Progress) -> None:
+    def forget(self, progress: StreamProgress) -> None:
         """Do as `cancel`, for a stream that no caller can read any more."""
         self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
 
 
-def _abandon(loop: asyncio.AbstractEventLoop, connection: Connection, progress: Progress) -> None:
+def _abandon(loop: asyncio.AbstractEventLoop, connection: ClientConnection, progress: StreamProgress) -> None:
     """Cancel a stream that no caller can read any more."""
     if progress.is_over or loop.is_closed():
         return

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bridle.errors import RequestCancelled
-from bridle.lmtp.client.progress import Item, Progress
-from bridle.lmtp.messages import Event, Token
+from bridle.lmtp.client.stream_state import Item, StreamProgress
+from bridle.lmtp.messages import EventMessage, Token
 
 if TYPE_CHECKING:
-    from bridle.lmtp.client.connection import Connection
+    from bridle.lmtp.client.connection import ClientConnection
 
 
 class TokenStream:
@@ -22,7 +22,9 @@ class TokenStream:
     token is its place in the stream, from 0, unless the stream was asked for with `rewind="event"`.
     """
 
-    def __init__(self, connection: Connection, progress: Progress, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, connection: ClientConnection, progress: StreamProgress, on_event: Callable[[EventMessage], None]
+    ) -> None:
         self._connection = connection
         self._progress = progress
         self._on_event = on_event

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bridle.lmtp.client.client import Client
-from bridle.lmtp.client.progress import Item
 from bridle.lmtp.client.stream import TokenStream
+from bridle.lmtp.client.stream_state import Item
 from bridle.lmtp.messages import Token
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from bridle.errors import ConnectionLost, InvalidRequest, Unauthorized
-from bridle.lmtp.client.carriers import MAX_MESSAGE_BYTES, MessageChannel
+from bridle.lmtp.client.transports import MAX_MESSAGE_BYTES, ClientChannel
 
 DEFAULT_ENDPOINT = "localhost:8080"
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}
@@ -49,7 +49,7 @@ class WebSocketCarrier:
         """The address, without its secrets."""
         return re.sub(r"//[^/@]*@", "//", self.url).partition("?")[0]
 
-    async def connect(self) -> MessageChannel:
+    async def connect(self) -> ClientChannel:
         try:
             connection = await connect(
                 self.url,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bridle.errors import BridleError, InvalidRequest
 
 
-class Buffer:
+class PrefixBuffer:
     """One buffer, filled or waiting for it."""
 
     def __init__(self, home: Buffers, name: str, model: str) -> None:
@@ -53,19 +53,19 @@ class Buffers:
 
     max_buffers: int
     max_tokens: int
-    _named: dict[str, Buffer] = field(default_factory=dict)
+    _named: dict[str, PrefixBuffer] = field(default_factory=dict)
     _num_tokens: int = 0
 
-    def reserve(self, name: str, model: str) -> Buffer:
+    def reserve(self, name: str, model: str) -> PrefixBuffer:
         """Take a name for a buffer that will be filled. An older buffer of that name loses it, but still serves the
         requests that named it before. Raises `InvalidRequest` beyond the limit."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
         self.drop(name)
-        buffer = self._named[name] = Buffer(self, name, model)
+        buffer = self._named[name] = PrefixBuffer(self, name, model)
         return buffer
 
-    def find(self, name: str | None, model: str, param: str = "buffer") -> Buffer | None:
+    def find(self, name: str | None, model: str, param: str = "buffer") -> PrefixBuffer | None:
         """The buffer that has this name now; None for no name. Raises `InvalidRequest` for an unknown name."""
         if name is None:
             return None
@@ -82,7 +82,7 @@ class Buffers:
         if buffer is not None:
             self.release(buffer)
 
-    def claim(self, buffer: Buffer, num_tokens: int) -> None:
+    def claim(self, buffer: PrefixBuffer, num_tokens: int) -> None:
         """Reserve room for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if there is too
         little."""
         if self._named.get(buffer.name) is not buffer:
@@ -96,7 +96,7 @@ class Buffers:
         buffer.num_tokens = num_tokens
         self._num_tokens += num_tokens
 
-    def release(self, buffer: Buffer) -> None:
+    def release(self, buffer: PrefixBuffer) -> None:
         """Free the buffer's name and its room."""
         if self._named.get(buffer.name) is buffer:
             del self._named[buffer.name]

@@ -20,11 +20,22 @@ from bridle.lmtp.encoding import encode_answers
 from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import Answer, Msg, Rejected, Request
 from bridle.lmtp.server.info import describe
-from bridle.lmtp.server.streams import Home, Streams
-from bridle.lmtp.session import Action, AnswerCall, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
-from bridle.service.json_size import MAX_INLINE_BYTES, JsonSize, json_size
-from bridle.service.keys import Identity
-from bridle.service.turns import BURST, Allowance
+from bridle.lmtp.server.streams import ServerContext, Streams
+from bridle.lmtp.session import (
+    Action,
+    AnswerCall,
+    DefineBuffer,
+    Describe,
+    Reattach,
+    Send,
+    Session,
+    Start,
+    StopStream,
+    Stream,
+)
+from bridle.serving.requests.json_size import MAX_INLINE_BYTES, JsonSize, json_size
+from bridle.serving.tenancy.keys import Identity
+from bridle.serving.tenancy.loop_throttle import BURST, RateBudget
 
 #: The most that a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a
 #: million.
@@ -33,7 +44,7 @@ _LIMIT = JsonSize(num_nodes=160_000, num_values=1 << 20)
 _MANY_ANSWERS = 1024
 
 
-class MessageChannel(Protocol):
+class ServerChannel(Protocol):
     """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
 
     async def send(self, message: str) -> None:
@@ -47,14 +58,14 @@ class MessageChannel(Protocol):
         """End the connection, and say why if the peer is to blame and the carrier can say it. Idempotent."""
 
 
-class Connection:
+class ServerConnection:
     """Serves one client until it leaves. `echo` is called with its messages, `trace` names the trace of its
     requests."""
 
     def __init__(
         self,
-        home: Home,
-        link: MessageChannel,
+        home: ServerContext,
+        link: ServerChannel,
         identity: Identity,
         echo: Callable[[str], None] | None = None,
         trace: Mapping[str, str] | None = None,
@@ -71,7 +82,7 @@ class Connection:
         self._has_room.set()
         self._is_ending = False
         self._reason = ""  # to end the connection, if the client is to blame
-        self._rejected = Allowance()
+        self._rejected = RateBudget()
         self._num_replies = 0  # answers in the outbox that are no stream's
 
     async def serve(self) -> None:
@@ -148,11 +159,11 @@ class Connection:
                 self._try(stream, self._streams.start, action)
             case Reattach(stream):
                 self._try(stream, self._streams.reattach, action)
-            case Stop():
+            case StopStream():
                 self._streams.stop(action)
             case Describe(asked):
                 self._send(describe(self._home.host.registry, asked))
-            case Keep(asked):
+            case DefineBuffer(asked):
                 self._streams.keep(asked)
             case AnswerCall(asked):
                 self._streams.answer_call(asked)

@@ -8,7 +8,7 @@ import bridle
 from bridle.errors import BridleError
 from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
-from bridle.service import LoadedModel, ModelRegistry, ModelState
+from bridle.serving import LoadedModel, ModelRegistry, ModelState
 
 #: The name that clients use for the server's first model if they do not know its name.
 AUTO = "auto"

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from bridle.elsewhere.fields import BY_NAME
+from bridle.compat.request_fields import BY_NAME
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.media import NO_SIGHTS, Sights
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.lmtp.messages import DEFAULT_MAX_TOKENS, Generate, Prompt, Score
-from bridle.media import Source
+from bridle.multimodal import Source
 from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
-from bridle.service import LoadedModel, new_seed
-from bridle.service.defaults import filled
-from bridle.service.generation import Generation
-from bridle.service.prompts import see_apart
-from bridle.service.serving import Serving
-from bridle.service.steering import ignores_eos
+from bridle.serving import LoadedModel, new_seed
+from bridle.serving.lifecycle.generation import Generation
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.controller_selection import ignores_eos
+from bridle.serving.requests.prompts import process_multimodal_async
+from bridle.serving.requests.sampling_defaults import filled
 
 #: What a field of GENERATE may hold, by what the sampling parameter is.
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -53,7 +53,7 @@ _IGNORED = ("length_penalty",)
 _MAX_INLINE_BIASES = 4_096
 
 
-async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ...]) -> Generation:
+async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tuple[int, ...]) -> Generation:
     """What a GENERATE asks for, after what its buffer holds. `serving` has its model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
@@ -68,7 +68,9 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
     return await serving.prepare([context], sampling, steering, detokenize=has_text, sights=sights)
 
 
-async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -> tuple[tuple[int, ...], Sights]:
+async def _seen(
+    model: LoadedModel, asked: Generate, context: tuple[int, ...]
+) -> tuple[tuple[int, ...], MultiModalInputs]:
     """The context with its pictures, sounds and videos in their places."""
     if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
@@ -77,7 +79,7 @@ async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -
         raise UnsupportedFeature(f"a buffer holds tokens alone: a stream with {what} cannot be saved as one", "save")
     given = ("images", "image", asked.images), ("audio", "audio", asked.audio), ("video", "video", asked.video)
     sources = [source for field, modality, urls in given for source in _sources(urls, field, modality)]
-    return await see_apart(model, context, sources)
+    return await process_multimodal_async(model, context, sources)
 
 
 def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
@@ -87,7 +89,7 @@ def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
     return [Source(url, f"{field}[{number}]", modality=modality) for number, url in enumerate(urls)]
 
 
-async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
+async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
     """What a SCORE asks for, and how many of its last tokens are to be scored."""
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
@@ -97,7 +99,7 @@ async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) ->
     return await serving.prepare([(*context, *scored)], sampling, detokenize=False), len(scored)
 
 
-async def context_of(serving: Serving, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
+async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
     """Prefix and prompt as tokens. Only what begins a context gets the tokens that begin a text."""
     if not prompt:
         return prefix
@@ -120,7 +122,7 @@ def _first_token(model: LoadedModel) -> int:
     raise InvalidRequest("'prompt' is empty, and the model has no token that begins a text", "prompt")
 
 
-def _limit(serving: Serving, asked: Generate, num_context: int) -> int | None:
+def _limit(serving: RequestLifecycle, asked: Generate, num_context: int) -> int | None:
     """The most tokens of the stream, as far as there is room for them; None if the operator's limit holds."""
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from bridle.errors import EngineClosed
-from bridle.lmtp.server.connection import Connection, MessageChannel
-from bridle.lmtp.server.relay import Memory
+from bridle.lmtp.server.connection import ServerChannel, ServerConnection
+from bridle.lmtp.server.resumable_stream import ReplayBuffer
 from bridle.lmtp.server.settings import LmtpSettings
-from bridle.lmtp.server.streams import Home
-from bridle.service.keys import LOCAL_USER, Identity
-from bridle.service.serving import Host
+from bridle.lmtp.server.streams import ServerContext
+from bridle.serving.lifecycle.request_lifecycle import AppState
+from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 
 _END_SECONDS = 2.0
 
 
 #: A host for servers that stand alone, without HTTP.
-LocalHost = Host
+LocalHost = AppState
 
 
 class LmtpServer:
@@ -29,13 +29,13 @@ class LmtpServer:
     """
 
     def __init__(
-        self, host: Host, settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
+        self, host: AppState, settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
     ) -> None:
         settings = settings or LmtpSettings()
         self.settings = settings
-        self._home = Home(host, settings, Memory(settings))
+        self._home = ServerContext(host, settings, ReplayBuffer(settings))
         self._echo = echo
-        self._connections: set[Connection] = set()
+        self._connections: set[ServerConnection] = set()
         self._ended = asyncio.Event()
 
     @property
@@ -49,11 +49,11 @@ class LmtpServer:
         return len(self._home.memory)
 
     async def serve(
-        self, link: MessageChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
+        self, link: ServerChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
     ) -> None:
         """Serve one client until it leaves, or the server ends. `trace` holds the headers that name the trace of its
         requests, if the carrier brought any."""
-        connection = Connection(self._home, link, identity, self._echo, trace)
+        connection = ServerConnection(self._home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:
             await connection.serve()

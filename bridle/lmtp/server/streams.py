@@ -15,29 +15,29 @@ from bridle.errors import BridleError, InvalidRequest, Overloaded
 from bridle.lmtp.failures import error_text, failure_of
 from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId, ToolResult
 from bridle.lmtp.messages import Buffer as BufferRequest
-from bridle.lmtp.server.buffers import Buffer, Buffers
+from bridle.lmtp.server.buffers import Buffers, PrefixBuffer
 from bridle.lmtp.server.info import served_name
-from bridle.lmtp.server.relay import Key, KeyedRelay, Memory, Relay
 from bridle.lmtp.server.requests import context_of
+from bridle.lmtp.server.resumable_stream import Key, ReplayBuffer, ResumableStream, StreamRelay
 from bridle.lmtp.server.settings import LmtpSettings
-from bridle.lmtp.server.work import Work
-from bridle.lmtp.session import Reattach, Session, Start, Stop, Stream
-from bridle.service import new_request_id
-from bridle.service.keys import Identity
-from bridle.service.requests import check_num_tokens
-from bridle.service.serving import Host, Serving
-from bridle.service.story import Story
-from bridle.service.tool_answers import answer_call
+from bridle.lmtp.server.stream_task import StreamTask
+from bridle.lmtp.session import Reattach, Session, Start, StopStream, Stream
+from bridle.serving import new_request_id
+from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.outputs.tool_answers import answer_call
+from bridle.serving.requests.request_builder import check_num_tokens
+from bridle.serving.tenancy.keys import Identity
 
 
 @dataclass(slots=True)
-class Home:
+class ServerContext:
     """What the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a time,
     under `reading`, since a parser lets no other task run until it is done."""
 
-    host: Host
+    host: AppState
     settings: LmtpSettings
-    memory: Memory
+    memory: ReplayBuffer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -50,13 +50,13 @@ class Home:
 
 
 @dataclass(slots=True)
-class Outlet:
+class ConnectionSink:
     """One stream of a connection, for the producer of its answers."""
 
     stream: Stream
     session: Session
     send: Callable[[Answer], None]
-    room: Callable[[], Coroutine[Any, Any, None]]
+    wait_writable: Callable[[], Coroutine[Any, Any, None]]
     forget: Callable[[Stream], None]
 
     @property
@@ -82,7 +82,7 @@ class Streams:
 
     def __init__(
         self,
-        home: Home,
+        home: ServerContext,
         identity: Identity,
         session: Session,
         send: Callable[[Answer], None],
@@ -95,7 +95,7 @@ class Streams:
         self._send = send
         self._room = room
         self._trace = trace
-        self._relays: dict[Stream, Relay] = {}
+        self._relays: dict[Stream, StreamRelay] = {}
         self._num_filling = 0
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
 
@@ -110,18 +110,18 @@ class Streams:
                 self._attach(outlet, known or self._home.memory.get(key), asked.position)
                 return
             prefix, save = self._buffers_of(asked)
-            relay: Relay = self._home.memory.add(outlet, key, asked)
+            relay: StreamRelay = self._home.memory.add(outlet, key, asked)
         else:
             prefix, save = self._buffers_of(asked)
-            relay = Relay(outlet)
+            relay = StreamRelay(outlet)
         try:
             self._home.host.check_open()
-            self._home.host.admission.look(self._identity.user, self._identity.limits)
+            self._home.host.admission.check(self._identity.user, self._identity.limits)
         except BridleError as error:
             _refuse(relay, asked.stream_id, error, save)
             return
         self._relays[action.stream] = relay
-        work = Work(
+        work = StreamTask(
             self._home.host,
             self._home.settings,
             self._identity,
@@ -139,13 +139,13 @@ class Streams:
         asked = action.request
         self._attach(self._outlet(action.stream), self._home.memory.get(self._key(asked.key)), asked.position)
 
-    def stop(self, action: Stop) -> None:
+    def stop(self, action: StopStream) -> None:
         """Stop a stream that no client reads any more."""
         relay = self._relays.pop(action.stream, None)
         if relay is None:
             return
         relay.detach()
-        if isinstance(relay, KeyedRelay) and not action.is_lost:
+        if isinstance(relay, ResumableStream) and not action.is_lost:
             self._home.memory.drop(relay)
 
     def keep(self, asked: BufferRequest) -> None:
@@ -174,15 +174,15 @@ class Streams:
             return
         self._send(Msg(stream_id=asked.stream_id, tool_result=asked.id))
 
-    async def _fill(self, asked: BufferRequest, parent: Buffer | None, buffer: Buffer) -> None:
+    async def _fill(self, asked: BufferRequest, parent: PrefixBuffer | None, buffer: PrefixBuffer) -> None:
         try:
             prefix = await parent.tokens() if parent is not None else ()
             prefix = prefix if asked.length is None else prefix[: max(asked.length, 0)]
             host = self._home.host
-            story = Story(id=new_request_id(), route="LMTP BUFFER", identity=self._identity)
+            story = RequestRecord(id=new_request_id(), route="LMTP BUFFER", identity=self._identity)
             with ExitStack() as held:
-                serving = Serving(host, story, held, self._home.settings.load_timeout)
-                model = await serving.borrow(served_name(host.registry, asked.model))
+                serving = RequestLifecycle(host, story, held, self._home.settings.load_timeout)
+                model = await serving.acquire_model_for_metadata(served_name(host.registry, asked.model))
                 context = await context_of(serving, asked.prompt, prefix)
                 check_num_tokens(model, len(context))
                 buffer.fill(context)
@@ -198,7 +198,7 @@ class Streams:
     def _refuse(self, asked: BufferRequest | ToolResult, error: BridleError) -> None:
         self._send(Msg(stream_id=asked.stream_id, error=error_text(error), code=error.code))
 
-    def _attach(self, outlet: Outlet, relay: KeyedRelay, position: int) -> None:
+    def _attach(self, outlet: ConnectionSink, relay: ResumableStream, position: int) -> None:
         self._relays[outlet.stream] = relay
         try:
             relay.attach(outlet, position)
@@ -206,13 +206,13 @@ class Streams:
             del self._relays[outlet.stream]
             raise
 
-    def _buffers_of(self, asked: Generate | Score) -> tuple[Buffer | None, Buffer | None]:
+    def _buffers_of(self, asked: Generate | Score) -> tuple[PrefixBuffer | None, PrefixBuffer | None]:
         prefix = self._buffers.find(asked.buffer, asked.model)
         save = asked.save if isinstance(asked, Generate) else None
         return prefix, None if save is None else self._buffers.reserve(save, asked.model)
 
-    def _outlet(self, stream: Stream) -> Outlet:
-        return Outlet(stream, self._session, self._send, self._room, self._forget)
+    def _outlet(self, stream: Stream) -> ConnectionSink:
+        return ConnectionSink(stream, self._session, self._send, self._room, self._forget)
 
     def _forget(self, stream: Stream) -> None:
         self._relays.pop(stream, None)
@@ -221,7 +221,7 @@ class Streams:
         return self._identity.user, key
 
 
-def _refuse(relay: Relay, stream_id: StreamId, error: BridleError, save: Buffer | None) -> None:
+def _refuse(relay: StreamRelay, stream_id: StreamId, error: BridleError, save: PrefixBuffer | None) -> None:
     """End a stream that was refused before it began."""
     if save is not None:
         save.fail(InvalidRequest(f"buffer {save.name!r} was not filled: its stream was refused", "buffer"))

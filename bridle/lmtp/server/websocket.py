@@ -13,11 +13,11 @@ from typing import Any
 from bridle.errors import ConnectionLost
 from bridle.lmtp.server.server import LmtpServer
 from bridle.lmtp.server.settings import LmtpSettings
-from bridle.service.keys import LOCAL_USER, Identity
-from bridle.service.origins import may_connect
-from bridle.service.serving import Host
-from bridle.service.story import trace_headers
-from bridle.service.turns import Allowance
+from bridle.serving.lifecycle.request_lifecycle import AppState
+from bridle.serving.lifecycle.request_record import trace_headers
+from bridle.serving.tenancy.allowed_origins import may_connect
+from bridle.serving.tenancy.keys import LOCAL_USER, Identity
+from bridle.serving.tenancy.loop_throttle import RateBudget
 
 _GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
 
@@ -60,7 +60,7 @@ class LmtpEndpoint:
 
 def websocket_front(
     settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
-) -> Callable[[Host], LmtpEndpoint]:
+) -> Callable[[AppState], LmtpEndpoint]:
     """A function with which an HTTP application makes its LMTP endpoint."""
     return lambda host: LmtpEndpoint(LmtpServer(host, settings, echo))
 
@@ -72,7 +72,7 @@ class WebSocketLink:
         self._receive = receive
         self._send = send
         self._is_closed = False
-        self._ignored = Allowance()
+        self._ignored = RateBudget()
 
     async def send(self, message: str) -> None:
         if self._is_closed:

@@ -6,10 +6,10 @@ import logging
 
 import torch
 
+from bridle.cpu_kernels.library import choice, kernels
 from bridle.errors import InvalidRequest
 from bridle.lora.adapter_kernel import missing_for_triton
 from bridle.model.kernels.interface import AttentionKernel
-from bridle.native.library import choice, kernels
 
 __all__ = ["KERNELS", "AttentionKernel", "create_kernel"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedRow, PackedStep
 
 #: Rows of up to this many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
 MAX_SHORT = 16

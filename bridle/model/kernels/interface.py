@@ -9,9 +9,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedStep
 
 
 class AttentionKernel(Protocol):

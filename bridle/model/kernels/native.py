@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bridle.cpu_kernels.kernels import Kernels
+from bridle.cpu_kernels.layers import KV_TYPES, AttentionRows, Heads, attend
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedStep
-from bridle.native.kernels import Kernels
-from bridle.native.layers import KV_TYPES, Heads, Rows, attend
 
 
 class NativeKernel(CpuKernel):
@@ -25,7 +25,7 @@ class NativeKernel(CpuKernel):
     def __init__(self, found: Kernels) -> None:
         super().__init__()
         self._found = found
-        self._native_rows: dict[int, Rows] = {}  # by query heads to a key head
+        self._native_rows: dict[int, AttentionRows] = {}  # by query heads to a key head
 
     def begin(self, step: PackedStep) -> None:
         super().begin(step)
@@ -39,14 +39,14 @@ class NativeKernel(CpuKernel):
         rows = self._rows_for(heads.heads // heads.kv_heads, cache)
         return attend(self._found, query, cache.pool, rows, *options)
 
-    def _rows_for(self, group: int, cache: LayerCache) -> Rows:
+    def _rows_for(self, group: int, cache: LayerCache) -> AttentionRows:
         if group not in self._native_rows:
             assert self._step is not None
             self._native_rows[group] = native_rows(self._step, cache.keys.shape[0], self._found.queries // group)
         return self._native_rows[group]
 
 
-def native_rows(step: PackedStep, num_slots: int, tokens_per_chunk: int) -> Rows:
+def native_rows(step: PackedStep, num_slots: int, tokens_per_chunk: int) -> AttentionRows:
     """The rows of a step as native kernels take them."""
     sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
-    return Rows(sequences, num_slots, tokens_per_chunk)
+    return AttentionRows(sequences, num_slots, tokens_per_chunk)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from bridle.lora.fused import Machine
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
+from bridle.model.h2d_copies import upload
+from bridle.model.kernels.block_table_slots import BlockTableSlots
 from bridle.model.kernels.cpu import CpuKernel
-from bridle.model.kernels.seats import Seats
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedRow, PackedStep
-from bridle.model.uploads import upload
 
 #: Positions of a work.
 CHUNK = 256
@@ -66,7 +66,7 @@ def blocks_for(is_short: bool, dim: int, item_size: int) -> Blocks:
     return Blocks(LONG_ROWS, 64 if not wide else 32, 4 if not wide else 8, 2)
 
 
-class Part(NamedTuple):
+class SequencePart(NamedTuple):
     """Sequences `first` to before `last` of a step, whose works and parts begin there."""
 
     first: int
@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
+class PagedLayout:
     """What the kernels read of a step, short sequences first: `words` holds `num_sequences` rows of [offset, tokens,
     context, first part, seat], then works of [sequence, chunk], then `num_news` pages that the block table on the
     device lacks, as [place, page]."""
@@ -88,12 +88,12 @@ class Layout:
     num_sequences: int
     num_works: int
     num_news: int
-    short: list[Part]  # one entry per sequence
+    short: list[SequencePart]  # one entry per sequence
     num_long: int
     longest: int  # tokens of the longest one that is not short
 
 
-def lay_out(rows: Sequence[PackedRow], block_size: int, seats: Seats) -> Layout:
+def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) -> PagedLayout:
     """Describe a step's rows to the kernels, which have to be told all of it."""
     short = [row for row in rows if row.length <= MAX_SHORT]
     long = [row for row in rows if row.length > MAX_SHORT]
@@ -106,7 +106,7 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: Seats) -> Layout:
         if number < len(short):
             chunks = -(-row.context // CHUNK)
             entries.append(
-                Part(number, number + 1, num_works, chunks, num_parts, chunks * row.length, row.length),
+                SequencePart(number, number + 1, num_works, chunks, num_parts, chunks * row.length, row.length),
             )
             num_works += chunks
             num_parts += chunks * row.length
@@ -116,15 +116,15 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: Seats) -> Layout:
     works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
     words = np.concatenate([sequences.ravel(), works.ravel(), news.ravel()])
     longest = max((row.length for row in long), default=0)
-    return Layout(words, len(ordered), num_works, len(news), entries, len(long), longest)
+    return PagedLayout(words, len(ordered), num_works, len(news), entries, len(long), longest)
 
 
-def turns(entries: Sequence[Part], max_parts: int) -> Iterator[Part]:
+def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
     """Join sequences, in order, to turns of at most `max_parts` parts (or of one sequence that has more)."""
-    current: Part | None = None
+    current: SequencePart | None = None
     for entry in entries:
         if current is not None and current.num_parts + entry.num_parts <= max_parts:
-            current = Part(
+            current = SequencePart(
                 current.first,
                 entry.last,
                 current.first_work,
@@ -150,9 +150,9 @@ class PagedKernel:
         self.machine = Machine(device)
         self._fallback = CpuKernel()
         self._step: PackedStep | None = None
-        self._layout: Layout | None = None
+        self._layout: PagedLayout | None = None
         self._words: Tensor | None = None  # the layout's, on the device
-        self.seats = Seats()
+        self.seats = BlockTableSlots()
         self.tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
 
     @cached_property
@@ -198,13 +198,13 @@ class PagedKernel:
             return self._fallback.attend(query, cache, options)
         query = query if query.stride(-1) == 1 else query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
-        call = Call(query, cache, options, out, self.machine.is_wide)
+        call = AttentionCall(query, cache, options, out, self.machine.is_wide)
         with self.machine.chosen():
             self._attend_short(call)
             self._attend_long(call)
         return out  # [T, Hq, Dv]
 
-    def _attend_short(self, call: Call) -> None:
+    def _attend_short(self, call: AttentionCall) -> None:
         layout, sequences, works, _ = self._parts()
         tables, width = self.tables, self.seats.width
         shape = (call.num_heads, call.value_dim)
@@ -242,7 +242,7 @@ class PagedKernel:
                 num_warps=1,
             )
 
-    def _attend_long(self, call: Call) -> None:
+    def _attend_long(self, call: AttentionCall) -> None:
         layout, sequences, _, _ = self._parts()
         if not layout.num_long:
             return
@@ -260,7 +260,7 @@ class PagedKernel:
             **sizes,
         )
 
-    def _parts(self) -> tuple[Layout, Tensor, Tensor, Tensor]:
+    def _parts(self) -> tuple[PagedLayout, Tensor, Tensor, Tensor]:
         """The layout, and sequences, works and new pages on the device."""
         layout, words = self._layout, self._words
         assert layout is not None
@@ -269,7 +269,7 @@ class PagedKernel:
         return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
 
 
-class Call:
+class AttentionCall:
     """What one layer asks for, as the kernels take it."""
 
     def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:

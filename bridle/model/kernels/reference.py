@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedRow, PackedStep
 
 
 class ReferenceKernel:

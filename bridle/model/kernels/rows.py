@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry
 from bridle.model.kernels import paged
-from bridle.model.kernels.paged import Call, PagedKernel
+from bridle.model.kernels.paged import AttentionCall, PagedKernel
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedStep
 
 #: New pages that a step tells within its graph. More than that, as when a long sequence comes back, are told before it.
 NEWS_ROOM = 512
@@ -88,13 +88,13 @@ class RowsKernel:
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         query = query if query.stride(-1) == 1 else query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
-        call = Call(query, cache, options, out, self._paged.machine.is_wide)
+        call = AttentionCall(query, cache, options, out, self._paged.machine.is_wide)
         with self._paged.machine.chosen():
             self._attend_works(call)
             self._join(call)
         return out  # [T, Hq, Dv]
 
-    def _attend_works(self, call: Call) -> None:
+    def _attend_works(self, call: AttentionCall) -> None:
         counts, _, sequences, works = self._numbers
         sizes = call.sizes(is_short=True)
         blocks = -(-call.group // sizes["block_rows"])
@@ -109,7 +109,7 @@ class RowsKernel:
             **sizes,
         )
 
-    def _join(self, call: Call) -> None:
+    def _join(self, call: AttentionCall) -> None:
         sequences = self._numbers.sequences
         self._paged.kernels.join_parts[(sequences.shape[0], 1, call.num_heads)](
             *self._scratch.parts(),

@@ -13,10 +13,10 @@ import inspect
 import torch
 from torch import Tensor
 
+from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import LayerCache
-from bridle.model.packing import PackedStep
 
 #: Flash attention pages the KV cache in multiples of this many tokens.
 PAGE_MULTIPLE = 256

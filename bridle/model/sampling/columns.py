@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bridle.cpu_kernels.sampling import MAX_BEST
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleRow
-from bridle.model.sampling.kept_histories import KeptHistories
-from bridle.model.sampling.kinds import kind_of
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
+from bridle.model.sampling.param_flags import kind_of
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import Pairs, pairs_of
-from bridle.native.sampling import MAX_BEST
 from bridle.sampling import LogitBias, SamplingParams
 
 #: Integers and floats of a row, and words of a span. `draw_kernels` reads them in this order.
@@ -129,7 +129,7 @@ def columns_of(
     mask_slots: Sequence[int],
     vocab: int,
     histories: Histories,
-    kept: KeptHistories,
+    kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> Columns:
     """Describe `rows` to the kernels; row i has its mask in `mask_slots[i]`, -1 for none."""
@@ -182,7 +182,7 @@ def _write_histories(
     rows: Sequence[SampleRow],
     ints: Words,
     histories: Histories,
-    kept: KeptHistories,
+    kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> tuple[Words, int]:
     """The tokens that penalties count, as far as the device lacks them: spans [histories, SPAN], and the longest

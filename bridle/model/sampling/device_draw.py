@@ -25,17 +25,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bridle.cpu_kernels.sampling import MAX_BEST
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleRow
+from bridle.engine.scheduling.step_plan import SampleRow
 from bridle.lora.fused import Machine
+from bridle.model.h2d_copies import Download, upload
 from bridle.model.sampling.columns import SPAN, Columns, Fixed, Section, columns_of
-from bridle.model.sampling.kept_histories import KeptHistories
+from bridle.model.sampling.fixed_point_probs import UNIT
+from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
 from bridle.model.sampling.logprobs import place_of
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
-from bridle.model.sampling.weights import UNIT
-from bridle.model.uploads import Download, upload
-from bridle.native.sampling import MAX_BEST
 from bridle.outputs import Logprob
 
 #: Columns of a part, and tokens of a history or a bias that a program takes.
@@ -46,7 +46,7 @@ _MIN_BLOCK = 16
 _ALIGNED = 16  # bytes
 
 
-class Field(NamedTuple):
+class SampleField(NamedTuple):
     """Numbers of an answer: where their bytes begin, their type and their shape."""
 
     start: int
@@ -62,7 +62,7 @@ class Field(NamedTuple):
         return data[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
-class Answer:
+class SampleLayout:
     """Where what lies in the bytes of an answer."""
 
     def __init__(self, num_rows: int, num_told: int, num_parts: int, num_best: int) -> None:
@@ -73,8 +73,8 @@ class Answer:
         self.ranks = self._field(torch.int64, num_told, num_parts)
         self.best = self._field(torch.int64, num_told, num_best)
 
-    def _field(self, dtype: torch.dtype, *shape: int) -> Field:
-        field = Field(self.num_bytes, dtype, shape)
+    def _field(self, dtype: torch.dtype, *shape: int) -> SampleField:
+        field = SampleField(self.num_bytes, dtype, shape)
         self.num_bytes = field.stop + -field.stop % _ALIGNED
         return field
 
@@ -82,7 +82,7 @@ class Answer:
 class DeviceDraws:
     """Draws that are under way."""
 
-    def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: Answer, data: Tensor) -> None:
+    def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: SampleLayout, data: Tensor) -> None:
         self._rows, self._told, self._answer = rows, told, answer
         self.tokens = answer.tokens.of(data)  # [rows], on the device: there once the draws are
         self._download = Download(data)
@@ -117,7 +117,7 @@ class Drawer:
     def __init__(self, device: torch.device) -> None:
         self._machine = Machine(device)
         self._histories = Histories()
-        self._kept = KeptHistories(device)
+        self._kept = DeviceTokenHistory(device)
         self._ring = MaskRing(device)
 
     @cached_property
@@ -151,7 +151,7 @@ class _Step:
         self._kernels, self._columns, self._device = kernels, columns, logits.device
         self._num_rows, self._vocab = num_rows, logits.shape[1]
         self._num_parts = -(-self._vocab // PART)
-        self.answer = Answer(num_rows, len(columns.told), self._num_parts, columns.num_best)
+        self.answer = SampleLayout(num_rows, len(columns.told), self._num_parts, columns.num_best)
         self.data = self._empty(torch.uint8, self.answer.num_bytes)
         self._given: dict[str, Any] = {
             "logits": logits.contiguous(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.model.sampling.fixed_point_probs import chunk_sums, chunks, weights_of
 from bridle.model.sampling.rows import CHUNK
-from bridle.model.sampling.weights import chunk_sums, chunks, weights_of
-from bridle.native.library import sampling_kernels
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

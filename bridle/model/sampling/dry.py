@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleRow
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.model.h2d_copies import upload
 from bridle.model.sampling.penalties import Histories, IntArray
-from bridle.model.uploads import upload
 from bridle.sampling import SamplingParams
 
 _MAX_LENGTH = 50

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bridle.model.sampling.weights import totals, weights_of
-from bridle.model.uploads import upload_list
-from bridle.native.sampling import MAX_BEST, Cuts
+from bridle.cpu_kernels.sampling import MAX_BEST, Cuts
+from bridle.model.h2d_copies import upload_list
+from bridle.model.sampling.fixed_point_probs import totals, weights_of
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")

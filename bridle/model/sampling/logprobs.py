@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bridle.engine.plan import ScoreRun
-from bridle.model.sampling.extremes import chunk_maxima, num_above, top
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.cpu_kernels.sampling import MAX_BEST
+from bridle.engine.scheduling.step_plan import ScoreRun
+from bridle.model.h2d_copies import Download, upload_list
+from bridle.model.sampling.fixed_point_probs import UNIT
+from bridle.model.sampling.row_totals import RowTotals
 from bridle.model.sampling.rows import gather
-from bridle.model.sampling.seen import Seen
-from bridle.model.sampling.weights import UNIT
-from bridle.model.uploads import Download, upload_list
-from bridle.native.library import sampling_kernels
-from bridle.native.sampling import MAX_BEST
+from bridle.model.sampling.topk import chunk_maxima, num_above, top
 from bridle.outputs import Logprob
 
 _T = TypeVar("_T")
@@ -35,7 +35,7 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     `num_top[i]` best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
-    places = survey(Seen(work), given, min(max(num_top), vocab)).places
+    places = survey(RowTotals(work), given, min(max(num_top), vocab)).places
     return [
         Logprob(token, *place_of(values, size)) if is_known else Logprob(token, FLOOR)
         for token, is_known, values, size in zip(tokens, known, places.tolist(), num_top, strict=True)
@@ -48,7 +48,7 @@ Place = tuple[float, tuple[tuple[int, float], ...], int]
 Places = npt.NDArray[np.float64]
 
 
-class Survey:
+class LogprobQuery:
     """Where tokens stand in their rows: `told`, float64 [R, 4 + 2n], has the token's logit and rank, the n best logits,
     the places of these, the largest logit and the total of the weights."""
 
@@ -66,16 +66,16 @@ class Survey:
         return self._places
 
 
-def survey(seen: Seen, tokens: Sequence[int], num_best: int) -> Survey:
+def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuery:
     """Where the `tokens` stand in their rows, with the `num_best` best ones. Rows that are not counted are used up."""
     found = sampling_kernels(seen.work)
     if found is not None and num_best <= MAX_BEST:
-        return Survey(found.survey(seen.work, tokens, seen.known_totals(), num_best))
-    return Survey(_survey_by_torch(seen, upload_list(tokens, torch.int64, seen.work.device), num_best))
+        return LogprobQuery(found.survey(seen.work, tokens, seen.known_totals(), num_best))
+    return LogprobQuery(_survey_by_torch(seen, upload_list(tokens, torch.int64, seen.work.device), num_best))
 
 
-def _survey_by_torch(seen: Seen, tokens: torch.Tensor, num_best: int) -> torch.Tensor:
-    """What `Survey` is made of, of `tokens` [R]. Ids and ranks are exact in float64."""
+def _survey_by_torch(seen: RowTotals, tokens: torch.Tensor, num_best: int) -> torch.Tensor:
+    """What `LogprobQuery` is made of, of `tokens` [R]. Ids and ranks are exact in float64."""
     work, maxima = seen.work, chunk_maxima(seen.work)
     best, places = top(work, maxima, num_best)  # [R, n]
     chosen, largest = work.gather(1, tokens.unsqueeze(1)), maxima.amax(1, keepdim=True)  # [R, 1]
@@ -141,7 +141,7 @@ class LateScores:
         told = []
         for part in parts(self._wanted, self._vocab, max_elements):
             tokens = [token if 0 <= token < self._vocab else 0 for _, token in part]
-            seen = Seen(gather(logits, [index for index, _ in part]))
+            seen = RowTotals(gather(logits, [index for index, _ in part]))
             told.append(_survey_by_torch(seen, upload_list(tokens, torch.int64, logits.device), num_best))
         self._download = Download(torch.cat(told)) if told else None
 

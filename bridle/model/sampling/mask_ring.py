@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bridle.model.uploads import pinned
+from bridle.model.h2d_copies import pinned
 
 #: The ring holds the masks of as many full steps.
 _STEPS = 4

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from bridle.engine.plan import SampleRow
-from bridle.model.sampling.weights import totals, weights_of
-from bridle.model.uploads import upload_list
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.model.h2d_copies import upload_list
+from bridle.model.sampling.fixed_point_probs import totals, weights_of
 
 _NEVER = float("-inf")
 _MOST = 1000.0  # of mu, where 2 ** mu is still a number

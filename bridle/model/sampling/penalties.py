@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleRow
-from bridle.model.uploads import upload, upload_list
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.model.h2d_copies import upload, upload_list
 
 _CACHED_SEQUENCES = 512
 _SPARE = 64

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bridle.engine.plan import SampleRow
-from bridle.model.uploads import upload, upload_list
-from bridle.native.library import sampling_kernels
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.model.h2d_copies import upload, upload_list
 from bridle.sampling import LogitBias, SamplingParams
 
 #: Columns are padded to a multiple of this; the draw works chunk by chunk.

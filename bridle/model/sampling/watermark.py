@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.plan import SampleRow
+from bridle.engine.scheduling.step_plan import SampleRow
 
 _HASH_KEY = 15485863
 _CACHED_LISTS = 64

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from bridle.errors import InvalidRequest
-from bridle.http.openai.responses.answer import begin, usage_of
+from bridle.http.openai.responses.response_writer import begin, usage_of
 from bridle.http.openai.responses.schemas import CompactBody
 from bridle.http.openai.responses.stored import listed
 from bridle.http.openai.responses.summaries import packed
 from bridle.http.openai.schemas import JsonObjects
-from bridle.service.response_book import ResponseBook
-from bridle.service.serving import Serving
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.response_store import ResponseStore
 
 #: How long a summary may be unless the request says otherwise, and how much is kept of what the user said, as JSON.
 SUMMARY_TOKENS = 1_024
@@ -25,7 +25,7 @@ _ASK = (
 )
 
 
-async def compacted(body: CompactBody, serving: Serving, book: ResponseBook) -> dict[str, Any]:
+async def compacted(body: CompactBody, serving: RequestLifecycle, book: ResponseStore) -> dict[str, Any]:
     """The shorter conversation. Raises `InvalidRequest`."""
     said = body.items(book, serving.identity.user)
     if not said:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
+from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
 from bridle.http.openai.responses.tools import Name
 
 Event = dict[str, Any]
@@ -21,7 +21,7 @@ class ItemWriter:
         self._id, self._names = response_id, names
         self._is_open = False
 
-    def add(self, pieces: Iterable[Piece]) -> list[Event]:
+    def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
         """Add pieces; returns their events."""
         return [event for piece in pieces for event in self._of(piece)]
 
@@ -30,7 +30,7 @@ class ItemWriter:
         opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
         return [*opened, *self._end(status, "final_answer")]
 
-    def _of(self, piece: Piece) -> list[Event]:
+    def _of(self, piece: StreamDelta) -> list[Event]:
         number = len(self.items)
         match piece:
             case Thought():
@@ -39,7 +39,7 @@ class ItemWriter:
             case Content():
                 opened = self._begin("message", _message(f"msg_{self._id}_{number}"))
                 return [*opened, self._grow("output_text", piece.text)]
-            case CallBegun():
+            case ToolCallStart():
                 return [*self._end(), *self._begin("function_call", self._call(f"fc_{self._id}_{number}", piece))]
             case CallArguments():
                 self.items[-1]["arguments"] += piece.text
@@ -85,7 +85,7 @@ class ItemWriter:
         item_done = self._event("response.output_item.done", item=item)
         return [*done, item_done]
 
-    def _call(self, item_id: str, call: CallBegun) -> Item:
+    def _call(self, item_id: str, call: ToolCallStart) -> Item:
         inner = self._names.get(call.name)
         name = {"name": call.name} if inner is None else {"name": inner.name, "namespace": inner.namespace}
         begun = {"type": "function_call", "id": item_id, "call_id": f"call_{call.id}", "status": "in_progress"}

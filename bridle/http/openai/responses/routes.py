@@ -7,17 +7,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.http.errors import json_response
-from bridle.http.openai.responses.answer import Answer, begin
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.responses.compact import compacted
 from bridle.http.openai.responses.items import Event
+from bridle.http.openai.responses.response_writer import ResponseWriter, begin
 from bridle.http.openai.responses.schemas import CompactBody, ResponsesBody
+from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import call_of, run_while_connected
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.named_events import send_events, with_last_event
-from bridle.http.transport.sse import SseResponse, SseWriter
-from bridle.service.response_book import ResponseBook
-from bridle.service.serving import Serving
+from bridle.http.typed_sse import send_events, with_last_event
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.response_store import ResponseStore
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -46,10 +46,10 @@ async def compact(body: CompactBody, request: Request) -> Response:
     return json_response(await run_while_connected(request.receive, work))
 
 
-async def _answer(body: ResponsesBody, serving: Serving, book: ResponseBook) -> Answer:
+async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: ResponseStore) -> ResponseWriter:
     """What a call is answered with; all of it unless it streams."""
     body = body.model_copy(update={"input": body.items(book, serving.identity.user)})
     generation, turn = await begin(body, serving)
     if not body.stream:
         await generation.run()
-    return Answer(generation, turn, body, serving.story.id, book)
+    return ResponseWriter(generation, turn, body, serving.story.id, book)

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
-from bridle.http.openai.responses.said import messages_of
+from bridle.http.openai.responses.input_items import messages_of
 from bridle.http.openai.responses.tools import Tools, read_choice, read_tools
 from bridle.http.openai.schemas import (
     MAX_MESSAGES,
@@ -25,9 +25,9 @@ from bridle.http.openai.schemas import (
     objects,
     text_or_objects,
 )
-from bridle.media.modalities import reads
-from bridle.service.response_book import ResponseBook
-from bridle.shown import shown
+from bridle.multimodal.modalities import reads
+from bridle.safe_repr import short_repr
+from bridle.serving.outputs.response_store import ResponseStore
 
 #: How many entries `metadata` may have, which is returned with every answer.
 MAX_METADATA = 16
@@ -88,7 +88,7 @@ class ResponsesBody(SamplingFields):
         """The tools. Raises `InvalidRequest`."""
         return read_tools(self.tools)
 
-    def items(self, book: ResponseBook, user: str) -> JsonObjects:
+    def items(self, book: ResponseStore, user: str) -> JsonObjects:
         """All that is said: what the earlier response answered, its own items, and the input. Raises `UnknownResponse`,
         and `InvalidRequest` if that is too much."""
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -131,7 +131,7 @@ class ResponsesBody(SamplingFields):
         if self.background:
             raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
         if self.truncation not in (None, "disabled"):
-            raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
+            raise UnsupportedFeature(f"truncation is {short_repr(self.truncation)}; must be 'disabled'", "truncation")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidRequest(f"max_tool_calls is {self.max_tool_calls}; must be at least 1", "max_tool_calls")
         if self.top_logprobs:

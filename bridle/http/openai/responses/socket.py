@@ -18,22 +18,22 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from bridle.errors import BridleError, EngineClosed, InvalidRequest, ProtocolError, UnknownResponse
+from bridle.http.api_route import checked_body
 from bridle.http.errors import RefusedBody, describe_validation, error_body, internal_error, status_of
 from bridle.http.fields import STRICTNESS
-from bridle.http.openai.responses.answer import Answer, begin
+from bridle.http.middleware.identity import identity_of
+from bridle.http.middleware.json_body import parsed
+from bridle.http.middleware.request_context import RequestContext, end_call
 from bridle.http.openai.responses.items import Event
+from bridle.http.openai.responses.response_writer import ResponseWriter, begin
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.state import HttpState, serving_for
-from bridle.http.transport.call import Call, end_call
-from bridle.http.transport.identity import identity_of
-from bridle.http.transport.json_body import parsed
-from bridle.http.transport.shaped_route import checked_body
-from bridle.service import new_request_id
-from bridle.service.origins import may_connect
-from bridle.service.story import trace_headers
-from bridle.service.trace_book import wish_of
-from bridle.service.turns import Allowance
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
+from bridle.serving import new_request_id
+from bridle.serving.lifecycle.request_record import trace_headers
+from bridle.serving.tenancy.allowed_origins import may_connect
+from bridle.serving.tenancy.loop_throttle import RateBudget
+from bridle.serving.tracing.trace_store import wish_of
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 PATH = "/v1/responses"
@@ -103,7 +103,7 @@ class _Connection:
         self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()  # None: there will be no more
         self._work: asyncio.Task[None] | None = None
         self._num_waiting = 0  # bytes of messages
-        self._useless = Allowance()
+        self._useless = RateBudget()
         self._last: str | None = None  # the response that can be gone on from, though it is not stored
         self._error: BridleError | None = None  # why the connection ends
         self._is_over = False
@@ -178,7 +178,7 @@ class _Connection:
 
     async def _answer(self, message: str | bytes) -> None:
         """Answer one message, whatever it is."""
-        call = Call(id=new_request_id(), route=f"WEBSOCKET {PATH}", method="WEBSOCKET", path=PATH)
+        call = RequestContext(id=new_request_id(), route=f"WEBSOCKET {PATH}", method="WEBSOCKET", path=PATH)
         call.identity = self._identity
         if self._http.tracing is not None:
             call.span = self._http.tracing.begin(trace_headers(self._head.scope["headers"]))
@@ -195,8 +195,8 @@ class _Connection:
         finally:
             end_call(call, self._http.end)
 
-    async def _respond(self, message: str | bytes, call: Call) -> None:
-        answer: Answer | None = None
+    async def _respond(self, message: str | bytes, call: RequestContext) -> None:
+        answer: ResponseWriter | None = None
         try:
             answer = await self._begin(*await self._body(message), call)
             await answer.stream(self._tell)
@@ -207,7 +207,7 @@ class _Connection:
             call.error = error
             await self._fail(error, call, answer)
 
-    async def _fail(self, error: BridleError, call: Call, answer: Answer | None = None) -> None:
+    async def _fail(self, error: BridleError, call: RequestContext, answer: ResponseWriter | None = None) -> None:
         """Tell what is wrong: in the response, if one has begun."""
         call.status = status_of(error)[0]
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
@@ -224,7 +224,7 @@ class _Connection:
             fields = await parsed(self._http, data)
             if not isinstance(fields, Mapping) or fields.get("type") != "response.create":
                 kind = fields.get("type") if isinstance(fields, Mapping) else fields
-                raise InvalidRequest(f"type is {shown(kind)}; must be 'response.create'", "type")
+                raise InvalidRequest(f"type is {short_repr(kind)}; must be 'response.create'", "type")
             given = {name: value for name, value in fields.items() if name not in _BESIDE}
             return checked_body(ResponsesBody, {**given, "stream": True}), fields.get("generate") is not False
         except RefusedBody as error:
@@ -232,7 +232,7 @@ class _Connection:
         except RequestValidationError as error:
             raise describe_validation(error.errors()) from None
 
-    async def _begin(self, body: ResponsesBody, generates: bool, call: Call) -> Answer:
+    async def _begin(self, body: ResponsesBody, generates: bool, call: RequestContext) -> ResponseWriter:
         http, previous = self._http, body.previous_response_id
         book = http.passing if previous is not None and previous == self._last else http.responses
         try:
@@ -242,7 +242,7 @@ class _Connection:
         body = body.model_copy(update={"input": said})
         asked = body if generates else body.model_copy(update={"max_output_tokens": 1})
         generation, turn = await begin(asked, serving_for(http, call, wish_of(self._head.headers, body.trace)))
-        return Answer(generation, turn, body, call.id, http.responses, http.passing, is_warm_up=not generates)
+        return ResponseWriter(generation, turn, body, call.id, http.responses, http.passing, is_warm_up=not generates)
 
 
 def _failure(error: BridleError) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.middleware.identity import identity_of
+from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import http_state
-from bridle.http.transport.identity import identity_of
-from bridle.http.transport.json_body import BoundedRoute
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 #: The most items in one page of a list.
 MAX_PAGE = 100
@@ -41,13 +41,13 @@ async def input_items(response_id: str, request: Request) -> Response:
     query = request.query_params
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order is {shown(order)}; must be 'asc' or 'desc'", "order")
+        raise InvalidRequest(f"order is {short_repr(order)}; must be 'asc' or 'desc'", "order")
     if order == "desc":
         items.reverse()
     if after is not None:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise InvalidRequest(f"after is {shown(after)}, which is no item of this response", "after")
+            raise InvalidRequest(f"after is {short_repr(after)}, which is no item of this response", "after")
         items = items[ids.index(after) + 1 :]
     page = items[: _limit(query.get("limit"))]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
@@ -59,7 +59,7 @@ def _limit(text: str | None) -> int:
     if text is None:
         return 20
     if not (text.isdecimal() and text.isascii() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
-        raise InvalidRequest(f"limit is {shown(text)}; must be between 1 and {MAX_PAGE}", "limit")
+        raise InvalidRequest(f"limit is {short_repr(text)}; must be between 1 and {MAX_PAGE}", "limit")
     return int(text)
 
 

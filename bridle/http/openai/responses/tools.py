@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.openai.schemas import MAX_TOOLS, JsonObjects
-from bridle.shown import shown
+from bridle.safe_repr import short_repr
 
 #: Tools that OpenAI runs, or has trained its models for. A client offers them to every server, and none has to use one.
 _BUILT_IN = frozenset(
@@ -87,7 +87,7 @@ def _chosen(choice: Any) -> Any:
 def _namespaced(tool: Mapping[str, Any], where: str, names: dict[str, Name]) -> Iterable[dict[str, Any]]:
     namespace, inner = tool.get("name"), tool.get("tools")
     if not isinstance(namespace, str) or not namespace:
-        raise InvalidRequest(f"{where}.name is {shown(namespace)}; must be the name of a namespace", "tools")
+        raise InvalidRequest(f"{where}.name is {short_repr(namespace)}; must be the name of a namespace", "tools")
     if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
         raise InvalidRequest(f"{where}.tools must be a list of functions", "tools")
     for j, each in enumerate(inner[: MAX_TOOLS + 1]):
@@ -99,7 +99,9 @@ def _namespaced(tool: Mapping[str, Any], where: str, names: dict[str, Name]) -> 
 
 def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only functions are known", "tools")
+        raise UnsupportedFeature(
+            f"{where} is of type {short_repr(tool.get('type'))}; only functions are known", "tools"
+        )
     return {"type": "function", "function": {name: tool[name] for name in _FIELDS if tool.get(name) is not None}}
 
 

@@ -1,0 +1,121 @@
+"""The control runtime of what an operator demands: a pool of its own, for modules that policies name.
+
+Its processes, its workers and its limits are apart from those of users' controllers, so nothing that users start can
+take room from it. Most servers have no such policy, so the runtime starts when the first request needs it. This module
+does not know where the runtime's files are: whoever makes the pool says how to start one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from bridle.aici.client.pool import RuntimePool
+from bridle.aici.client.reference import WasmController
+from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.request import Request
+from bridle.errors import ControllerUnavailable
+from bridle.threads import set_future_result
+
+Prompt = tuple[int, ...]
+
+
+class PolicyPool:
+    """Runs the Wasm controllers that policies demand. `start` starts their runtime; one that cannot be started fails
+    the requests that need it, and is tried again for the next. `wake` is called from other threads, as a runtime's
+    is."""
+
+    def __init__(self, start: Callable[[], RuntimePool]) -> None:
+        self._start = start
+        self._starters = ThreadPoolExecutor(1, thread_name_prefix="bridle-policies-start")
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.runtime: RuntimePool | None = None
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def is_busy(self) -> bool:
+        """As the runtime's pool, if there is one."""
+        return self.runtime is not None and self.runtime.is_busy
+
+    def accepts(self, controller: object) -> bool:
+        """Whether it is a Wasm controller that a policy demands."""
+        return isinstance(controller, WasmController) and controller.is_demanded
+
+    # -- coming --------------------------------------------------------------------------------------------
+
+    def open(self, request: Request) -> Future[Prompt]:
+        """Make an instance, in a runtime that is started for it if need be."""
+        if self.runtime is not None:
+            return self.runtime.open(request)
+        future: Future[Prompt] = Future()
+        self._starters.submit(self._open, request, future)
+        return future
+
+    def _open(self, request: Request, future: Future[Prompt]) -> None:
+        if future.cancelled():
+            return
+        try:
+            runtime = self._started()
+        except Exception as error:  # also a bug has to reach the request, which waits
+            self._conclude(future, ControllerUnavailable(f"the runtime of policies does not start: {error}"))
+            return
+        runtime.open(request).add_done_callback(lambda done: self._pass_on(request, runtime, done, future))
+
+    def _started(self) -> RuntimePool:
+        if self.runtime is None:
+            runtime = self._start()
+            runtime.wake = lambda: self.wake()
+            with self._lock:
+                if not self._is_closed:
+                    self.runtime = runtime
+                    return runtime
+            runtime.shutdown()
+            raise ControllerUnavailable("the engine is closed")
+        return self.runtime
+
+    def _pass_on(self, request: Request, runtime: RuntimePool, done: Future[Prompt], future: Future[Prompt]) -> None:
+        error = done.exception()
+        if not self._conclude(future, done.result() if error is None else error):
+            runtime.abandon(request)
+
+    def _conclude(self, future: Future[Prompt], outcome: Prompt | BaseException) -> bool:
+        """Complete the future; returns False if nobody waits for it any more."""
+        is_awaited = set_future_result(future, outcome)
+        if is_awaited:
+            self.wake()
+        return is_awaited
+
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """As the runtime's pool."""
+        return () if self.runtime is None else self.runtime.modules_of(request)
+
+    def abandon(self, request: Request) -> None:
+        """Drop the instance of a request that will not run."""
+        if self.runtime is not None:
+            self.runtime.abandon(request)
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """As the runtime's pool. What is asked was opened, so there is one."""
+        if self.runtime is not None:
+            self.runtime.ask(asks)
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """As the runtime's pool."""
+        return {} if self.runtime is None else self.runtime.collect(seq_ids, deadline)
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """As the runtime's pool."""
+        if self.runtime is not None:
+            self.runtime.close(seq_ids)
+
+    def shutdown(self) -> None:
+        """End the runtime, or its start. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self._starters.shutdown(wait=True, cancel_futures=True)
+        if self.runtime is not None:
+            self.runtime.shutdown()

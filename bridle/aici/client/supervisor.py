@@ -1,0 +1,151 @@
+"""Keeps a control runtime alive: starts it, notices its end at once, starts it again, and waits for it.
+
+A `RuntimeInstance` is one process with its conversations. Its channels are closed by the thread that uses the main one,
+because nobody may wait in a channel that is being closed. Everything else here may be called from any thread. This
+module knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+from bridle.aici.client.dialect1 import Dialect1
+from bridle.aici.client.dialect2 import Dialect2, StepExchange
+from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
+from bridle.aici.client.reply_reader import ReplyReader
+from bridle.aici.client.side_channel import SideChannel
+from bridle.errors import BridleError, ControllerUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: Pauses between attempts to start a runtime again, in seconds; the last one repeats.
+_BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: A runtime that lived for this many seconds did not fail at its start.
+_LIVED_WELL = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class RuntimeInstance:
+    """One life of the runtime. `error` says how it ended."""
+
+    process: RuntimeProcess
+    side: SideChannel
+    exchange: StepExchange
+    listener: ReplyReader
+    error: str = ""
+    born: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        """Close the channels. Called by the main channel's thread, once the runtime has ended."""
+        self.side.close()
+        self.listener.close()
+        self.process.close()
+
+
+class RuntimeSupervisor:
+    """Owns the runtime process. The first start happens in the constructor, which raises its error."""
+
+    def __init__(self, config: RuntimeConfig, vocab_size: int) -> None:
+        self.config = config
+        self.num_restarts = 0
+        self._vocab_size = vocab_size
+        self._changed = threading.Condition()
+        self._closed = False
+        self._starter: threading.Thread | None = None
+        self._early_deaths = 0
+        self.current: RuntimeInstance | None = None
+        self._start()
+
+    def _start(self) -> None:
+        process = RuntimeProcess(self.config)
+        try:
+            life = self._make_life(process)
+            with self._changed:
+                if not (self._closed or life.error):
+                    self.current = life
+                    self._changed.notify_all()
+                    _log.info("control runtime started, pid %d, %d tokens", process.pid, process.vocab_size)
+                    return
+                error = "" if self._closed else life.error
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        process.kill()
+        life.close()
+        if error:
+            raise ControllerUnavailable(f"the control runtime ended while it started: {error}")
+
+    def _make_life(self, process: RuntimeProcess) -> RuntimeInstance:
+        side = SideChannel(process, lambda reason: self.lose(life, reason))
+        exchange = make_exchange(process, self._vocab_size)
+        life = RuntimeInstance(process, side, exchange, ReplyReader(exchange))
+        side.start()
+        return life
+
+    def wait(self, timeout: float) -> RuntimeInstance:
+        """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.current is not None or self._closed, timeout)
+            if self.current is None:
+                raise ControllerUnavailable("the control runtime is not up; it is being started again")
+            return self.current
+
+    def lose(self, life: RuntimeInstance, error: str) -> None:
+        """End what is left of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
+        with self._changed:
+            life.error = life.error or error  # one that is not current yet will not become it
+            if self.current is not life:
+                return
+            self.current = None
+            if self._closed:
+                return
+            self.num_restarts += 1
+            well = time.monotonic() - life.born > _LIVED_WELL
+            self._early_deaths = 0 if well else self._early_deaths + 1
+            self._starter = threading.Thread(target=self._restart, args=(life,), name="bridle-aici-keeper", daemon=True)
+            self._starter.start()
+        _log.error("the control runtime is lost: %s", error)
+
+    def _restart(self, lost: RuntimeInstance) -> None:
+        lost.process.kill()
+        attempt = max(self._early_deaths - 1, 0)
+        while not self._rest(_BACK_OFF[min(attempt, len(_BACK_OFF) - 1)]):
+            attempt += 1
+            try:
+                self._start()
+            except (BridleError, OSError) as error:
+                _log.error("the control runtime does not start again: %s", error)
+            except Exception:  # a bug; without this thread no runtime would ever start again
+                _log.exception("the control runtime does not start again")
+            else:
+                return
+
+    def _rest(self, seconds: float) -> bool:
+        """Sleep; returns True if the keeper was closed meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)
+
+    def close(self) -> None:
+        """End the runtime for good. Called by the main channel's thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            life, self.current = self.current, None
+            starter = self._starter
+            self._changed.notify_all()
+        if life is not None:
+            life.error = "it was shut down"
+            life.process.kill()
+            life.close()
+        if starter is not None:
+            starter.join()
+
+
+def make_exchange(process: RuntimeProcess, vocab_size: int) -> StepExchange:
+    """The exchange of the dialect that the runtime speaks."""
+    if process.config.dialect == 1:
+        return Dialect1(process, vocab_size)
+    return Dialect2(process, vocab_size)

@@ -1,0 +1,151 @@
+"""Offers the controllers that come with bridle: they are found by name, and compiled before a request needs them.
+
+They lie in the store under an owner of their own, which is no user. A tag that a user set and a reference that was
+linked by hand take precedence over them; nothing is ever downloaded for them. For the interpreter that takes longest,
+the package has machine code for the most common machines. The others are compiled once for each machine and version of
+wasmtime, in the background, with limits of their own and low priority. A request waits a moment for this, and is then
+told to come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+from bridle.aici.protocol import Auth
+from bridle.aici.runtime.compile_cache import CompiledCode, Compilers
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.modules import Compiled, ModuleStore
+from bridle.controllers import standard
+from bridle.controllers.standard.references import standard_name
+from bridle.errors import ControllerUnavailable, Overloaded
+
+_log = logging.getLogger(__name__)
+#: The owner of the shipped controllers. No user can have this name, because it contains a space.
+OWNER = Auth("shipped with bridle", True)
+#: A compilation that takes longer than this is reported, in seconds.
+_WORTH_TELLING = 2.0
+_RETRY_AFTER = 5.0
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """A compilation under way, or done."""
+
+    future: Future[Compiled] = field(default_factory=Future)
+    began: float = field(default_factory=time.monotonic)
+
+
+class BuiltinControllers:
+    """Thread-safe."""
+
+    def __init__(self, store: ModuleStore, compilers: Compilers, limits: RuntimeLimits) -> None:
+        self._store, self._compilers, self._limits = store, compilers, limits
+        self._lock = threading.Lock()
+        self._under_way: dict[str, _Preparation] = {}
+
+    def resolve(self, reference: str) -> str | None:
+        """The id of the module that a reference means, which is stored first; None if the reference means no shipped
+        controller."""
+        name = standard_name(reference)
+        return None if name is None else self.install(name)
+
+    def restore(self, module: str) -> None:
+        """Store a shipped controller that is asked for by its id, as a trace of another machine does."""
+        name = _name_of(module)
+        if name is not None:
+            self.install(name)
+
+    def install(self, name: str) -> str:
+        """Store a controller unless it is there; gives its module id."""
+        module = standard.manifest()[name].sha256
+        if not self._store.has(module):
+            self._store.add(standard.load(name), OWNER)
+        return module
+
+    def compiled(self, module: str) -> Compiled:
+        """The code of any stored module. For a shipped controller that is not compiled yet this waits for
+        `max_prepare_wait`, then raises `Overloaded`."""
+        name = _name_of(module)
+        if name is None:
+            return self._compilers.get(module)
+        known = self._compilers.cached(module)
+        if known is not None and known.path.exists():
+            return known
+        preparation = self._prepare(name)
+        done, _ = wait([preparation.future], self._limits.max_prepare_wait / 1000)
+        if done:
+            return preparation.future.result()
+        seconds = time.monotonic() - preparation.began
+        raise Overloaded(
+            f"the controller {name} is being compiled for this machine, for {seconds:.0f} s so far; that happens once. "
+            "Try again in a few seconds",
+            _RETRY_AFTER,
+        )
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Store and compile controllers, one after the other. It takes long for an interpreter, and little if it was
+        done before. Raises the error of the first one that fails."""
+        for name in names:
+            if self._compilers.cached(self.install(name)) is None:
+                self._prepare(name).future.result()
+
+    def prepare_in_background(self, names: Iterable[str]) -> None:
+        """Do as `prepare`, in a thread, beginning with those that need no compilation. Errors are logged."""
+        known = standard.manifest()
+
+        def run() -> None:
+            for name in sorted(names, key=lambda name: not known[name].code):
+                try:
+                    self.prepare([name])
+                except Exception as error:
+                    _log.error("the controller %s cannot be prepared: %s", name, error)
+
+        threading.Thread(target=run, name="prepare", daemon=True).start()
+
+    def _prepare(self, name: str) -> _Preparation:
+        """Begin to compile, or join a compilation under way."""
+        with self._lock:
+            preparation = self._under_way.get(name)
+            if preparation is None:
+                preparation = self._under_way[name] = _Preparation()
+                threading.Thread(target=self._compile, args=(name, preparation), name="prepare", daemon=True).start()
+        return preparation
+
+    def _compile(self, name: str, preparation: _Preparation) -> None:
+        text = "making the controller %s ready for this machine, once"
+        told = threading.Timer(_WORTH_TELLING, _log.info, [text, name])
+        told.daemon = True
+        told.start()
+        try:
+            module = self.install(name)
+            code = self._from_package(name, module)
+            if code is None:
+                code = self._compilers.compile_ours(self._store.path(module).read_bytes())
+            compiled = self._compilers.keep(module, code)
+        except BaseException as error:
+            preparation.future.set_exception(error)
+        else:
+            preparation.future.set_result(compiled)
+            if code.milliseconds > 1000 * _WORTH_TELLING:
+                _log.info("the controller %s is ready after %.1f s", name, code.milliseconds / 1000)
+        finally:
+            told.cancel()
+            with self._lock:
+                del self._under_way[name]
+
+    def _from_package(self, name: str, module: str) -> CompiledCode | None:
+        try:
+            return self._compilers.shipped(module, name)
+        except ControllerUnavailable as error:
+            _log.warning("%s; the controller %s is compiled instead", error, name)
+            return None
+
+
+def _name_of(module: str) -> str | None:
+    """The name of a shipped controller by its module id; None for any other module."""
+    return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)

@@ -1,0 +1,239 @@
+"""The nursery: a process without threads that forks workers and compilers on the supervisor's behalf.
+
+It is forked from the supervisor before that has any thread, with the vocabulary in memory and the sandbox set up, so
+that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has compiled
+must not be forked. Everything it forks dies with it, and it dies with the supervisor. When it dies, the supervisor,
+which has threads by then, starts another one from scratch: the same program with the same options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.loaded_module import GuestEnvironment
+from bridle.aici.runtime.module_loader import Sandbox
+from bridle.aici.runtime.parent_watch import fork_watched
+from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
+from bridle.errors import InternalError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+#: The lower bits of the id of a process's CPU clock (Linux's `CPUCLOCK_SCHED`). Above them stands the complement of its
+#: process id.
+_CPU_CLOCK = 2
+_WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
+#: How long to wait for a new nursery, in seconds.
+_REVIVAL = 30.0
+#: After this many deaths within this many seconds no new nursery is started, since it would not help.
+_MAX_DEATHS, _SHORT = 3, 10.0
+#: The niceness of background compilations: they get the processor time that others leave.
+_NICE = 10
+
+
+@dataclass(slots=True)
+class Process:
+    """A process that the supervisor can watch and end. A handle makes this safe when its process id is used again."""
+
+    pid: int
+    handle: int
+
+    def kill(self) -> None:
+        """End the process now. Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the process's end for up to `timeout` seconds; returns whether it has ended."""
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
+
+    def cpu_seconds(self) -> float:
+        """The processor time of all its threads so far; 0 if it has ended."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
+        except OSError:
+            return 0.0
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+class ForkServer:
+    """The supervisor's end. Thread-safe. `arguments` are the runtime's, for a nursery that takes the place of a dead
+    one."""
+
+    def __init__(self, sock: socket.socket, pid: int, arguments: Sequence[str] = ()) -> None:
+        self._socket, self._pid = sock, pid
+        self._arguments = list(arguments)
+        self._changed = threading.Condition()
+        self._deaths: list[float] = []
+        self.handle = os.pidfd_open(pid)  # readable when the nursery has ended
+
+    def worker(self, descriptors: list[int]) -> Process:
+        """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""
+        return self._spawn(_WORKER, descriptors)
+
+    def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:
+        """Fork a compiler: a module's file, a memory file for the code, a socket for the outcome. `is_ours`: the
+        module comes with bridle."""
+        return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
+
+    def _spawn(self, kind: str, descriptors: list[int]) -> Process:
+        with self._changed:
+            try:
+                return self._request(kind, descriptors)
+            except PeerGone:
+                dead = self._pid
+            if not self._changed.wait_for(lambda: self._pid != dead, _REVIVAL):
+                raise ShardUnavailable(f"cannot fork a {kind}: the runtime is recovering") from None
+            return self._request(kind, descriptors)
+
+    def _request(self, kind: str, descriptors: list[int]) -> Process:
+        send_frame(self._socket, kind.encode(), descriptors)
+        data, handles = receive_frame(self._socket, 1)
+        if not handles:
+            raise InternalError(f"cannot fork a {kind}: {data.decode(errors='replace')}")
+        return Process(int(data), handles[0])
+
+    def revive(self) -> None:
+        """Start a new nursery after one died. The calling thread must live as long as the nursery. Raises
+        `InternalError` if nurseries die one after the other."""
+        now = time.monotonic()
+        self._deaths = [*(death for death in self._deaths if now - death < _SHORT), now]
+        if len(self._deaths) > _MAX_DEATHS:
+            raise InternalError(f"the nursery died {len(self._deaths)} times within {_SHORT:g} s")
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "bridle.aici.runtime", *self._arguments, "--nursery", str(theirs.fileno())]
+        with theirs:
+            theirs.set_inheritable(True)
+            pid = os.posix_spawn(sys.executable, command, os.environ)
+        os.waitpid(self._pid, 0)
+        with self._changed:
+            os.close(self.handle)
+            self._socket.close()
+            self._socket, self._pid, self.handle = ours, pid, os.pidfd_open(pid)
+            self._changed.notify_all()
+
+
+def start(surroundings: GuestEnvironment, arguments: Sequence[str]) -> ForkServer:
+    """Fork the nursery. The caller must not have any threads yet."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        try:
+            serve(theirs, surroundings)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return ForkServer(ours, pid, arguments)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that happens."""
+    parent = os.getppid()
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def serve(sock: socket.socket, surroundings: GuestEnvironment) -> None:
+    """The main loop of the nursery, until the supervisor is gone."""
+    from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
+
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    sandbox = Sandbox(surroundings.limits)
+    while True:
+        try:
+            kind, descriptors = receive_frame(sock, 8)
+        except PeerGone:
+            return
+        try:
+            pid, handle = fork_watched()
+        except OSError as error:
+            send_frame(sock, str(error).encode())
+        else:
+            if pid == 0:
+                sock.close()
+                _child(kind.decode(), descriptors, surroundings, sandbox)
+            send_frame(sock, str(pid).encode(), [handle])
+            os.close(handle)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox) -> None:
+    try:
+        die_with_parent()
+        if kind == _WORKER:
+            _be_worker(descriptors, surroundings, sandbox)
+        elif kind == _OUR_COMPILER:
+            os.nice(_NICE)
+            limits = surroundings.limits
+            be_compiler(descriptors, replace(limits, max_compile_time=limits.max_shipped_compile_time))
+        else:
+            be_compiler(descriptors, surroundings.limits)
+    except BaseException as error:
+        _log.error("runtime %s %d failed: %r", kind, os.getpid(), error)
+    finally:
+        os._exit(1)
+
+
+def _be_worker(descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox) -> None:
+    from bridle.aici.runtime.worker import Worker
+
+    memory, bell, side, *storage = descriptors
+    port = Port(memory, socket.socket(fileno=bell), is_worker=True)
+    os.close(memory)
+    remote = socket.socket(fileno=storage[0]) if storage else None
+    Worker(surroundings, sandbox, port, socket.socket(fileno=side), remote).run()
+
+
+class CompileResult(msgspec.Struct):
+    """A compiler's result; the code is in the memory file."""
+
+    error: str = ""
+    facts: str = ""
+
+
+def be_compiler(descriptors: list[int], limits: RuntimeLimits) -> None:
+    """The compiler process: compile one module, report the outcome, end."""
+    from bridle.aici.runtime import compiler
+
+    source, target, report = descriptors
+    outcome = CompileResult()
+    compiler.cap_resources(limits)
+    try:
+        with open(source, "rb") as file:
+            code, facts = compiler.compile_module(file.read(), limits)
+        outcome.facts = msgspec.json.encode(facts).decode()
+        with open(target, "wb", closefd=False) as file:
+            file.write(code)
+    except MemoryError:
+        outcome.error = f"compiling needs more than {limits.max_compile_memory} bytes"
+    except Exception as error:
+        outcome.error = str(error)
+    send_frame(socket.socket(fileno=report), m.encode(outcome))
+    os._exit(0)

@@ -1,0 +1,280 @@
+"""The meaning of callbacks: the JSON that guests of either dialect take and return, as typed values, with its checks.
+
+A guest is untrusted. Every number that it returns is compared with the vocabulary, with what it was handed in this
+call, and with the limits, before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from bridle.aici.protocol import Count, TokenId
+from bridle.aici.replies import BranchReply, PreResult, SpliceReply
+from bridle.aici.runtime.instance import Instance
+from bridle.errors import ControllerError, ControllerTrap
+
+
+class WaitRequest(Struct, omit_defaults=True):
+    """Addition: call me again only when `variable` has a version above `newer_than`, or `ms` have passed. At least
+    one of the two must be given."""
+
+    variable: str | None = None
+    newer_than: int = 0
+    ms: float | None = None
+
+
+class _GuestBranches(Struct):
+    branches: list[BranchReply] = []
+    wait: WaitRequest | None = None
+    error: str | None = None  # addition: the guest gives up, and says why
+
+
+class _Prompt(Struct):
+    prompt: list[TokenId] | UnsetType = UNSET
+
+
+class _Splice1(Struct):
+    backtrack: Count = 0
+    ff_tokens: list[TokenId] = []
+
+
+class _Mid1(Struct):
+    sample: Any = msgspec.field(name="SampleWithBias", default=UNSET)
+    splice: _Splice1 | UnsetType = msgspec.field(name="Splice", default=UNSET)
+
+
+class _Pre1(Struct):
+    suspend: bool = False
+    num_forks: Count = 1
+    ff_tokens: list[TokenId] = []
+
+
+class _Post1(Struct):
+    stop: bool = False
+
+
+_branches_decoder = msgspec.json.Decoder(_GuestBranches)
+_prompt_decoder = msgspec.json.Decoder(_Prompt)
+_mid1_decoder: msgspec.json.Decoder[str | _Mid1] = msgspec.json.Decoder(str | _Mid1)
+_pre1_decoder = msgspec.json.Decoder(_Pre1)
+_post1_decoder = msgspec.json.Decoder(_Post1)
+
+
+@dataclass(slots=True)
+class GuestDecision:
+    """What a guest decides for its next step. `sample_mask` of a branch is an index into `masks`. Without branches the
+    sequence stops."""
+
+    branches: list[BranchReply]
+    masks: list[bytes] = field(default_factory=list)
+    wait: WaitRequest | None = None
+
+    @property
+    def is_noop(self) -> bool:
+        """A single branch that changes nothing: wait one step."""
+        return len(self.branches) == 1 and is_noop(self.branches[0])
+
+
+def noop() -> BranchReply:
+    """The branch that changes nothing."""
+    return BranchReply(splices=[SpliceReply()])
+
+
+def resting(waits_for: list[tuple[str, int]] | UnsetType = UNSET) -> BranchReply:
+    """The branch that changes nothing and may last; `waits_for` as in `BranchReply`."""
+    return BranchReply(splices=[SpliceReply()], wait=True, waits_for=waits_for)
+
+
+def is_noop(branch: BranchReply) -> bool:
+    return branch.sample_mask is None and not any(s.backtrack or s.ff_tokens for s in branch.splices)
+
+
+class _Guest:
+    """The part that guests of both dialects have in common."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+
+    def init_prompt(self, prompt: Sequence[int], budget_ms: float) -> list[int]:
+        """Show the prompt to the guest, which may rewrite it."""
+        data = self.instance.callback("aici_init_prompt", msgspec.json.encode({"prompt": list(prompt)}), budget_ms)
+        result: _Prompt = self._decode(_prompt_decoder, data, "aici_init_prompt")
+        if result.prompt is UNSET:
+            return list(prompt)
+        limit = self.instance.surroundings.limits.max_prompt
+        if len(result.prompt) > limit:
+            raise self._broke(f"prompt of {len(result.prompt)} tokens exceeds the limit of {limit}")
+        self._check_tokens(result.prompt, "the prompt")
+        return result.prompt
+
+    def _decode(self, decoder: msgspec.json.Decoder[Any], data: bytes, name: str) -> Any:
+        try:
+            return decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            shown = data[:200].decode(errors="replace")
+            raise self._broke(f"malformed result of {name}: {error}; it was {shown!r}") from None
+
+    def _check_tokens(self, tokens: Iterable[int], where: str) -> None:
+        size = self.instance.surroundings.vocabulary.size
+        worst = max(tokens, default=0)
+        if worst >= size:
+            raise self._broke(f"token {worst} in {where} is outside the vocabulary of {size}")
+
+    def _check_forced(self, tokens: list[int]) -> None:
+        limit = self.instance.surroundings.limits.max_forced_tokens
+        if len(tokens) > limit:
+            raise self._broke(f"{len(tokens)} forced tokens exceed the limit of {limit} in one answer")
+        self._check_tokens(tokens, "ff_tokens")
+
+    def _broke(self, text: str) -> ControllerError:
+        return self.instance.broke(ControllerTrap(text))
+
+
+class Guest2(_Guest):
+    """A guest of dialect 2."""
+
+    def mid(
+        self,
+        backtrack: int,
+        tokens: Sequence[int],
+        sampled: int | None,
+        fork_group: Sequence[int],
+        candidates: Sequence[tuple[int, float]] | None,
+        budget_ms: float,
+        changes: Sequence[tuple[int, int, int, str]] = (),
+    ) -> GuestDecision:
+        argument: dict[str, Any] = {
+            "backtrack": backtrack,
+            "tokens": tokens,
+            "sampled": sampled,
+            "fork_group": fork_group,
+        }
+        if candidates is not None:
+            argument["candidates"] = candidates
+        if changes:
+            argument["changes"] = changes
+        data = self.instance.callback("aici_mid_process", msgspec.json.encode(argument), budget_ms)
+        result: _GuestBranches = self._decode(_branches_decoder, data, "aici_mid_process")
+        if result.error is not None:
+            raise self._broke(result.error)
+        if result.wait is not None:
+            return self._waiting(result)
+        for branch in result.branches:
+            self._check_branch(branch)
+        return GuestDecision(result.branches, self.instance.masks)
+
+    def _waiting(self, result: _GuestBranches) -> GuestDecision:
+        wait = result.wait
+        assert wait is not None
+        if wait.variable is None and wait.ms is None:
+            raise self._broke("wait names neither a variable nor a time")
+        if wait.ms is not None and not 0 <= wait.ms < math.inf:
+            raise self._broke(f"wait of {wait.ms} ms")
+        if any(not is_noop(branch) for branch in result.branches) or len(result.branches) > 1:
+            raise self._broke("a result that waits must not do anything else")
+        return GuestDecision([resting()], [], wait)
+
+    def _check_branch(self, branch: BranchReply) -> None:
+        limits = self.instance.surroundings.limits
+        if branch.sample_mask is not None:
+            branch.sample_mask = self._mask_index(branch.sample_mask)
+        elif len(branch.splices) != 1 or branch.splices[0].when_sampled:
+            raise self._broke("a branch without sample_mask needs exactly one splice without when_sampled")
+        if len(branch.splices) > limits.max_branch_splices:
+            raise self._broke(f"{len(branch.splices)} splices exceed the limit of {limits.max_branch_splices}")
+        for splice in branch.splices:
+            self._check_forced(splice.ff_tokens)
+            self._check_tokens(splice.when_sampled, "when_sampled")
+        if branch.temperature is not None and not 0 <= branch.temperature < math.inf:
+            raise self._broke(f"temperature {branch.temperature} must be a number from 0")
+        self._check_additions(branch)
+
+    def _mask_index(self, name: int) -> int:
+        """The place of a mask that was handed out in this call. D2.0 guests always say 0: the last one."""
+        count = len(self.instance.masks)
+        index = count - 1 if self.instance.program.facts.old_bias and name == 0 else name - 1
+        if not 0 <= index < count:
+            raise self._broke(f"sample_mask {name} was not handed out in this call ({count} masks were)")
+        return index
+
+    def _check_additions(self, branch: BranchReply) -> None:
+        limit = self.instance.surroundings.limits.max_bias_entries
+        if branch.sampling is not UNSET:
+            for name, value in branch.sampling.items():
+                if not math.isfinite(value):
+                    raise self._broke(f"sampling parameter {name[:40]!r} is {value}")
+        if branch.bias is not UNSET:
+            if len(branch.bias) > limit:
+                raise self._broke(f"{len(branch.bias)} bias entries exceed the limit of {limit}")
+            self._check_tokens((token for token, _ in branch.bias), "bias")
+            if not all(math.isfinite(value) for _, value in branch.bias):
+                raise self._broke("bias must be finite numbers")
+        if branch.top_logprobs is not UNSET and branch.top_logprobs > 100:
+            raise self._broke(f"top_logprobs {branch.top_logprobs} exceeds the limit of 100")
+        if branch.draft is not UNSET:
+            if len(branch.draft) > self.instance.surroundings.limits.max_draft:
+                most = self.instance.surroundings.limits.max_draft
+                raise self._broke(f"a draft of {len(branch.draft)} tokens exceeds the limit of {most}")
+            self._check_tokens(branch.draft, "draft")
+
+
+@dataclass(slots=True)
+class MidResult1:
+    """The result of a D1 guest's mid callback. Without a splice: sample under `mask` (None: the guest
+    returned no set)."""
+
+    mask: bytes | None = None
+    is_stop: bool = False
+    splice: tuple[int, list[int]] | None = None  # backtrack without the sampled token, tokens
+
+
+class Guest1(_Guest):
+    """A guest of dialect 1."""
+
+    def post(self, tokens: Sequence[int], backtrack: int, budget_ms: float) -> bool:
+        """Tell the guest what the last step did; returns whether it wants to stop."""
+        argument = msgspec.json.encode({"tokens": tokens, "backtrack": backtrack})
+        data = self.instance.callback("aici_post_process", argument, budget_ms)
+        result: _Post1 = self._decode(_post1_decoder, data, "aici_post_process")
+        return result.stop
+
+    def pre(self, budget_ms: float) -> PreResult:
+        data = self.instance.callback("aici_pre_process", b"{}", budget_ms)
+        result: _Pre1 = self._decode(_pre1_decoder, data, "aici_pre_process")
+        self._check_forced(result.ff_tokens)
+        if result.ff_tokens and (result.num_forks != 1 or result.suspend):
+            raise self._broke("a pre-process result with ff_tokens must ask for one fork and must not suspend")
+        if result.suspend:
+            return PreResult(suspend=True)
+        return PreResult(False, result.num_forks, result.ff_tokens)
+
+    def mid(self, fork_group: Sequence[int], budget_ms: float) -> MidResult1:
+        argument = msgspec.json.encode({"fork_group": fork_group})
+        data = self.instance.callback("aici_mid_process", argument, budget_ms)
+        result: str | _Mid1 = self._decode(_mid1_decoder, data, "aici_mid_process")
+        masks = self.instance.masks
+        if isinstance(result, str):
+            if result == "Stop":
+                return MidResult1(is_stop=True)
+        elif result.splice is not UNSET:
+            self._check_forced(result.splice.ff_tokens)
+            if not result.splice.backtrack and not result.splice.ff_tokens:
+                raise self._broke("a splice that neither takes back nor appends")
+            return MidResult1(splice=(result.splice.backtrack, result.splice.ff_tokens))
+        elif result.sample is not UNSET:
+            return MidResult1(mask=masks[-1] if masks else None)
+        raise self._broke(f"malformed result of aici_mid_process: {data[:200]!r}")
+
+
+Guest = Guest1 | Guest2
+
+
+def guest_of(instance: Instance) -> Guest:
+    """The instance as a guest of its dialect."""
+    return Guest1(instance) if instance.dialect == 1 else Guest2(instance)

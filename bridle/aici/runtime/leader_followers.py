@@ -1,0 +1,118 @@
+"""Threads of a worker: one leads and does all the work; when a guest keeps it too long, another takes the lead.
+
+So in the normal case nothing is handed between threads, and in the bad case the neighbours of a slow guest wait a
+few milliseconds, not until it is done. A ticker, which also drives the epoch clock, does the watching.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import wasmtime
+
+from bridle.aici.runtime.wasm import Ticker
+
+#: A task that runs longer loses the lead.
+SLICE = 0.003
+#: Ticks without work after which the clock sleeps.
+_IDLE_TICKS = 25
+MAX_THREADS = 24
+
+
+class WorkItem:
+    """A piece of work. `run` may take long; everything else about it is fast."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.started = 0.0
+        self.is_detached = False
+
+
+class LeaderFollowers:
+    """Runs the tasks that `next_task` returns. Only the leader calls `next_task`, which blocks until there
+    is a task."""
+
+    def __init__(self, engine: wasmtime.Engine, next_task: Callable[[], WorkItem | None]) -> None:
+        self._next_task = next_task
+        self._baton = threading.Lock()
+        self._mutex = threading.Lock()
+        self._current: WorkItem | None = None
+        self._num_threads = 1
+        self._num_waiting = 0
+        self._num_running = 0  # tasks, detached ones included
+        self._idle_ticks = 0
+        self.ticker = Ticker(engine, self._on_tick)
+
+    def run(self) -> None:
+        """Lead, or wait to lead, until `next_task` returns None. Starts the ticker."""
+        self.ticker.start()
+        self._work()
+
+    def reset_after_fork(self) -> None:
+        """Reset in a forked child: the calling thread is the only one there, and leads with its present task."""
+        self._baton = threading.Lock()
+        self._baton.acquire()
+        self._mutex = threading.Lock()
+        self._num_threads, self._num_waiting, self._num_running = 1, 0, 0
+
+    def _work(self) -> None:
+        while True:
+            with self._mutex:
+                self._num_waiting += 1
+            self._baton.acquire()
+            with self._mutex:
+                self._num_waiting -= 1
+            if not self._lead():
+                return
+
+    def _lead(self) -> bool:
+        """Take tasks until the lead is lost (True) or there are no more (False)."""
+        while True:
+            task = self._next_task()
+            if task is None:
+                self._baton.release()
+                return False
+            task.started = time.monotonic()
+            with self._mutex:
+                self._num_running += 1
+                self._current = task
+            self.ticker.awake()
+            task.run()
+            with self._mutex:
+                self._num_running -= 1
+                if task.is_detached:
+                    return True
+                self._current = None
+
+    def _on_tick(self) -> None:
+        task = self._current
+        if not self._num_running:
+            self._idle_ticks += 1
+            if self._idle_ticks > _IDLE_TICKS:
+                self.ticker.park()
+                self._wake_if_running()
+            return
+        self._idle_ticks = 0
+        if task is not None and time.monotonic() - task.started > SLICE:
+            self._detach(task)
+
+    def _wake_if_running(self) -> None:
+        """Wake the clock again if a task came between the look at the count and the clock's falling asleep."""
+        if self._num_running:
+            self.ticker.awake()
+
+    def _detach(self, task: WorkItem) -> None:
+        """Let another thread lead; the task goes on in its own thread."""
+        with self._mutex:
+            if self._current is not task:
+                return
+            if not self._num_waiting:
+                if self._num_threads >= MAX_THREADS:
+                    return
+                self._num_threads += 1
+                threading.Thread(target=self._work, name="follower", daemon=True).start()
+            task.is_detached = True
+            self._current = None
+        self._baton.release()

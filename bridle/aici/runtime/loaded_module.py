@@ -1,0 +1,34 @@
+"""What instances are made from: loaded code, and the environment that all of a runtime share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import wasmtime
+
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.module_metadata import ModuleMetadata
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.aici.runtime.wasm import Crossing
+
+
+@dataclass(frozen=True, slots=True)
+class GuestEnvironment:
+    """The environment that all instances of a runtime share. `capabilities` are the engine's: fork, backtrack,
+    ff_tokens."""
+
+    vocabulary: RuntimeVocabulary
+    limits: RuntimeLimits
+    capabilities: frozenset[str] = frozenset()
+    timer_resolution_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModule:
+    """Loaded code, linked, and how to reach into guests that run it."""
+
+    engine: wasmtime.Engine
+    crossing: Crossing
+    facts: ModuleMetadata
+    pre: Any  # wasmtime.InstancePre of a core module, or a function that instantiates a component in a store

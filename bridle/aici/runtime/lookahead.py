@@ -1,0 +1,146 @@
+"""A guest's answers to tokens that may come: clones of it are told of them, one after the other.
+
+What a clone prints and writes goes along with its answer, and counts once its token was drawn. The clone then takes the
+guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next ones. A
+draft ends where the guest does anything but draw, where it fails or takes long, and where a clone is no faithful one: a
+guest that is copied with its process, or that shares variables with other sequences and uses them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from bridle.aici.replies import ReadVar, WriteVar
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.guest_protocol import GuestDecision
+from bridle.aici.runtime.guest_sequence import GuestSequence
+from bridle.aici.runtime.instance import Instance
+from bridle.aici.runtime.storage import SharedVariables, Variables
+from bridle.aici.runtime.wasm import GuestFault
+from bridle.errors import ControllerError
+
+#: The most clones of a guest at a time.
+MAX_AHEAD = 16
+#: The processor time that a clone may use for one answer, in milliseconds.
+_BUDGET_MS = 5.0
+#: After so much processor time, in seconds, no further token is told, because the guest's own answer waits.
+_ENOUGH = 0.002
+#: The most text, in characters, and the most bytes of masks that are held at a time.
+_MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
+
+
+@dataclass(slots=True)
+class _Told:
+    """A clone that was told of a token, and what it wrote."""
+
+    token: int
+    hosted: GuestSequence
+    writes: list[WriteVar]
+
+
+class Refusing:
+    """Takes the place of variables that a clone cannot use alone."""
+
+    def execute(self, command: ReadVar | WriteVar) -> bytes:
+        """Refuse."""
+        raise GuestFault("variables that others may change cannot be used ahead")
+
+    def version(self, name: str) -> int:
+        """Refuse."""
+        raise GuestFault("variables that others may change cannot be used ahead")
+
+
+class Lookahead:
+    """The clones of one sequence. Used between its callbacks, by the thread that runs them."""
+
+    def __init__(self) -> None:
+        self._told: list[_Told] = []
+        self._spare: list[Instance] = []
+
+    def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
+        """Tell clones of the tokens; returns what they answer, up to an answer that is no plain draw. `is_alone` says
+        that no other sequence shares the guest's variables."""
+        known: list[m.LookaheadAnswer] = []
+        if not hosted.instance.program.facts.is_copyable:
+            return known
+        end = time.thread_time() + _ENOUGH
+        num_bytes = num_characters = size = 0
+        last, variables = hosted, hosted.instance.variables
+        for token in tokens[:MAX_AHEAD]:
+            size += last.instance.memory.size
+            if size > hosted.instance.surroundings.limits.max_memory:  # all clones together may have what one may
+                break
+            told = self._tell_clone(last, token, _own(variables, is_alone=is_alone))
+            if told is None:
+                break
+            answer, clone = told
+            known.append(answer)
+            self._told.append(clone)
+            num_bytes += sum(map(len, answer.masks))
+            num_characters += len(answer.logs)
+            if num_bytes > _MAX_MASKS or num_characters > _MAX_HELD or time.thread_time() > end:
+                break
+            last, variables = clone.hosted, clone.hosted.instance.variables
+        return known
+
+    def _tell_clone(
+        self, source: GuestSequence, token: int, variables: Variables
+    ) -> tuple[m.LookaheadAnswer, _Told] | None:
+        """Tell a clone of `source` of a token; None, and no clone, unless it answers with a plain draw."""
+        clone = None
+        try:
+            clone = source.clone(self._spare.pop() if self._spare else None, variables)
+            choice = clone.step(0, [token], token, [clone.instance.seq_id], None, _BUDGET_MS)
+        except ControllerError:  # whatever it is, it is told when the token was drawn
+            if clone is not None:
+                clone.instance.close()
+            return None
+        logs, writes = clone.instance.log.drain(), clone.instance.writes
+        clone.instance.writes = []
+        if not _is_plain_draw(choice):
+            self._spare.append(clone.instance)
+            return None
+        masks = [memoryview(mask) for mask in choice.masks]
+        return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
+
+    def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
+        """The sequence after `tokens`, which were drawn as they had been foreseen. Tokens that no clone was told of are
+        told now."""
+        told = self._told
+        for place, token in enumerate(tokens):
+            if place < len(told) and told[place].token == token:
+                hosted, told[place].hosted = told[place].hosted, hosted
+                hosted.instance.variables = told[place].hosted.instance.variables
+                for write in told[place].writes:
+                    hosted.instance.variables.execute(write)
+            else:
+                hosted.step(0, [token], token, [hosted.instance.seq_id], None, budget_ms)
+        return hosted
+
+    def forget(self) -> None:
+        """Let go of all clones; their memory serves later ones."""
+        self._spare += [told.hosted.instance for told in self._told]
+        self._told.clear()
+
+    def close(self) -> None:
+        """Free all memory."""
+        self.forget()
+        for instance in self._spare:
+            instance.close()
+        self._spare.clear()
+
+
+def _own(variables: Variables, *, is_alone: bool) -> Variables:
+    """Variables for a clone alone: what it writes is seen by those that are cloned from it."""
+    return variables.copy() if is_alone and isinstance(variables, SharedVariables) else Refusing()
+
+
+def _is_plain_draw(choice: GuestDecision) -> bool:
+    """Whether the guest just draws a token, whatever was drawn before."""
+    if choice.wait is not None or len(choice.branches) != 1:
+        return False
+    (branch,) = choice.branches
+    return branch.sample_mask is not None and not branch.splices and branch.top_logprobs in (UNSET, 0)

@@ -1,0 +1,64 @@
+"""Where guests are loaded: an engine with all that they may import, linked to code that the module store vouches for.
+
+Knows which functions there are; what runs is an `Instance`, which knows none of them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import wasmtime
+import wasmtime.component
+
+from bridle.aici.runtime import constraints, host, host_extensions, wasi
+from bridle.aici.runtime.component import LinkedComponent, make_linker
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.loaded_module import LoadedModule
+from bridle.aici.runtime.module_metadata import WASMTIME_VERSION, ModuleMetadata
+from bridle.aici.runtime.wasm import FAST_VERSIONS, Crossing, make_config
+from bridle.aici.runtime.wasm_public import PublicCrossing
+from bridle.errors import InvalidRequest
+
+
+class Sandbox:
+    """A Wasm engine with everything that guests may import, ready to load compiled code. There is one for
+    each process."""
+
+    def __init__(self, limits: RuntimeLimits, way: Crossing | None = None) -> None:
+        self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
+        self.crossing = way or crossing()
+        self._linkers = {old: self._link(old) for old in (False, True)}
+
+    def load(self, path: str, facts: ModuleMetadata) -> LoadedModule:
+        """Load compiled code from a file that the module store has checked."""
+        if facts.is_component:
+            component = wasmtime.component.Component.deserialize_file(self.engine, path)
+            return LoadedModule(self.engine, self.crossing, facts, LinkedComponent(self._component_linker, component))
+        module = wasmtime.Module.deserialize_file(self.engine, path)
+        try:
+            pre = self._linkers[facts.old_bias].instantiate_pre(module)
+        except wasmtime.WasmtimeError as error:
+            raise InvalidRequest(f"the module does not link: {error}", "module_id") from None
+        return LoadedModule(self.engine, self.crossing, facts, pre)
+
+    @cached_property
+    def _component_linker(self) -> Any:
+        """The linker for components, made when the first one comes."""
+        return make_linker(self.engine)
+
+    def _link(self, old_bias: bool) -> wasmtime.Linker:
+        linker = wasmtime.Linker(self.engine)
+        bias = host.BIAS_OLD if old_bias else host.BIAS_NEW
+        for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS, *host_extensions.FUNCTIONS):
+            self.crossing.define(linker, function)
+        return linker
+
+
+def crossing() -> Crossing:
+    """The fastest crossing that was tested with the installed wasmtime."""
+    if WASMTIME_VERSION.startswith(FAST_VERSIONS):
+        from bridle.aici.runtime.wasm_fast import FastCrossing  # reaches into what other versions lay out differently
+
+        return FastCrossing()
+    return PublicCrossing()

@@ -1,0 +1,34 @@
+"""The facts that the compiler finds out about a module, in the form kept beside the compiled code."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+
+import msgspec
+
+from bridle.aici.runtime.limits import RuntimeLimits
+
+WASMTIME_VERSION = importlib.metadata.version("wasmtime")
+
+
+class ModuleMetadata(msgspec.Struct, frozen=True):
+    """What is known of a module. `layout` is the trie layout (1: 8 length bits, 2: 10); `problem`, if any, says why
+    it cannot be instantiated as a controller."""
+
+    dialect: int = 2
+    layout: int = 2
+    old_bias: bool = False
+    is_component: bool = False
+    is_copyable: bool = True
+    has_start: bool = False
+    prefix: str = ""
+    num_globals: int = 0
+    problem: str = ""
+
+
+def settings_key(limits: RuntimeLimits, machine: str = platform.machine(), system: str = platform.system()) -> str:
+    """The settings that compiled code depends on beside the module; they are part of its name in the cache."""
+    facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

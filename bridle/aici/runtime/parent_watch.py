@@ -1,0 +1,63 @@
+"""Ties a runtime to the engine that started it: the runtime ends whenever the engine does.
+
+A bridle engine holds one end of a pipe, the runtime's standard input, before it creates anything in shared memory; a
+byte says that everything is created. So one of the two can always remove it. Other engines have no pipe; for them the
+runtime watches its parent process, whose number it must read before that process can have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+
+_STDIN = 0
+
+
+class ParentWatch:
+    """The tie. `parent` is the number of the process that started this one; `is_piped` says that it holds our standard
+    input. With `stays` the runtime outlives its parent."""
+
+    def __init__(self, parent: int, *, is_piped: bool = False, stays: bool = False) -> None:
+        self._parent = parent
+        self._is_piped = is_piped
+        self._stays = stays
+
+    def await_word(self) -> bool:
+        """Wait until the shared objects exist; returns False if the engine ended before."""
+        return not self._is_piped or bool(os.read(_STDIN, 1))
+
+    def holds(self) -> bool:
+        """Whether the engine lives, or need not. Safe from any thread."""
+        if self._stays:
+            return True
+        return os.getppid() == self._parent and not (self._is_piped and _has_hung_up())
+
+
+def _has_hung_up() -> bool:
+    poll = select.poll()  # one object for each call, since only a single thread may use it
+    poll.register(_STDIN, 0)  # hanging up is always told
+    return bool(poll.poll(0))
+
+
+def fork_watched() -> tuple[int, int]:
+    """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
+    watched: it is reaped automatically, so a quick end would leave nothing to take hold of. From any thread."""
+    ready, go = os.pipe()
+    with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
+        pid = os.fork()
+        if pid == 0:
+            going.close()
+            waiting.read(1)
+            return 0, -1
+        with contextlib.suppress(ProcessLookupError):
+            return pid, os.pidfd_open(pid)
+    return pid, _handle_of_an_end()  # it was killed before it began
+
+
+def _handle_of_an_end() -> int:
+    """The handle of a child that does nothing but end: it tells of an end as that of a killed one would."""
+    pid, handle = fork_watched()
+    if pid == 0:
+        os._exit(0)
+    return handle

@@ -1,0 +1,83 @@
+"""The memory bandwidth of the device that computes, measured: what bounds decoding at small batches.
+
+A decoding step reads every weight once, so weight bytes over bandwidth is the least time that a step can take
+as long as the weights do not fit into the caches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_BYTES = 1 << 29  # well beyond the caches
+
+
+def read_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
+    """Bytes per second of reading a large array with all of its threads: the best of `num_rounds`."""
+    import torch
+
+    rows, device = 1 << 14, bench_device()
+    matrix = torch.ones(rows, num_bytes // 4 // rows, device=device)
+    vector = torch.ones(matrix.shape[1], device=device)
+    seconds = min(_best(lambda: torch.mv(matrix, vector), num_rounds), _best(matrix.sum, num_rounds))
+    return matrix.numel() * matrix.element_size() / seconds
+
+
+def triad_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
+    """Bytes per second of STREAM's triad, a = b + s * c, counting two reads and one write."""
+    import torch
+
+    b, c = (torch.ones(num_bytes // 4, device=bench_device()) for _ in range(2))
+    a = torch.empty_like(b)
+    seconds = _best(lambda: torch.add(b, c, alpha=3.0, out=a), num_rounds)
+    return 3 * a.numel() * a.element_size() / seconds
+
+
+def _best(work: Callable[[], object], num_rounds: int) -> float:
+    times = []
+    for _ in range(num_rounds):
+        wait_for_device()
+        begin = time.perf_counter()
+        work()
+        wait_for_device()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def bench_device() -> torch.device:
+    """Where models compute, and so where their limits are measured: CUDA where there is one."""
+    from bridle.model.device_defaults import choose_device
+
+    return choose_device("auto")
+
+
+def wait_for_device() -> None:
+    """Return once a GPU has done all that it was asked for: only then a clock says what that took."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def loop_rate(*, num_rounds: int = 3, length: int = 1 << 18) -> float:
+    """Rounds of a loop of Python in a second: the best of `num_rounds`."""
+
+    def count() -> None:
+        number = 0
+        for each in range(length):
+            number += each & 3
+
+    return length / _best(count, num_rounds)
+
+
+def product_rate(*, num_rounds: int = 3, side: int = 768) -> float:
+    """Numbers multiplied and added in a second in a product of matrices, with all of its threads: the best of
+    `num_rounds`."""
+    import torch
+
+    matrix = torch.ones(side, side, device=bench_device())
+    return side**3 / _best(lambda: torch.mm(matrix, matrix), num_rounds)

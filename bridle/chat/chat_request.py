@@ -1,0 +1,244 @@
+"""An assistant's turn: from a conversation to the request behind it, and from its growing text to what a
+client is told.
+
+Every API with conversations uses this path: messages become a prompt, tools and thoughts become a form of the output
+(`output_grammar.py`), and a reader separates thoughts, calls and the answer. This module knows no wire format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
+from bridle.chat.exact_history import keep_answers, recalled
+from bridle.chat.files import has_remote_file
+from bridle.chat.output_grammar import OutputGrammar
+from bridle.chat.reasoning import ReasoningReader, ThinkTags, switched, tags_of, thinks_unasked
+from bridle.chat.stream_deltas import (
+    CallArguments,
+    CallRules,
+    Content,
+    ParsedMessage,
+    StreamDelta,
+    Thought,
+    ToolCallStart,
+    ToolReader,
+)
+from bridle.chat.tool_choice import ToolChoice
+from bridle.chat.tool_parsers.formats import ToolFormat, format_of
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
+from bridle.engine.request import Request
+from bridle.errors import UnsupportedFeature
+from bridle.multimodal import has_remote
+from bridle.outputs import ChatMessage, CompletionOutput
+from bridle.sampling import SamplingParams
+from bridle.serving import LoadedModel, RewindPolicy
+from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection
+from bridle.serving.requests.request_builder import EventOptions
+from bridle.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """The engine request of a turn, and how its text is read. `is_thinking` says that the prompt ends inside of
+    thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
+    client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
+    `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt, `rendered` is its text as
+    the template wrote it. It goes on from what a request has parked that it `continues`."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    steering: ControllerSelection
+    format: ToolFormat | None
+    tags: ThinkTags | None
+    is_thinking: bool
+    is_calling: bool
+    calls_once: bool = False
+    ends: tuple[str, ...] = ()
+    functions: frozenset[str] = frozenset()
+    is_vouched: bool = False
+    sights: MultiModalInputs = NO_SIGHTS
+    rendered: str = ""
+    continues: str = ""
+
+    @property
+    def wanted(self) -> EventOptions:
+        """What the request is beside its prompt and how it is drawn."""
+        return {"sights": self.sights, "parks": self.format is not None, "continues": self.continues}
+
+    def reader(self, is_whole: bool = False) -> TurnReader:
+        """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
+        rules = CallRules(self.functions, is_held=is_whole or not self.is_vouched)
+        tools = None if self.format is None else self.format.reader(self.is_calling, rules)
+        thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
+        return TurnReader(thoughts, tools, self.calls_once, self.ends)
+
+    def message(self, text: str) -> ChatMessage:
+        """A whole output, told apart."""
+        if self.format is None and self.tags is None:
+            return ChatMessage(content=text)
+        return ParsedMessage().add(self.reader(is_whole=True).push(text, is_last=True))
+
+    def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
+        """Remember the outputs of a request that is over, told apart, for the conversation that goes on from them."""
+        if request.parks:
+            keep_answers(model, request, self.rendered, found)
+
+    def num_thinking(self, tokens: list[int]) -> int:
+        """How many of an output's tokens are thoughts, tags included."""
+        if self.tags is None or not tokens or not (self.is_thinking or self.tags.opening_token in tokens[:2]):
+            return 0
+        closing = self.tags.closing_token
+        return tokens.index(closing) + 1 if closing in tokens else len(tokens)
+
+
+class TurnReader:
+    """Separates thoughts, calls and content of one output; of calls it reads only the first if the turn `calls_once`.
+    One of `ends` at the end of the output is dropped."""
+
+    def __init__(
+        self,
+        thoughts: ReasoningReader | None,
+        tools: ToolReader | None,
+        calls_once: bool = False,
+        ends: tuple[str, ...] = (),
+    ) -> None:
+        self._thoughts, self._tools = thoughts, tools
+        self._calls_once, self._ends = calls_once, ends
+        self._arguments: list[str] | None = None  # of the last call
+        self.found = ParsedMessage()
+
+    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+        """What became certain with `text`."""
+        pieces = self._push(text, is_last)
+        self.found.add(pieces)
+        return pieces
+
+    def _push(self, text: str, is_last: bool) -> list[StreamDelta]:
+        pieces: list[StreamDelta] = []
+        if is_last:
+            text = text.removesuffix(next(filter(text.endswith, self._ends), ""))
+        if self._thoughts is not None:
+            thoughts, text = self._thoughts.push(text, is_last)
+            pieces += [Thought(thoughts)] if thoughts else []
+        if self._tools is None:
+            return [*pieces, Content(text)] if text else pieces
+        found = self._tools.push(text, is_last)
+        if self._calls_once:
+            found = [piece for piece in found if not getattr(piece, "number", 0)]
+        for piece in found:
+            match piece:
+                case ToolCallStart():
+                    self._arguments = []
+                case CallArguments() if self._arguments is not None:
+                    self._arguments.append(piece.text)
+        return pieces + found
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are calls, and the last one is complete; a stop string in its arguments may cut it off."""
+        try:
+            return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
+        except msgspec.DecodeError:
+            return False
+
+
+async def plan_turn(
+    model: LoadedModel,
+    conversation: Conversation,
+    sampling: SamplingParams,
+    steering: ControllerSelection = PLAIN,
+    user: str = "",
+) -> ChatRequest:
+    """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
+    prompt as they were written. Raises `InvalidRequest` that names the field."""
+    offer, budget = conversation.offer(), conversation.thinking_budget
+    messages = conversation.messages
+    is_fetched = model.pictures is not None and (has_remote(messages) or has_remote_file(messages))
+    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
+    made = await in_thread(_make_prompt, model, conversation, offer, user)
+    kind = format_of(model.tokenizer) if offer.functions else None
+    token = None if kind is None else _call_token(model, kind)
+    is_calling = token is not None and offer.is_required
+    tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+    is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
+    is_vouched = False
+    if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
+        is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
+        if steering.controller is None or is_asked_for:
+            may_open = _may_open(model, conversation, tags, made.text)
+            form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
+            steering, is_vouched = await form.steer(steering, kind, offer)
+    are_tags_special = tags is not None and tags.are_special
+    if token is not None or are_tags_special:
+        sampling = sampling.with_(skip_special_tokens=False)
+    return ChatRequest(
+        prompt=(*made.tokens, token) if token is not None and is_calling else made.tokens,
+        sampling=sampling,
+        steering=steering,
+        format=kind,
+        tags=tags,
+        is_thinking=is_thinking,
+        is_calling=is_calling,
+        calls_once=offer.max_calls == 1,
+        ends=_texts_of_ends(model.tokenizer) if are_tags_special else (),
+        functions=frozenset(function.name for function in offer.functions),
+        is_vouched=is_vouched,
+        sights=made.sights,
+        rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
+        continues=made.continues,
+    )
+
+
+def _make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice, user: str) -> ChatPrompt:
+    """The prompt, with the model's own tokens in place of earlier answers that called tools."""
+    made = make_prompt(model, conversation, offer)
+    has_calls = any(message.get("tool_calls") for message in conversation.messages)
+    return recalled(model, user, conversation, offer, made) if has_calls else made
+
+
+def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
+    """The token that begins calls; None if none does."""
+    if kind.opening_token is None:
+        return None
+    token = model.tokenizer.id_of(kind.opening_token)
+    if token is None:
+        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+    return token
+
+
+def _may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | None, prompt: str) -> bool:
+    """Whether thoughts may come first: the prompt has not closed them, and the model thinks."""
+    if tags is None or prompt.rstrip().endswith(tags.closing):
+        return False
+    return _may_think(model.tokenizer, conversation)
+
+
+def _texts_of_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
+    return tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
+
+
+#: What was found out about tokenizers, as long as they are there.
+_TAGS: WeakKeyDictionary[Tokenizer, ThinkTags | None] = WeakKeyDictionary()
+_THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
+
+
+def _known_tags(tokenizer: Tokenizer) -> ThinkTags | None:
+    if tokenizer not in _TAGS:
+        _TAGS[tokenizer] = tags_of(tokenizer)
+    return _TAGS[tokenizer]
+
+
+def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
+    """Whether a model may open thoughts before a form: if it is told to think, or does so by itself. Else the tag is
+    only the likeliest of what a mask leaves, and an answer that was demanded would be thoughts."""
+    said = switched(conversation.options())
+    if said is not None or conversation.template is not None:
+        return said is not False
+    if tokenizer not in _THINKS:
+        _THINKS[tokenizer] = thinks_unasked(tokenizer)
+    return _THINKS[tokenizer]

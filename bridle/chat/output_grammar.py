@@ -1,0 +1,144 @@
+"""What steers an assistant's turn: tools, thoughts and a constraint become one form of the output.
+
+Calls are held to their grammar as far as there is one, thoughts stay free before it, and a budget bounds them. This
+module knows no prompts and no readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bridle.chat.reasoning import GAP, ThinkTags
+from bridle.chat.tool_choice import ToolChoice
+from bridle.chat.tool_parsers.formats import ToolFormat
+from bridle.controllers.composition import compose
+from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.serving import LoadedModel
+from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.structured_output import Constraint, OneOf
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """The form of one output. It `may_open` thoughts before a form that the client demands."""
+
+    model: LoadedModel
+    tags: ThinkTags | None
+    is_thinking: bool
+    budget: int | None
+    call_token: int | None = None
+    may_open: bool = True
+
+    async def steer(
+        self, given: ControllerSelection, kind: ToolFormat | None, offer: ToolChoice
+    ) -> tuple[ControllerSelection, bool]:
+        """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
+        and whether a grammar enforces the form of its calls."""
+        form = await self._form(kind, offer, given.constraint)
+        if form is not None and self._is_out_of_reach(form, offer):
+            if offer.is_strict or given.constraint is not None:
+                raise UnsupportedFeature("strict tools cannot be combined with thoughts here", "tools")
+            form = None
+        is_vouched = kind is not None and form is not None and given.constraint is None
+        return await self._steer(given, form, offer, is_vouched), is_vouched
+
+    async def _steer(
+        self, given: ControllerSelection, form: Constraint | None, offer: ToolChoice, is_vouched: bool
+    ) -> ControllerSelection:
+        if self.tags is not None and self._thinks_first(form, is_vouched):
+            thinking = await self._thinking(self.tags, form)
+            return replace(given, constraint=None, controller=compose(given.controller, thinking))
+        if self.budget and not offer.is_required:
+            raise UnsupportedFeature(
+                f"{self.model.name!r} writes no thoughts that a budget could limit", "thinking_budget"
+            )
+        if self.call_token is not None and not offer.is_required and form is not None:
+            calls = ReasoningThenGrammar(self.call_token, then=await self._grammar(form))
+            return replace(given, constraint=None, controller=compose(given.controller, calls))
+        return replace(given, constraint=form)
+
+    def _is_out_of_reach(self, form: Constraint, offer: ToolChoice) -> bool:
+        """Whether thoughts come before the token that a grammar of calls would have to follow, so that it
+        cannot apply."""
+        return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
+
+    def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
+        """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
+        because calls in thoughts are no calls. Any other form leaves them free if the model may open them: what
+        follows them has to have the form."""
+        if self.tags is None or form is None:
+            return self.tags is not None and self.budget is not None
+        if self.budget is not None or self.is_thinking:
+            return True
+        return self.call_token is None and (is_vouched or self.may_open)
+
+    async def _form(
+        self, kind: ToolFormat | None, offer: ToolChoice, constraint: Constraint | None
+    ) -> Constraint | None:
+        """The form of the text after the thoughts."""
+        if kind is None:
+            return constraint
+        if offer.is_required:
+            return await self._usable(kind, offer)
+        if constraint is not None:
+            if self.call_token is not None:
+                raise UnsupportedFeature(
+                    f"{self.model.name!r} begins calls with a token that no constraint knows: "
+                    "tools cannot be combined with a constraint here; set tool_choice to 'none' or 'required'",
+                    "tools",
+                )
+            return OneOf(await self._usable(kind, offer), constraint)
+        return await self._freely(kind, offer)
+
+    async def _freely(self, kind: ToolFormat, offer: ToolChoice) -> Constraint | None:
+        """The grammar of an output in which the model may call. It enforces names and syntax of calls, and the
+        arguments of strict functions. None if there is no such grammar and the client does not insist."""
+        if not (kind.is_spelled or offer.is_strict):
+            return None
+        loose = offer.loosened()
+        form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
+        try:
+            return await self._checked(form.constraint())
+        except InvalidRequest:
+            if offer.is_strict:
+                raise
+            return None
+
+    async def _usable(self, kind: ToolFormat, offer: ToolChoice) -> Constraint:
+        """The grammar of calls. Schemas that cannot be used are left out if the client does not insist on them."""
+        loose = offer.loosened()
+        try:
+            return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
+        except InvalidRequest:
+            if loose == offer:
+                raise
+            return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
+
+    async def _checked(self, form: Constraint) -> Constraint:
+        """Compile the form before the request runs. Raises `InvalidRequest` about the tools."""
+        try:
+            await self.model.try_constraint(form)
+        except InvalidRequest as error:
+            error.param = "tools"
+            raise
+        return form
+
+    async def _thinking(self, tags: ThinkTags, form: Constraint | None) -> ReasoningThenGrammar:
+        encode = self.model.tokenizer.encode
+        gap = tuple(encode(GAP, add_special_tokens=False))
+        return ReasoningThenGrammar(
+            end=tags.closing_token,
+            opening=None if self.is_thinking else tags.opening_token,
+            budget=self.budget,
+            closing=(*encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
+            gap=gap if form else (),
+            then=await self._grammar(form) if form else None,
+            may_stop=form is None,
+        )
+
+    async def _grammar(self, form: Constraint | None) -> CompiledGrammar:
+        pool = self.model.constraints
+        if pool is None or form is None:
+            raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
+        return await compile_grammar(pool, form)

@@ -1,0 +1,104 @@
+"""What readers find in growing text: thoughts, content, the beginning of a call, more of its arguments."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bridle.outputs import ChatMessage, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text of the model's reasoning, before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """The model calls the function `name`. Calls of an output are numbered from 0."""
+
+    number: int
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the JSON text of a call's arguments."""
+
+    number: int
+    text: str
+
+
+StreamDelta = Thought | Content | ToolCallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What counts as a call. `names` are those of the functions that may be called (None: any). Where no grammar
+    vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one."""
+
+    names: frozenset[str] | None = None
+    is_held: bool = False
+
+    def allow(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+ANY_CALL = CallRules()
+
+
+class ToolReader(Protocol):
+    """Tells calls from other text while it grows. How the text is cut makes no difference to what all pieces together
+    say."""
+
+    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+        """What became certain with `text`."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class ParsedMessage(ChatMessage):
+    """Pieces put together."""
+
+    def add(self, pieces: Iterable[StreamDelta]) -> ParsedMessage:
+        for piece in pieces:
+            match piece:
+                case Thought():
+                    self.thoughts += piece.text
+                case Content():
+                    self.content += piece.text
+                case ToolCallStart():
+                    self.calls.append(ToolCall(piece.name, piece.id))
+                case CallArguments():
+                    self.calls[piece.number].arguments += piece.text
+        return self
+
+
+def new_call_id() -> str:
+    """An id that no other call has. Nine letters and digits: some models' templates take nothing else."""
+    return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(9))
+
+
+def own_id(given: object) -> object:
+    """The id of a call as `new_call_id` made it, without what an API puts in front."""
+    return given.removeprefix("toolu_").removeprefix("call_") if isinstance(given, str) else given
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many of the last characters of `text` could be the beginning of `mark`."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,62 @@
+"""Calls as JSON within a text, whatever marks them: what the readers of several formats have in common.
+
+A format says where a call begins and what follows one; reading the call and telling content apart happens here.
+"""
+
+from __future__ import annotations
+
+from bridle.chat.stream_deltas import ANY_CALL, CallRules, Content, StreamDelta
+from bridle.chat.tool_parsers.json_call import JsonCallReader
+
+
+class CallTextReader:
+    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that nobody has read yet."""
+
+    def __init__(self, rules: CallRules = ANY_CALL) -> None:
+        self._rules = rules
+        self._held = ""
+        self._call: JsonCallReader | None = None  # the one that is being read
+        self._num_calls = 0
+        self._is_after_call = False
+        self._space = ""  # after a call
+
+    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+        """What became certain with `text`; with `is_last` nothing follows."""
+        pieces: list[StreamDelta] = []
+        self._held += text
+        while self._in_call(self._call, pieces, is_last) if self._call else self._outside(pieces, is_last):
+            pass
+        return pieces
+
+    def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
+        """Go on where no call is being read; whether that may lead to more."""
+        raise NotImplementedError
+
+    def _ended(self, call: JsonCallReader, pieces: list[StreamDelta]) -> None:
+        """A call is over, or turned out to be none (`is_bad`)."""
+        raise NotImplementedError
+
+    def _begin(self, rest: str, name: str | None = None) -> bool:
+        """What follows is a call; with `name` only its arguments."""
+        self._call, self._held = JsonCallReader(self._num_calls, self._rules, name), rest
+        return True
+
+    def _in_call(self, call: JsonCallReader, pieces: list[StreamDelta], is_last: bool) -> bool:
+        text, self._held = self._held, ""
+        pieces += call.push(text, is_last)
+        if not call.is_over:
+            return False
+        self._call, self._held = None, call.rest
+        if not call.is_bad:
+            self._num_calls, self._is_after_call, self._space = self._num_calls + 1, True, ""
+        self._ended(call, pieces)
+        return bool(self._held)
+
+    def _say(self, text: str, pieces: list[StreamDelta]) -> None:
+        """Content. White space after a call is only told with what follows: it may separate calls."""
+        text, self._space = self._space + text, ""
+        if self._is_after_call and not text.strip():
+            self._space = text
+        elif text:
+            self._is_after_call = False
+            pieces.append(Content(text))

@@ -1,0 +1,60 @@
+"""Grammars of tool calls: a call's name is one of those offered, its arguments fit that function's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.structured_output import Constraint, JsonSchema, Lark
+from bridle.structured_output.schema_limits import bounded
+
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that a model may call. `parameters` is the JSON schema of its arguments; unless it `is_strict` they
+    need not fit when the model calls by itself."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an output must look like. `grammar` is in Lark's notation."""
+
+    grammar: str
+
+    def constraint(self) -> Constraint:
+        return Lark(self.grammar)
+
+
+def one_of(functions: Sequence[Function], call: Callable[[Function], str]) -> str:
+    """Rules by which `one` is a call of any of the functions."""
+    rules = [f"call_{number}: {call(function)}" for number, function in enumerate(functions)]
+    return "\n".join(["one: " + " | ".join(f"call_{number}" for number in range(len(functions))), *rules, ""])
+
+
+def json_call(function: Function, key: str) -> str:
+    """The right side of a rule: the call as a JSON object, its arguments under `key`."""
+    head = f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": '
+    return f"{quoted(head)} {arguments(function)} {quoted('}')}"
+
+
+def arguments(function: Function) -> str:
+    """The right side of a rule: JSON that fits the function's schema. Raises `InvalidRequest` for what is no schema."""
+    schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema))
+    schema.setdefault("type", "object")
+    given = schema.get("x-guidance")
+    schema["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})
+    return "%json " + json.dumps(schema, ensure_ascii=False)
+
+
+def quoted(text: str) -> str:
+    """A literal of Lark's notation."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,145 @@
+"""One call as JSON, `{"name": "f", "arguments": {...}}`, read while it grows.
+
+The name is told as soon as the arguments begin, then the arguments as they come. Where the object is laid out
+otherwise, or calls are held, it is told as a whole at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from bridle.chat.stream_deltas import ANY_CALL, CallArguments, CallRules, StreamDelta, ToolCallStart, new_call_id
+
+# What means something within a string, within an object, and before one begins.
+_IN_STRING = re.compile(r'"|\\(?s:.)')
+_IN_OBJECT = re.compile(r'["{}\[\]<]')
+_BEFORE = re.compile(r"\S")
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
+
+
+class JsonCallReader:
+    """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
+    `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone."""
+
+    def __init__(self, number: int, rules: CallRules = ANY_CALL, name: str | None = None) -> None:
+        self.number = number
+        self._rules = rules
+        self._name = name
+        self.is_over = False
+        self.is_bad = False
+        self.text = ""
+        self.rest = ""
+        self._text = ""
+        self._position = 0  # characters looked at
+        self._depth = 0 if name is None else 1
+        self._in_string = False
+        self._shown: int | None = None  # where the arguments that were not told yet begin
+        self._is_begun = False
+
+    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+        """What became certain with `text`; with `is_last` nothing follows."""
+        pieces: list[StreamDelta] = []
+        self._text += text
+        while not self.is_over and (found := self._marks.search(self._text, self._position)):
+            self._position = found.start()
+            self._look(found[0], pieces)
+            self._position = found.end()
+        if not self.is_over:
+            self._pause(is_last, pieces)
+        return pieces
+
+    @property
+    def _marks(self) -> re.Pattern[str]:
+        if self._in_string:
+            return _IN_STRING
+        return _IN_OBJECT if self._depth > (self._name is not None) else _BEFORE
+
+    def _pause(self, is_last: bool, pieces: list[StreamDelta]) -> None:
+        """The text goes no further for now."""
+        end = len(self._text)
+        self._tell(end, pieces)
+        if is_last:
+            self._end(end, pieces)
+            return
+        # A backslash at the end has a meaning only with what follows.
+        self._position = end - (self._in_string and self._text.endswith("\\", self._position))
+        if self._is_begun:  # what was told is needed no more
+            self._text, self._position = self._text[self._position :], 0
+            self._shown = None if self._shown is None else len(self._text)
+
+    def _look(self, char: str, pieces: list[StreamDelta]) -> None:
+        """One more character that means something; in strings, also one that is escaped."""
+        if self._in_string:
+            self._in_string = char != '"'
+        elif char == '"' and self._depth:
+            self._in_string = True
+        elif char in "{[" and (self._depth or char == "{"):
+            self._depth += 1
+            if self._depth == 2 and char == "{" and not self._is_begun:
+                self._begin(pieces)
+        elif char in "}]" and self._depth:
+            self._depth -= 1
+            if self._depth == 1 and self._name is not None:
+                self._end(self._position + 1, pieces)
+            elif self._depth == 1 and self._shown is not None:
+                self._tell(self._position + 1, pieces)
+                self._shown = None
+            elif self._depth == 0:
+                self._end(self._position + 1, pieces)
+        elif char == "<" or not (self._depth > (self._name is not None) or char.isspace()):  # never in JSON
+            self._end(self._position, pieces)
+
+    def _begin(self, pieces: list[StreamDelta]) -> None:
+        """An inner object begins: the arguments, if the name is known and one of those that may be called."""
+        if self._rules.is_held:
+            return
+        head = _HEAD.fullmatch(self._text, 0, self._position + 1)
+        name = self._name or (_decoded(head[1]) if head is not None else None)
+        if isinstance(name, str) and self._rules.allow(name):
+            self._is_begun, self._shown = True, self._position
+            pieces.append(ToolCallStart(self.number, name, new_call_id()))
+
+    def _tell(self, end: int, pieces: list[StreamDelta]) -> None:
+        if self._shown is not None and end > self._shown:
+            pieces.append(CallArguments(self.number, self._text[self._shown : end]))
+            self._shown = end
+
+    def _end(self, end: int, pieces: list[StreamDelta]) -> None:
+        """The object ends before `end`, as it should or not."""
+        self._tell(end, pieces)
+        self.is_over, self._shown = True, None
+        self.rest = self._text[end:]
+        if self._is_begun:
+            return
+        text = self._text[:end]
+        call = _whole_call(text) if self._name is None else _arguments_alone(self._name, text)
+        if call is None or not self._rules.allow(call[0]):
+            self.is_bad, self.text = True, text
+            return
+        pieces += [ToolCallStart(self.number, call[0], new_call_id()), CallArguments(self.number, call[1])]
+
+
+def _whole_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a complete call, however it is laid out; the arguments are spelled as they were."""
+    fields: dict[str, msgspec.Raw] = _decoded(text.strip(), dict[str, msgspec.Raw]) or {}
+    name = _decoded(bytes(fields.get("name", b"null")))
+    arguments = bytes(fields.get("arguments", fields.get("parameters", b"{}"))).decode().strip()
+    value = _decoded(arguments)
+    if isinstance(value, str):  # JSON within JSON
+        arguments, value = value.strip(), _decoded(value)
+    return (name, arguments) if isinstance(name, str) and isinstance(value, dict) else None
+
+
+def _arguments_alone(name: str, text: str) -> tuple[str, str] | None:
+    """The same where the name stood in front of the arguments."""
+    return (name, text.strip()) if isinstance(_decoded(text.strip()), dict) else None
+
+
+def _decoded(text: str | bytes, kind: Any = Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None

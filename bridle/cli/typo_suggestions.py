@@ -1,0 +1,44 @@
+"""What a misspelled command or flag was probably meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bridle.compat.suggestions import closest
+
+#: What users of other programs type, and what does it here.
+_ELSEWHERE = {
+    "complete": "generate",
+    "completion": "generate",
+    "download": "pull",
+    "fetch": "pull",
+    "get": "pull",
+    "info": "doctor",
+    "ls": "list",
+    "models": "list",
+    "start": "serve",
+    "status": "ps",
+    "up": "serve",
+}
+
+
+def unknown_command(word: str, known: Sequence[str]) -> str:
+    """The complaint about a word that is no command."""
+    meant = _ELSEWHERE.get(word.lower())
+    meant = meant if meant in known else closest(word, known, 0.5)
+    if meant is None:
+        return f'Unknown command "{word}". There are: {", ".join(known)}'
+    return f'Unknown command "{word}". Did you mean "{meant}"?'
+
+
+def unknown_flag(flag: str, command: str) -> str:
+    """The complaint about a flag that a command, such as `serve` or `keys add`, does not have."""
+    from bridle.cli.help_search import command_names
+
+    names = command_names(command)
+    known = {name for name in names if name.startswith("--")}
+    takes_model = "MODEL" in names or command == "generate"  # whose words are read by the command itself
+    meant = closest(flag.partition("=")[0], known | ({"--model"} if takes_model else set()))
+    if meant == "--model" and takes_model:
+        return f"Unknown option: {flag}. Did you mean --model? The model needs no flag: `bridle {command} MODEL`"
+    return f"Unknown option: {flag}." + ("" if meant is None else f" Did you mean {meant}?")

@@ -1,0 +1,55 @@
+"""Flags of other servers, and what each is on the command line of `bridle serve`.
+
+The parser's own further names (`spellings`), what is read as another flag (`TAKEN`) and what the refusal of a flag says
+(`rows_of`) all come from these rows; docs/coming-from.md shows them as tables.
+"""
+
+from __future__ import annotations
+
+from bridle.compat.cli_flags.llama_cpp import LLAMA_CPP
+from bridle.compat.cli_flags.schema import MODEL, Flag
+from bridle.compat.cli_flags.sglang import SGLANG
+from bridle.compat.cli_flags.shared import SHARED
+from bridle.compat.cli_flags.tgi import LMQL, TGI
+from bridle.compat.cli_flags.vllm import VLLM
+from bridle.compat.cli_flags.vllm_earlier import VLLM_EARLIER
+from bridle.compat.schema import System
+
+FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *VLLM_EARLIER, *SGLANG, *LLAMA_CPP, *TGI)
+#: Those of `bridle serve-model`.
+SERVE_MODEL = LMQL
+
+
+def spellings(flag: str) -> list[str]:
+    """The names that a flag has on every command: its own, then those of other servers."""
+    return [flag, *(row.name for row in FLAGS if row.is_shown and row.here == flag)]
+
+
+def row_of(system: System, name: str) -> Flag | None:
+    """What a system's flag is here: its own row, or that of the narrowest family."""
+    found = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems and row.covers(name)]
+    return max(found, key=lambda row: (not row.is_family, len(row.name)), default=None)
+
+
+def rows_of(name: str) -> list[Flag]:
+    """What a flag of this name is here, for each meaning that it has elsewhere."""
+    rows = (*FLAGS, *(row for row in SERVE_MODEL if not row.here))
+    exact = [row for row in rows if row.name == name]
+    return exact or [row for row in rows if row.is_family and row.covers(name)]
+
+
+def _taken() -> dict[str, Flag]:
+    meanings: dict[str, list[Flag]] = {}
+    for row in FLAGS:
+        meanings.setdefault(row.name, []).append(row)
+    return {
+        name: rows[0]
+        for name, rows in meanings.items()
+        if len({row.here for row in rows}) == 1 and rows[0].here and not rows[0].is_same and not rows[0].is_shown
+    }
+
+
+#: Flags that are read as others, by name. One that means different things in two systems is none of them.
+TAKEN: dict[str, Flag] = _taken()
+
+__all__ = ["FLAGS", "MODEL", "SERVE_MODEL", "TAKEN", "Flag", "row_of", "rows_of", "spellings"]

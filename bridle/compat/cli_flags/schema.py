@@ -1,0 +1,62 @@
+"""One flag of another server, and what `bridle serve` has in its place.
+
+A flag is the same here, is taken under its own name for another one, or is refused with a reason. A name that ends with
+a star stands for all flags that begin so and have no row of their own: such a family is always refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.compat.schema import System, systems_of
+
+#: What stands for the model, which has no flag here.
+MODEL = "MODEL"
+FAMILY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of another server. `here` is what it is here: a flag, or a flag with its value; values that follow its
+    first one go to the flag `further`. Without `here` it is refused, and `why` says what to use instead. Where both are
+    there, `why` says how values differ. One that is `shown` is taken by every command that has the flag, and stands on
+    help pages."""
+
+    systems: tuple[System, ...]
+    name: str
+    here: str = ""
+    why: str = ""
+    further: str = ""
+    is_shown: bool = False
+
+    @property
+    def is_same(self) -> bool:
+        return self.here == self.name
+
+    @property
+    def is_family(self) -> bool:
+        return self.name.endswith(FAMILY)
+
+    def covers(self, name: str) -> bool:
+        """Whether the row is about a flag of this name."""
+        return name == self.name or (self.is_family and name.startswith(self.name.removesuffix(FAMILY)))
+
+
+def same(systems: str, names: str, but: str = "") -> list[Flag]:
+    """Flags that mean the same here; `but` says how their values differ."""
+    return [Flag(systems_of(systems), name, name, but) for name in names.split()]
+
+
+def taken(systems: str, names: str, here: str, but: str = "", *, further: str = "") -> list[Flag]:
+    """Flags that `bridle serve` takes under their own names for one of its own."""
+    return [Flag(systems_of(systems), name, here, but, further) for name in names.split()]
+
+
+def spelt(systems: str, names: str, here: str) -> list[Flag]:
+    """Further names that a flag has here, on every command."""
+    return [Flag(systems_of(systems), name, here, is_shown=True) for name in names.split()]
+
+
+def refused(systems: str, names: str, why: str) -> list[Flag]:
+    """Flags that are not here; `why` says what to use, or why nothing has to be said."""
+    return [Flag(systems_of(systems), name, why=why) for name in names.split()]

@@ -1,0 +1,262 @@
+"""Fields of requests in other systems, and what each is here.
+
+A name that a route has as a field of its own means that field there, whatever stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bridle.compat.request_fields_new import NEWER, SHARED
+from bridle.compat.schema import CompatField, absent, named, neutral, optional, same, systems_of
+from bridle.compat.vendor_fields import TEXT, VENDORS
+
+_CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
+_SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
+_TOP = "its entries are fields of the body itself here: write them beside `model`"
+_ORDER = "the order is fixed: penalties, temperature, then the filters"
+_WEBUI = "text-generation-webui"
+_BEAMS = "beams are searched on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
+_BEAMS_BY_NAME = "on /v1/completions and /v1/chat/completions `use_beam_search` searches, with `best_of` beams"
+_SPEED = "how a server computes changes no text"
+
+
+def _reasoning(thinking: Any) -> Any:
+    """Anthropic's `thinking`, or just whether to think, as `reasoning` has it. What is neither is left for that field
+    to refuse."""
+    if not isinstance(thinking, dict):
+        return {"enabled": thinking}
+    kinds = {"enabled": True, "adaptive": True, "disabled": False}
+    kind = str(thinking.get("type"))
+    return {"enabled": kinds.get(kind, kind), "max_tokens": thinking.get("budget_tokens")}
+
+
+def _banned_tokens(ids: Any) -> Any:
+    """Token ids in one text, as pairs of `logit_bias`. What is none is left for that field to refuse."""
+    if not isinstance(ids, str):
+        return ids
+    return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]
+
+
+_FIELDS: tuple[CompatField, ...] = (
+    # What all of them have.
+    *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens top_p", n=2),
+    *same("OpenAI vLLM SGLang", "seed stop logit_bias response_format", seed=7, stop=["x"]),
+    *same("SGLang", "temperature presence_penalty frequency_penalty"),
+    *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs max_completion_tokens"),
+    *same("OpenAI vLLM SGLang", "tools tool_choice parallel_tool_calls reasoning_effort"),
+    optional("OpenAI vLLM SGLang", "prompt", "x", (), "/v1/completions takes it, /generate takes `inputs` or `text`"),
+    optional("OpenAI vLLM SGLang", "messages", [{"role": "user"}], (), "/v1/chat/completions and /v1/messages take it"),
+    optional("OpenAI vLLM SGLang", "input", "x", (), "/v1/responses and /v1/embeddings take it"),
+    *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
+    *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
+    *same("vLLM", "min_tokens include_stop_str_in_output structured_outputs guided_json guided_regex guided_choice"),
+    *same("vLLM", "guided_grammar priority bad_words truncate_prompt_tokens add_special_tokens"),
+    *same("vLLM SGLang", "continue_final_message"),
+    *same("vLLM", "add_generation_prompt"),
+    *same("vLLM", "allowed_token_ids prompt_logprobs", allowed_token_ids=[1], prompt_logprobs=1),
+    *same("SGLang", "regex ebnf json_schema"),
+    *same("llama.cpp", "grammar json_schema typical_p ignore_eos temperature top_p seed stop stream logit_bias"),
+    *same("llama.cpp", "presence_penalty frequency_penalty prompt messages tools tool_choice response_format"),
+    *same("TGI", "best_of frequency_penalty grammar repetition_penalty seed stop temperature top_k top_p"),
+    *same("TGI", "typical_p watermark inputs parameters"),
+    *same(_WEBUI, "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty repetition_penalty seed"),
+    *same(_WEBUI, "stop stream max_tokens n logit_bias logprobs echo prompt messages model tools tool_choice"),
+    *same(_WEBUI, "dynatemp_exponent xtc_threshold xtc_probability dry_multiplier dry_base dry_allowed_length"),
+    *same(_WEBUI, "dry_sequence_breakers mirostat_tau mirostat_eta skip_special_tokens top_n_sigma"),
+    *same("LMQL", "temperature max_tokens logit_bias top_logprobs"),
+    *same("Anthropic", "system stop_sequences tool_choice output_config max_tokens messages"),
+    *(
+        CompatField(systems_of("OpenAI vLLM"), name, name, limits)
+        for name, limits in (
+            ("temperature", "up to 100, where OpenAI, and vLLM from 0.26 on, end at 2"),
+            ("presence_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
+            ("frequency_penalty", "from -100 to 100, where OpenAI and vLLM end at 2"),
+        )
+    ),
+    # Other names.
+    named(f"TGI SGLang {_WEBUI}", "max_new_tokens", "max_tokens", 3),
+    named("SGLang TGI", "min_new_tokens", "min_tokens", 1),
+    named("llama.cpp", "n_predict", "max_tokens", 3),
+    named("llama.cpp", "repeat_penalty", "repetition_penalty", 1.2),
+    named("llama.cpp", "n_cmpl", "n", 2),
+    named("llama.cpp", "reasoning_budget", "thinking_budget", 8),
+    named("vLLM", "guided_decoding", "structured_outputs", {"regex": "a"}),
+    named("vLLM", "thinking_token_budget", "thinking_budget", 8),
+    named("SGLang", "lora_path", "adapter", "an-adapter"),
+    named("SGLang", "no_stop_trim", "include_stop_str_in_output", True),
+    named("OpenAI", "max_output_tokens", "max_tokens", 3),
+    # huggingface's clients send the fields of /generate to /v1/completions, too.
+    named("TGI", "return_full_text", "echo", True, off=(False,)),
+    named("TGI", "truncate", "truncate_prompt_tokens", 3),
+    named("TGI", "adapter_id", "adapter", "an-adapter"),
+    optional("TGI", "do_sample", False, (True,)),
+    neutral("TGI", "details", "`usage` and `logprobs` tell them"),
+    neutral("TGI", "decoder_input_details", "`prompt_logprobs` tells them"),
+    neutral("TGI", "top_n_tokens", "`logprobs` counts them", 2),
+    named(_WEBUI, "mirostat_mode", "mirostat", 2),
+    named(_WEBUI, "grammar_string", "ebnf", 'root ::= "a"'),
+    named(_WEBUI, "custom_token_bans", "logit_bias", "5,7", _banned_tokens),
+    named(_WEBUI, "add_bos_token", "add_special_tokens", False),
+    named(_WEBUI, "prompt_lookup_num_tokens", "speculate", 3),
+    named(_WEBUI, "continue_", "continue_final_message", True),
+    named("Anthropic SGLang", "thinking", "reasoning", {"type": "enabled", "budget_tokens": 8}, _reasoning),
+    named(_WEBUI, "enable_thinking", "chat_template_kwargs", False, lambda value: {"enable_thinking": value}),
+    # Controllers instead.
+    absent("vLLM", "logits_processors", _CONTROLLER, ["x"]),
+    absent("SGLang", "custom_logit_processor", _CONTROLLER, "x"),
+    absent("SGLang", "custom_params", _CONTROLLER, {"a": 1}),
+    absent("vLLM", "vllm_xargs", _CONTROLLER, {"a": 1}),
+    absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
+    absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
+    # Samplers.
+    optional("vLLM TGI", "use_beam_search", True, (False,), _BEAMS),
+    optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0), _BEAMS),
+    optional(f"vLLM TGI {_WEBUI}", "early_stopping", True, (False,), _BEAMS),
+    absent(
+        f"TGI {_WEBUI}",
+        "num_beams",
+        _BEAMS_BY_NAME,
+        4,
+        (1,),
+    ),
+    absent(f"TGI {_WEBUI}", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
+    named("llama.cpp", "banned_strings", "banned_phrases", ["x"]),
+    *same(
+        "llama.cpp", "dynatemp_range dynatemp_exponent dry_multiplier dry_base dry_allowed_length dry_penalty_last_n"
+    ),
+    *same("llama.cpp", "dry_sequence_breakers xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta"),
+    *same("llama.cpp", "top_n_sigma"),
+    absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
+    absent(f"llama.cpp {_WEBUI}", "top_a", _SAMPLER, 0.2, (0,)),
+    absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
+    neutral("llama.cpp", "adaptive_decay", "without its sampler it says nothing", 0.9),
+    absent(_WEBUI, "tfs", _SAMPLER, 0.9, (1, 1.0)),
+    absent(_WEBUI, "epsilon_cutoff", _SAMPLER, 3, (0,)),
+    absent(_WEBUI, "eta_cutoff", _SAMPLER, 3, (0,)),
+    absent(_WEBUI, "smoothing_factor", _SAMPLER, 0.2, (0,)),
+    absent(_WEBUI, "smoothing_curve", _SAMPLER, 2, (1, 1.0)),
+    absent(_WEBUI, "encoder_repetition_penalty", _SAMPLER, 1.1, (1, 1.0)),
+    absent(_WEBUI, "penalty_alpha", _SAMPLER, 0.6, (0,)),
+    absent(_WEBUI, "guidance_scale", _SAMPLER, 1.5, (1, 1.0)),
+    absent(_WEBUI, "negative_prompt", _SAMPLER, "x"),
+    absent(_WEBUI, "dynamic_temperature", "`dynatemp_range` goes as far below `temperature` as above it"),
+    absent(_WEBUI, "dynatemp_low", "`dynatemp_range` goes as far below `temperature` as above it", 0.5, (1, 1.0)),
+    absent(_WEBUI, "dynatemp_high", "`dynatemp_range` goes as far below `temperature` as above it", 1.5, (1, 1.0)),
+    absent(_WEBUI, "temperature_last", _ORDER),
+    absent(_WEBUI, "sampler_priority", _ORDER, ["top_k"]),
+    absent(_WEBUI, "repetition_penalty_range", "penalties look at the whole text", 1024, (0, -1)),
+    absent(_WEBUI, "do_sample", "`temperature` 0 is greedy", False, (True,)),
+    absent(_WEBUI, "ban_eos_token", "`min_tokens` keeps a text from ending early"),
+    absent(_WEBUI, "truncation_length", "`truncate_prompt_tokens` cuts a prompt", 2048, (0,)),
+    absent(_WEBUI, "auto_max_new_tokens", "chats without `max_tokens` go on up to the context's end"),
+    absent(_WEBUI, "preset", "this server has no presets; send the fields", "min_p"),
+    absent(_WEBUI, "mode", "conversations follow the checkpoint's template", "chat", ("instruct",)),
+    absent(_WEBUI, "character", "write who speaks into a message of the role `system`", "x"),
+    absent(_WEBUI, "context", "write who speaks into a message of the role `system`", "x"),
+    *(
+        absent(_WEBUI, name, "the checkpoint's own template is used", "x")
+        for name in ("instruction_template", "instruction_template_str", "chat_template_str", "chat_instruct_command")
+    ),
+    *(
+        absent(_WEBUI, name, "roles are called as the checkpoint's template has them", "x")
+        for name in ("bot_name", "user_name", "name1", "name2", "greeting")
+    ),
+    neutral(_WEBUI, "max_tokens_second", _SPEED, 5),
+    neutral(_WEBUI, "static_cache", _SPEED),
+    absent("llama.cpp", "samplers", _ORDER, ["top_k"]),
+    absent("llama.cpp", "min_keep", "top_p and the other filters always keep one token", 2, (0, 1)),
+    absent("llama.cpp", "repeat_last_n", "penalties look at the whole text, as -1 says there", 64, (-1,)),
+    absent("llama.cpp", "penalize_nl", "penalties make no exception", True),
+    absent("llama.cpp", "t_max_predict_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
+    absent("llama.cpp", "n_indent", "a `regex` constraint can hold an indentation", 2, (0,)),
+    absent("llama.cpp", "n_keep", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "n_discard", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "input_prefix", "there is no filling in; write the text into the prompt", "x"),
+    absent("llama.cpp", "input_suffix", "there is no filling in; write the text into the prompt", "x"),
+    absent("llama.cpp", "input_extra", "write the files into the prompt", ["x"]),
+    absent("llama.cpp", "lora", "`adapter` names one that the server knows; several are not mixed", [{"id": 0}]),
+    # Prompts and templates.
+    absent("vLLM SGLang", "chat_template", "the checkpoint's own is used; `LLM.chat` takes another one", "{{ x }}"),
+    absent("vLLM", "documents", "`chat_template_kwargs` hands them to the template", [{"text": "x"}]),
+    absent("vLLM", "guided_whitespace_pattern", "`constraint` takes `whitespace`, fixed or flexible", "x"),
+    absent(
+        "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
+    ),
+    absent("vLLM", "prompt_embeds", TEXT, "x"),
+    absent("llama.cpp", "image_data", "pictures are parts of messages, as `image_url`", ["x"]),
+    absent("SGLang", "input_embeds", TEXT, ["x"]),
+    # Bodies of other shapes.
+    absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
+    absent("SGLang", "text", "the prompt is `prompt` here; /generate takes SGLang's body", "Say"),
+    absent("SGLang", "input_ids", "`prompt` takes token ids; /generate takes SGLang's body", [1]),
+    absent("SGLang", "audio_data", "sounds are parts of messages, as `input_audio`", "x"),
+    absent("SGLang", "video_data", "videos are parts of messages, as `video_url`", "x"),
+    absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
+    absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
+    absent("SGLang", "require_reasoning", "chats think as their template says; `chat_template_kwargs` reach it"),
+    absent("SGLang", "token_ids_logprob", "`logprobs` counts the likeliest tokens", [1]),
+    absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
+    absent("llama.cpp", "options", _TOP, {"a": 1}),
+    # What changes no text.
+    neutral("vLLM", "cache_salt", "cached prompts are shared within one user only", "x"),
+    neutral("vLLM", "request_id", "the header `x-request-id` is here", "x"),
+    neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
+    neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
+    neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
+    neutral("vLLM", "mm_processor_kwargs", "pictures are prepared as the checkpoint says", {"a": 1}),
+    neutral("vLLM", "guided_decoding_backend", "there is one, llguidance", "xgrammar"),
+    neutral("vLLM SGLang", "include_reasoning", "thoughts are told apart in a field of their own"),
+    neutral("SGLang", "separate_reasoning", "thoughts are told apart in a field of their own"),
+    neutral("SGLang", "stream_reasoning", "thoughts are streamed like the answer"),
+    neutral("SGLang", "rid", "the header `x-request-id` is here", "x"),
+    neutral("SGLang", "return_hidden_states", "/v1/embeddings gives the last one"),
+    neutral("SGLang", "return_logprob", "`logprobs` is here"),
+    neutral("SGLang", "top_logprobs_num", "`logprobs` counts them", 2),
+    neutral("SGLang", "logprob_start_len", "`echo` gives those of the prompt", 3),
+    *(
+        neutral("SGLang", name, _SPEED, 1)
+        for name in ("bootstrap_room", "bootstrap_host", "bootstrap_port", "routed_dp_rank", "data_parallel_rank")
+    ),
+    neutral("SGLang", "return_text_in_logprobs", "log-probabilities have texts"),
+    neutral("SGLang", "log_metrics", "/metrics count all"),
+    neutral("SGLang", "no_logs", "no text is logged"),
+    neutral("SGLang", "conversation_id", "prefixes are always cached", "x"),
+    neutral("SGLang", "session_id", "prefixes are always cached", "x"),
+    neutral("SGLang", "extra_key", "cached prompts are shared within one user only", "x"),
+    neutral("SGLang", "return_prompt_token_ids", "/tokenize gives them"),
+    neutral("SGLang", "custom_labels", "labels are the operator's", {"a": "b"}),
+    neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` count them", 2),
+    neutral("llama.cpp", "cache_prompt", "prefixes are always cached"),
+    neutral("llama.cpp", "id_slot", "slots are found by themselves", 1),
+    neutral("llama.cpp", "timings_per_token", "`usage` counts, `/metrics` times"),
+    neutral("llama.cpp", "return_progress", "`usage` counts, `/metrics` times"),
+    neutral("llama.cpp", "return_tokens", "log-probabilities name each token"),
+    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those of the model"),
+    neutral("llama.cpp", "response_fields", "answers have all of their fields", ["content"]),
+    neutral("llama.cpp", "reasoning_format", "thoughts are told apart in a field of their own", "deepseek"),
+    neutral("llama.cpp", "parse_tool_calls", "calls are always told apart"),
+)
+
+
+def _shared() -> list[CompatField]:
+    """Rows for systems that have a name of another system's, with the same meaning."""
+    first = {row.name: row for row in (*VENDORS[::-1], *NEWER[::-1], *_FIELDS[::-1])}
+    return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
+
+
+FIELDS: tuple[CompatField, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
+
+
+def _by_name() -> dict[str, CompatField]:
+    """The row that tells what a name means. Where systems differ, the one that has a meaning here comes first."""
+    found: dict[str, CompatField] = {}
+    for row in FIELDS:
+        known = found.get(row.name)
+        if known is None or (known.here == known.name and row.here != row.name and row.here):
+            found[row.name] = row
+    return found
+
+
+BY_NAME = _by_name()

@@ -1,0 +1,124 @@
+"""Fields that came to other systems with their newer versions, or that few send: what each is here."""
+
+from __future__ import annotations
+
+from bridle.compat.schema import CompatField, absent, named, neutral, optional, same
+
+_SPEED = "how a server computes changes no text"
+_WHOLE = "answers have all of their fields"
+_TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}
+_PICTURES = "pictures are prepared as the checkpoint says"
+
+NEWER: tuple[CompatField, ...] = (
+    *same("vLLM SGLang", "instructions previous_response_id reasoning"),
+    optional("OpenAI vLLM SGLang", "background", False, (False,), "an answer is computed while its client waits"),
+    optional("OpenAI vLLM SGLang", "truncation", "disabled", ("disabled",), "no item is left out by itself"),
+    optional("OpenAI SGLang", "modalities", ["text"], (["text"],), "of answers there is `text` alone"),
+    named("vLLM SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
+    named("SGLang", "sampling_seed", "seed", 7),
+    named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
+    # What would change a text.
+    absent("vLLM", "watermarking", "`watermark` marks a text here, with its two numbers"),
+    absent(
+        "vLLM",
+        "repetition_detection",
+        "a policy ends texts that go in circles; `dry_multiplier` keeps them from it",
+        {"a": 1},
+    ),
+    absent("vLLM", "truncation_side", "`truncate_prompt_tokens` cuts at the beginning", "right", ("left",)),
+    absent("vLLM", "logprob_token_ids", "`logprobs` counts the likeliest tokens", [1]),
+    absent(
+        "vLLM", "previous_input_messages", "`previous_response_id` stands for them, or send the whole `input`", ["x"]
+    ),
+    absent("vLLM", "multi_modal_data", "pictures are parts of messages, as `image_url`", {"image": "x"}),
+    absent("vLLM", "mm_payload", "pictures are parts of messages, as `image_url`", {"a": 1}),
+    absent("vLLM", "trace_decode_token_ids", "`score` and `echo` tell log-probabilities of a given text", [1]),
+    absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the likeliest tokens", [[1]]),
+    absent("vLLM", "prompt_logprob_start", "`LLM` has `prompt_logprobs_start` for `prompt_logprobs`", 3, (0,)),
+    absent("vLLM", "extra_args", "a controller decides about each token, and takes an argument", {"a": 1}),
+    absent(
+        "SGLang",
+        "beam_width",
+        "on /v1/completions and chats `use_beam_search` searches, with `best_of` beams",
+        4,
+        (0, 1),
+    ),
+    absent("SGLang", "lora_id", "`lora_path` and `adapter` name it", "x"),
+    absent("SGLang", "multi_item_delimiter_indices", "/v1/score takes a list of texts", [1]),
+    absent("SGLang", "token_indices_to_pool", "what pools is told by the model's folder", [1]),
+    absent("SGLang", "task", "conversations follow the checkpoint's template", "x"),
+    absent("SGLang", "use_audio_in_video", "of a video the frames are read; its sound is a part of its own"),
+    absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
+    absent("llama.cpp", "reasoning_budget_message", "thoughts that end early end as the template has it", "x"),
+    absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
+    absent("TGI", "tool_prompt", "the checkpoint's template says how tools are told", "x"),
+    # What changes none.
+    neutral("vLLM", "ec_transfer_params", _SPEED, {"a": 1}),
+    neutral("vLLM", "enable_response_messages", _WHOLE),
+    neutral("vLLM", "media_io_kwargs", _PICTURES, {"a": 1}),
+    neutral("vLLM", "return_mm_kwargs", _PICTURES),
+    neutral("vLLM", "prompt_cache_options", "prefixes are always cached", {"a": 1}),
+    neutral("vLLM", "return_assistant_tokens_mask", "/chat_tokenize gives the tokens of a conversation"),
+    neutral("vLLM", "return_prompt_text", "`echo` gives it on /v1/completions"),
+    neutral("vLLM", "return_token_offsets", "`logprobs` have them on /v1/completions"),
+    neutral("vLLM", "return_weight_versions", "a model is one version here, under a name of its own"),
+    neutral("vLLM", "routed_experts_prompt_start", "answers do not say which experts computed them", 3),
+    neutral("vLLM SGLang", "stream_interval", "tokens are sent as they come", 3),
+    neutral("vLLM", "detokenize", "a text is always made; its token ids are beside it", False),
+    neutral("vLLM", "output_kind", "`stream` tells pieces as they come, any other call the whole text", 1),
+    neutral("vLLM", "output_text_buffer_length", "what may become a stop string is held back by itself", 3),
+    neutral("vLLM", "flat_logprobs", "log-probabilities have one shape"),
+    neutral("vLLM", "skip_reading_prefix_cache", _SPEED),
+    neutral("vLLM", "skip_clone", _SPEED),
+    *(
+        neutral("SGLang", name, _SPEED, "x")
+        for name in ("bootstrap_pair_key", "encoder_urls", "kv_hints", "routing_key")
+    ),
+    *(neutral("SGLang", name, _SPEED, 1) for name in ("decode_tp_size", "disagg_prefill_dp_rank")),
+    *(
+        neutral("SGLang", name, _PICTURES, 2)
+        for name in ("max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch", "video_max_dynamic_patch")
+    ),
+    neutral("SGLang", "images_config", _PICTURES, {"a": 1}),
+    neutral("SGLang", "mm_hashes", _PICTURES, ["x"]),
+    neutral("SGLang", "mm_content_hashes", _PICTURES, ["x"]),
+    *(
+        neutral("SGLang", name, _WHOLE)
+        for name in (
+            "return_bytes",
+            "return_cached_tokens_details",
+            "return_spec_tokens_details",
+            "return_meta_info",
+            "return_input_ids_in_sglext",
+            "return_output_ids_in_sglext",
+            "return_entropy",
+            "return_indexer_topk",
+            "return_flat_raw_top_logprobs",
+            "return_flat_raw_output_top_logprobs",
+            "return_flat_raw_top_logprobs_b64",
+        )
+    ),
+    neutral("SGLang", "return_routed_experts", "answers do not say which experts computed them"),
+    neutral("SGLang", "routed_experts_start_len", "answers do not say which experts computed them", 3),
+    neutral("SGLang", "return_sampling_mask", "a trace of the request says which tokens were allowed"),
+    neutral("SGLang", "sampling_logprobs_mode", "log-probabilities are those of the model", "x"),
+    neutral("llama.cpp", "backend_sampling", _SPEED),
+    neutral("llama.cpp", "n_cache_reuse", "blocks are found by what is in them", 3),
+    neutral("llama.cpp", "grammar_type", "notations of grammars are told apart by themselves", "x"),
+    neutral("llama.cpp", "reasoning_control", "`thinking_budget` says beforehand how long thoughts are"),
+    neutral("llama.cpp", "sse_ping_interval", "--ping-interval says it for all", 5),
+    neutral("llama.cpp", "verbose", "`bridle explain` and traces tell more"),
+)
+#: Names that a system shares with one whose row is above, or in `fields`.
+SHARED = (
+    ("OpenAI", "instructions previous_response_id prompt_cache_options reasoning text"),
+    ("Anthropic", "metadata model service_tier stream tools"),
+    ("vLLM SGLang", "user include metadata service_tier store max_tool_calls max_output_tokens"),
+    ("vLLM", "prompt_cache_key prompt_cache_retention safety_identifier session_id text"),
+    ("SGLang", "cache_salt image_data min_tokens mm_processor_kwargs priority request_id return_token_ids watermark"),
+    ("SGLang", "spaces_between_special_tokens"),
+    ("llama.cpp", "add_generation_prompt continue_final_message echo logprobs max_completion_tokens max_tokens n"),
+    ("llama.cpp", "parallel_tool_calls reasoning_effort stream_options"),
+    ("TGI", "logit_bias logprobs max_tokens messages model n presence_penalty prompt response_format stream"),
+    ("TGI", "stream_options tool_choice tools top_logprobs"),
+)

@@ -1,0 +1,88 @@
+"""Fields of OpenAI's and Anthropic's requests that are about their own services, and those of objects within requests.
+
+A name with a dot is that of a field within an object: `text.verbosity` is sent as `{"text": {"verbosity": ...}}`.
+"""
+
+from __future__ import annotations
+
+from bridle.compat.schema import CompatField, absent, neutral, same
+
+#: What no model here does.
+TEXT = "models here read text, pictures, sounds and videos, and write text"
+JUDGED = "no model judges texts; docs/policies.md has what an operator can demand of them"
+_EFFORT = "`reasoning.effort` says how much a model thinks"
+_KEPT = "no messages are kept here: send the whole conversation"
+_MEMORY = "clients keep their conversations themselves"
+_WHOLE = "thoughts are given whole"
+
+VENDORS: tuple[CompatField, ...] = (
+    *same("OpenAI", "dimensions encoding_format", dimensions=8, encoding_format="base64"),
+    *same("OpenAI", "prediction", prediction={"type": "content", "content": "x"}),
+    *same("OpenAI", "stream_options.include_usage text.format reasoning.effort"),
+    *same("Anthropic", "output_config.format output_config.effort thinking.type thinking.budget_tokens"),
+    # What would change a text.
+    absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
+    absent("OpenAI", "text.verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
+    absent("OpenAI", "reasoning.mode", _EFFORT, "pro", ("standard",)),
+    absent(
+        "OpenAI",
+        "reasoning.context",
+        "the checkpoint's template says which thoughts of earlier turns it shows",
+        "all_turns",
+        ("auto",),
+    ),
+    absent("OpenAI vLLM SGLang TGI", "suffix", "there is no filling in between prompt and suffix", "x"),
+    absent("OpenAI", "functions", "send them as `tools`", [{"name": "f"}]),
+    absent("OpenAI", "function_call", "send it as `tool_choice`", "auto"),
+    absent("OpenAI", "audio", TEXT, {"voice": "ash"}),
+    absent("OpenAI", "web_search_options", "this server looks nothing up; offer a tool that does", {}),
+    absent("OpenAI", "conversation", _KEPT, "conv_1"),
+    absent("OpenAI", "moderation", JUDGED, {"model": "x"}),
+    absent(
+        "Anthropic", "mcp_servers", "none that a request names is called; offer its tools in `tools`", [{"url": "x"}]
+    ),
+    absent("Anthropic", "container", "this server runs no code for models", "x"),
+    absent("Anthropic", "compaction", "a message can ask for a summary", {"type": "enabled"}),
+    absent("Anthropic", "thread", _KEPT, {"type": "create"}),
+    absent("Anthropic", "output_config.task_budget", "`max_tokens` and `thinking` bound each answer", {"total": 9}),
+    # What changes none.
+    *(
+        neutral("OpenAI", name, why, value)
+        for name, why, value in (
+            ("user", "users are told by their keys", "me"),
+            ("safety_identifier", "users are told by their keys", "me"),
+            ("metadata", "nothing is kept", {"a": "b"}),
+            ("store", "of chats nothing is kept; `/v1/responses` are", True),
+            ("service_tier", "`priority` is here", "auto"),
+            ("prompt_cache_key", "prefixes are always cached", "x"),
+            ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
+            ("include", "thoughts are always included; log-probabilities are those of the other routes", ["x"]),
+            ("models", "the one that `model` names answers", ["x"]),
+            ("max_tool_calls", "it counts tools of OpenAI's own", 3),
+            ("access_programs", "there are none: who has a key may ask", {"cyber": "standard"}),
+            ("background_options", "an answer is computed while its client waits", {"completion_window": "soonest"}),
+            ("image", "pictures are prepared as the checkpoint says", {"context_compression": "auto"}),
+            ("reasoning.summary", _WHOLE, "auto"),
+            ("reasoning.generate_summary", _WHOLE, "auto"),
+            ("stream_options.include_obfuscation", "events are not padded", True),
+        )
+    ),
+    *(
+        neutral("Anthropic", name, why, value)
+        for name, why, value in (
+            ("betas", "nothing has to be turned on", ["x"]),
+            ("billing_policy", "nothing is billed", {"bill_to": "self"}),
+            ("cache_control", "prefixes are always cached", {"type": "ephemeral"}),
+            ("diagnostics", "`usage` counts what the cache had", {"previous_message_id": "x"}),
+            ("fallback_credit_token", "nothing is billed", "x"),
+            ("fallbacks", "the one that `model` names answers", "default"),
+            ("inference_geo", "a model answers where its server is", "eu"),
+            ("speed", "how a server computes changes no text", "fast"),
+            ("thinking.block_binding", "thoughts that are sent back are taken as they are", {"on_failure": "drop"}),
+            ("thinking.display", _WHOLE, "omitted"),
+            ("user_profile_id", "users are told by their keys", "x"),
+            ("workspace_id", "users are told by their keys", "x"),
+        )
+    ),
+    neutral("OpenAI Anthropic", "context_management", _MEMORY, {"edits": []}),
+)

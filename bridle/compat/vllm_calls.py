@@ -1,0 +1,84 @@
+"""What vLLM has in Python beside fields of requests, and what it is here: methods of its `LLM`, their keywords, and
+settings that are no flags of its server.
+
+`LLM` tells it where somebody uses a name that it does not have.
+"""
+
+from __future__ import annotations
+
+from bridle.compat.cli_flags import reasons
+from bridle.compat.schema import LibrarySymbol
+
+_RUNNING = "traces of requests, `LLM.statistics` and `bridle top` are what there is to look at"
+_ROOM = "what is cached is dropped when room is needed"
+_WHOLE = "close it, and load it again"
+_BEAMS = "its fields are keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
+_PREPARED = "prompts and pictures are prepared as the checkpoint says"
+
+
+def _words(names: str, why: str = "", *, members: str = "", keywords: str = "") -> LibrarySymbol:
+    return LibrarySymbol("vLLM", ", ".join(names.split()), tuple(keywords.split()), tuple(members.split()), why=why)
+
+
+VLLM_CALLS: tuple[LibrarySymbol, ...] = (
+    # Methods.
+    _words("LLM.generate", members="generate"),
+    _words("LLM.chat", members="chat"),
+    _words("LLM.embed LLM.encode", members="embed"),
+    _words("LLM.classify", members="classify"),
+    _words("LLM.reward", "of a classifier with one label; no model of rewards by token is served", members="classify"),
+    _words("LLM.score", "of pairs; of one text its log-probabilities", members="score"),
+    _words("LLM.get_tokenizer", members="tokenizer"),
+    _words("LLM.set_tokenizer", "`LLM(tokenizer=...)` names another one"),
+    _words("LLM.get_default_sampling_params", "what a folder recommends counts by itself", members="chat_sampling"),
+    _words("LLM.preprocess_chat", members="chat_prompt"),
+    _words("LLM.enqueue", "awaited, or asked from a thread", members="generate_async"),
+    _words("LLM.enqueue_chat", "awaited, or asked from a thread", members="chat_async"),
+    _words("LLM.wait_for_completion", "what is awaited ends with its outputs", members="generate_async chat_async"),
+    _words("LLM.get_metrics", "a server has /metrics", members="statistics"),
+    _words("LLM.from_engine_args", "`LLM(...)` takes the settings"),
+    _words("LLM.get_engine_class", "the engine is bridle's"),
+    _words("LLM.start_profile LLM.stop_profile LLM.collective_rpc LLM.apply_model", _RUNNING),
+    _words("LLM.reset_prefix_cache LLM.reset_mm_cache LLM.release_kv_cache_memory", _ROOM),
+    _words("LLM.sleep LLM.wake_up", _WHOLE, members="close"),
+    _words("LLM.get_world_size", "`LLM` is one process and its device"),
+    _words(
+        "LLM.init_weight_transfer_engine LLM.shutdown_weight_transfer_engine LLM.start_weight_update "
+        "LLM.start_draft_weight_update LLM.update_weights LLM.finish_weight_update LLM.update_weight_version "
+        "LLM.get_weight_version",
+        reasons.TRAINING,
+    ),
+    # Keywords of methods.
+    _words("lora_request=", "its name; `LLM(adapters=...)` loads it", keywords="adapter", members="load_adapter"),
+    _words("prompt_adapter_request=", "adapters are LoRA's; tuned prompts are not read", keywords="adapter"),
+    _words("prompt_token_ids=", "`prompts` takes lists of token ids, too", members="generate"),
+    _words("guided_options_request=", keywords="regex json_schema choice grammar constraint"),
+    _words("params=", _BEAMS, members="beam_search"),
+    _words("concurrency_limit=", "all prompts are searched in one batch", members="beam_search"),
+    _words("pooling_params=", "its fields are keywords: `dimensions=`, `normalize=`", members="embed"),
+    _words("pooling_task=", reasons.POOLED),
+    _words("tokenization_kwargs=", "`add_special_tokens` is a server's field; token ids say all", members="generate"),
+    _words("mm_processor_kwargs= chat_template_content_format=", _PREPARED),
+    # Settings.
+    _words("LLM(model_weights=)", "weights and configuration are one folder"),
+    _words("LLM(enable_mm_processor_stats=)", reasons.METRICS),
+    _words("LLM(mamba_config=)", reasons.MAMBA),
+)
+
+#: What to write in place of a name, as it is used there.
+_ADVICE = {name: word.advice for word in VLLM_CALLS for name in word.name.split(", ")}
+
+
+def of_keyword(name: str) -> str:
+    """What to write in place of a keyword of vLLM's calls; empty if none of them is called so."""
+    return _ADVICE.get(f"{name}=", "")
+
+
+def of_method(name: str) -> str:
+    """What a method of vLLM's `LLM` is here; empty if it has none of that name."""
+    return _ADVICE.get(f"LLM.{name}", "")
+
+
+def of_setting(name: str) -> str:
+    """What a setting of vLLM's `LLM` is here that is no flag of its server; empty if there is none."""
+    return _ADVICE.get(f"LLM({name}=)", "")

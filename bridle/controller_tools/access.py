@@ -1,0 +1,25 @@
+"""Who may use a tool: everybody, or those of certain names or roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What an owner of a key can be.
+ROLES = ("admin", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPermission:
+    """With neither `users` nor `roles`, everybody."""
+
+    users: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
+
+    def permits(self, user: str, is_admin: bool) -> bool:
+        """Whether this user may use the tool."""
+        if not (self.users or self.roles):
+            return True
+        return user in self.users or ("admin" if is_admin else "user") in self.roles
+
+
+EVERYBODY = ToolPermission()

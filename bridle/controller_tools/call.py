@@ -1,0 +1,97 @@
+"""A call of a tool, as its controller sees it: a handle that is there at once, and some time later an answer.
+
+A call ends once, in one way: with a text, or with an error in words. Whoever ends it first decides which. It knows
+nothing of what runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from bridle.errors import ToolFailed
+from bridle.safe_repr import short_repr
+
+_PENDING = "has not answered yet"
+
+
+class Call:
+    """One call of the tool `name`. Safe from any thread; a copy of it is the call itself, so that a forked controller
+    waits for the same answer.
+
+    `is_done` once it ended, and then `error` is None or says why there is no answer. `text` is the answer, and `value`
+    what it says as JSON; both raise `ToolFailed` where there is none.
+    """
+
+    __slots__ = ("_answer", "_error", "_lock", "_on_done", "is_done", "name", "notice", "num_owners")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_done = False
+        self.num_owners = 1  # outputs that may still want the answer
+        self.notice: tuple[str, bytes] | None = None  # the variable that tells the client of it, if it is to answer
+        self._answer = ""
+        self._error: str | None = _PENDING
+        self._lock = threading.Lock()
+        self._on_done: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, name: Any) -> Call:
+        """A call by whatever name a controller gave, in a form that can be shown."""
+        return cls(short_repr(name)[1:-1] if isinstance(name, str) else "?")
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no answer; None if there is one, or if it is not known yet."""
+        return self._error if self.is_done else None
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        if not self.is_done or self._error is not None:
+            raise ToolFailed(f"tool {self.name!r}: {self._error}")
+        return self._answer
+
+    @property
+    def value(self) -> Any:
+        """The answer, read as JSON."""
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise ToolFailed(f"tool {self.name!r}: its answer is no JSON: {error}") from None
+
+    def cancel(self) -> None:
+        """Give the call up: it is done, and whatever runs it is told to stop. No effect on one that is done."""
+        self.end(error="was cancelled")
+
+    def end(self, answer: str = "", error: str | None = None) -> bool:
+        """End the call, unless it is done; returns whether this ended it."""
+        with self._lock:
+            if self.is_done:
+                return False
+            self._answer, self._error = answer, error
+            self.is_done = True
+            told, self._on_done = self._on_done, []
+        for tell in told:
+            tell()
+        return True
+
+    def when_done(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the call is done, from the thread that ends it; now, if it is done."""
+        with self._lock:
+            if not self.is_done:
+                self._on_done.append(tell)
+                return
+        tell()
+
+    def __copy__(self) -> Call:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Call:
+        return self
+
+    def __repr__(self) -> str:
+        how = "pending" if not self.is_done else "answered" if self._error is None else self._error
+        return f"Call({self.name!r}: {how})"

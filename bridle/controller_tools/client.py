@@ -1,0 +1,73 @@
+"""Tools whose answers come from the client: its stream tells of a call, another request of the same user answers it.
+
+An operator names such a tool, and says what it is for; or a request names tools of its own. Whoever sent the request
+that calls one has to know what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from bridle.errors import InvalidRequest, ToolFailed
+from bridle.safe_repr import short_repr
+
+#: How the variable is called by which a client is told of a call; its id follows.
+CALL_VARIABLE = "tool_call:"
+#: The name under which calls of tools that requests name are counted; no tool can be called so.
+OF_REQUESTS = "(client)"
+MAX_CLIENT_TOOLS, MAX_NAME_CHARS = 64, 128
+
+
+class ClientTool:
+    """Waits until the client has answered; the desk ends the call then."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+
+    async def call(self, member: str, arguments: dict[str, Any]) -> str:
+        """Never answers by itself."""
+        if member:
+            raise ToolFailed(f"it has no part {short_repr(member)}")
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await answer
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[str, ...]:
+    """The tools that a request names as its client's own. None has the name of one that the operator has `taken`,
+    whoever may use that: who asks must not answer in its place. Raises `InvalidRequest`."""
+    if len(names) > MAX_CLIENT_TOOLS:
+        raise InvalidRequest(f"client_tools has {len(names)} names; at most {MAX_CLIENT_TOOLS}", "client_tools")
+    for name in names:
+        if not isinstance(name, str) or not is_name(name):
+            raise InvalidRequest(
+                f"client_tools has {short_repr(name)}; must be 1 to {MAX_NAME_CHARS} printable characters",
+                "client_tools",
+            )
+        if name in taken or name.partition(".")[0] in taken:
+            raise InvalidRequest(
+                f"client_tools has {short_repr(name)}, which is a tool of the server's", "client_tools"
+            )
+    return tuple(names)
+
+
+def new_call_id() -> str:
+    """An id by which a client answers a call, which nobody else can guess."""
+    return secrets.token_urlsafe(18)
+
+
+def notice_of(call_id: str, name: str, arguments: Any) -> tuple[str, bytes]:
+    """The variable that tells a client of a call."""
+    return CALL_VARIABLE + call_id, msgspec.json.encode({"name": name, "arguments": arguments})
+
+
+def is_name(name: str) -> bool:
+    """Whether a tool can be called so."""
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != OF_REQUESTS

@@ -1,0 +1,120 @@
+"""Python functions as tools: of an operator, or of the program that loads a model.
+
+A function that is `async` runs on the desk's event loop and can be stopped; any other gets a thread of its own. A
+thread cannot be stopped: one whose call was given up runs on, and what it returns then is dropped. So there are only so
+many of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from bridle.controller_tools.executor import Arguments, Tool
+from bridle.controller_tools.limits import DEFAULT_LIMITS, ToolLimits
+from bridle.errors import InvalidRequest, ToolFailed
+from bridle.safe_repr import short_repr
+from bridle.threads import start_thread
+
+_MAX_DESCRIPTION_CHARS = 300
+
+T = TypeVar("T")
+
+
+class Threads:
+    """How many threads functions may have. Safe from any thread."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.num = most, 0
+        self._lock = threading.Lock()
+
+    def start(self, function: Callable[[], T], name: str) -> Future[T]:
+        """Run a function in a thread of its own. Its place is free again once it has returned, or was given up before
+        it began. Raises `ToolFailed` where there are too many."""
+        self._take()
+        try:
+            future = start_thread(function, name[:40])
+        except RuntimeError as error:  # the system gives no more threads
+            self._give_back()
+            raise ToolFailed(f"no thread could be started: {error}") from None
+        future.add_done_callback(lambda done: self._give_back())
+        return future
+
+    def _take(self) -> None:
+        with self._lock:
+            if self.num >= self.most:
+                raise ToolFailed(f"{self.num} functions run, or hang; at most {self.most} (max_threads)")
+            self.num += 1
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self.num -= 1
+
+
+class FunctionTool:
+    """A function as a tool: called with the arguments as keywords. A text that it returns is the answer as it is,
+    anything else its JSON."""
+
+    def __init__(self, function: Callable[..., Any], name: str, threads: Threads) -> None:
+        if not callable(function):
+            raise InvalidRequest(f"tools: {name!r} is {short_repr(function)}; must be a function", "tools")
+        self._function, self._name, self._threads = function, name, threads
+        self._is_async = inspect.iscoroutinefunction(function)
+
+    @property
+    def description(self) -> str:
+        """The first line of the function's documentation."""
+        return (inspect.getdoc(self._function) or "").partition("\n")[0][:_MAX_DESCRIPTION_CHARS]
+
+    async def call(self, member: str, arguments: Arguments) -> str:
+        """Call it, and wait for what it returns."""
+        if member:
+            raise ToolFailed(f"it has no part {short_repr(member)}")
+        try:
+            inspect.signature(self._function).bind(**arguments)
+        except ValueError:  # a function without a signature, such as some that are built in
+            pass
+        except TypeError as error:
+            raise ToolFailed(f"its arguments do not fit: {error}") from None
+        try:
+            result = await (self._function(**arguments) if self._is_async else self._in_thread(arguments))
+        except ToolFailed:
+            raise
+        except Exception as error:
+            raise ToolFailed(f"raised {error!r}") from error
+        return as_text(result)
+
+    async def _in_thread(self, arguments: Arguments) -> Any:
+        def run() -> Any:
+            try:
+                return self._function(**arguments)
+            except Exception:
+                raise
+            except BaseException as error:  # it must not end the desk's loop
+                raise ToolFailed(f"raised {error!r}") from None
+
+        return await asyncio.wrap_future(self._threads.start(run, f"bridle-tool-{self._name}"))
+
+    async def close(self) -> None:
+        """A function holds nothing."""
+
+
+def as_text(result: Any) -> str:
+    """What a function returned, as the text of its answer."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolFailed(f"returned {type(result).__name__}, which is neither text nor JSON: {error}") from None
+
+
+def function_tools(functions: Mapping[str, Callable[..., Any]], limits: ToolLimits = DEFAULT_LIMITS) -> dict[str, Tool]:
+    """Functions as tools, by the same names."""
+    threads = Threads(limits.max_threads)
+    return {name: FunctionTool(function, name, threads) for name, function in functions.items()}

@@ -1,0 +1,238 @@
+"""Servers of the Model Context Protocol as tools, by the official package `mcp` (`pip install 'bridle[tools]'`).
+
+A server is started, or connected to, at the first call of one of its tools, and again at the first call after it has
+ended; a call that was under way then fails. `mcp_transports.py` has what carries the messages. All of it runs on the
+desk's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from bridle.controller_tools.executor import Arguments
+from bridle.controller_tools.mcp_transports import START_SECONDS, McpServer, connect
+from bridle.controller_tools.session import listed
+from bridle.errors import ToolFailed, UnsupportedFeature
+from bridle.safe_repr import short_repr
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
+__all__ = ["McpServer", "McpTool", "check_installed"]
+
+_MISSING = "the package mcp is not installed; pip install 'bridle[tools]'"
+#: How long a failed start is remembered, in seconds.
+_PAUSE = 1.0
+#: How long a connection that was closed may take to say why, in seconds.
+_MOMENT = 30.0
+#: What the package says where it was closed; servers use the same code for whatever they like.
+_CLOSED = "Connection closed"
+_MAX_SHOWN = 1_000
+_MAX_TOOLS = 1_000
+
+
+class McpTool:
+    """The tools of one server, each as `NAME.TOOL`."""
+
+    def __init__(self, name: str, server: McpServer, pause: float = _PAUSE) -> None:
+        self._name, self._server, self._pause = name, server, pause
+        self._life: _Life | None = None
+        self._failed_at = -1e9
+        self._failure = ""
+        self.num_starts = 0
+
+    @property
+    def description(self) -> str:
+        """What it is."""
+        return f"MCP: {self._server.url or ' '.join(self._server.command)}"[:_MAX_SHOWN]
+
+    async def call(self, member: str, arguments: Arguments) -> str:
+        """Call a tool of the server."""
+        if not member:
+            raise ToolFailed(f"it is a server; its tools are called {self._name}.TOOL")
+        try:
+            return await self._call(member, arguments)
+        except _Forgotten:  # so the call has not been made
+            return await self._call(member, arguments)
+
+    async def _call(self, member: str, arguments: Arguments) -> str:
+        life = await self._ready()
+        if member not in life.tools:
+            raise ToolFailed(f"{self._name} has no tool {short_repr(member)}; there are {listed(life.tools)}")
+        return await life.call(member, arguments)
+
+    async def _ready(self) -> _Life:
+        """The server's present life; a new one if the last has ended. Those who come meanwhile wait for the same."""
+        life = self._life
+        if life is None or life.is_over:
+            if time.monotonic() - self._failed_at < self._pause:
+                raise ToolFailed(f"{self._name} could not be started a moment ago: {self._failure}")
+            life = self._life = _Life(self._name, self._server)
+            self.num_starts += 1
+        try:
+            await asyncio.shield(life.ready)
+        except ToolFailed as error:
+            self._failed_at, self._failure = time.monotonic(), str(error)
+            raise
+        return life
+
+    async def close(self) -> None:
+        """End the server, if it runs."""
+        if self._life is not None:
+            await self._life.close()
+
+
+class _Forgotten(ToolFailed):
+    """A server does not know the session, since it was started again."""
+
+
+class _Life:
+    """A server from its start to its end, in a task of its own. `ready` is done once its tools are known."""
+
+    def __init__(self, name: str, server: McpServer) -> None:
+        self._name, self._server = name, server
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody may have left
+        self.tools: tuple[str, ...] = ()
+        self._ended: asyncio.Future[str] = loop.create_future()  # why it is over
+        self._session: ClientSession | None = None
+        self._is_forgotten = False
+        self._task = loop.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._ended.done() or self._task.done()
+
+    def end(self, why: str) -> None:
+        """Have it end."""
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+    def _forget(self) -> None:
+        """Note that the server answers as one that was started again."""
+        self._is_forgotten = True
+
+    async def call(self, tool: str, arguments: Arguments) -> str:
+        """Call a tool; fails if the server ends first."""
+        assert self._session is not None
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        asking = asyncio.ensure_future(self._session.call_tool(tool, arguments))
+        try:
+            await asyncio.wait((asking, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() or asking.cancelled():  # what carries its messages failed, which ends it
+                raise ToolFailed(f"{self._name} ended during the call: {await self._why()}")
+            return _text_of(asking.result())
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED and error.message == _CLOSED:  # and then it says why
+                await asyncio.wait((self._ended,), timeout=_MOMENT)
+            if self._ended.done():
+                raise ToolFailed(f"{self._name} ended during the call: {self._ended.result()}") from None
+            if self._is_forgotten:
+                self.end("it was started again")
+                raise _Forgotten(f"{self._name} was started again") from None
+            raise ToolFailed(f"{self._name}: {str(error)[:_MAX_SHOWN]}") from None
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ToolFailed(f"{self._name}: {type(error).__name__}: {str(error)[:_MAX_SHOWN]}") from None
+        finally:
+            asking.cancel()
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _why(self) -> str:
+        """Why it is over, once it is. Who waits may be cancelled, and the future must not be with them."""
+        await asyncio.wait((self._ended,))
+        return self._ended.result()
+
+    async def _run(self) -> None:
+        from mcp import ClientSession
+
+        why = "it was closed"
+        try:
+            async with (
+                connect(self._server, self.end, self._forget) as (reading, writing),
+                ClientSession(reading, writing) as session,
+            ):
+                async with asyncio.timeout(START_SECONDS):
+                    await self._begin(session)
+                self._session = session
+                self.ready.set_result(None)
+                why = await self._why()
+        except BaseException as error:
+            why = self._ended.result() if self._ended.done() else _words(error)
+            if not isinstance(error, (Exception, asyncio.CancelledError)):
+                raise
+        finally:
+            self.end(why)
+            if not self.ready.done():
+                self.ready.set_exception(ToolFailed(f"{self._name} did not start: {why}"))
+
+    async def _begin(self, session: ClientSession) -> None:
+        """Shake hands, and ask for the tools; fails if the server ends first."""
+        from mcp_types import PaginatedRequestParams
+
+        async def ask() -> list[str]:
+            await session.initialize()
+            found: list[str] = []
+            cursor: str | None = None
+            while len(found) < _MAX_TOOLS:
+                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+                found += [tool.name for tool in page.tools]
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+            return found
+
+        asking = asyncio.ensure_future(ask())
+        try:
+            await asyncio.wait((asking, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise ToolFailed(self._ended.result())
+            offered = self._server.tools
+            self.tools = tuple(name for name in asking.result()[:_MAX_TOOLS] if offered is None or name in offered)
+        finally:
+            asking.cancel()
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def close(self) -> None:
+        """End the server, and wait until it has."""
+        self.end("it was closed")
+        if not self.ready.done():
+            self._task.cancel()
+        await asyncio.wait((self._task,))
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong, without the groups that a library packs errors into."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return f"it was not ready within {START_SECONDS:g} seconds"
+    return str(error)[:_MAX_SHOWN] or type(error).__name__
+
+
+def _text_of(result: Any) -> str:
+    """The answer of a tool: its texts, or else its structured content as JSON."""
+    from bridle.controller_tools.functions import as_text
+
+    texts = [part.text for part in getattr(result, "content", ()) if getattr(part, "type", "") == "text"]
+    text = "\n".join(texts)
+    if not texts and getattr(result, "structured_content", None) is not None:
+        text = as_text(result.structured_content)
+    if getattr(result, "is_error", False):
+        raise ToolFailed(text[:_MAX_SHOWN] or "the tool failed without a word")
+    if not texts and not text:
+        raise ToolFailed("its answer has no text")
+    return text
+
+
+def check_installed() -> None:
+    """Raise `UnsupportedFeature` unless the package is there."""
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is None:
+        raise UnsupportedFeature(_MISSING, "mcp")

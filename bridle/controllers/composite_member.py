@@ -1,0 +1,99 @@
+"""One of several controllers on one output: what it was told, and what it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bridle.engine.control.decision import Decision, Splice
+from bridle.engine.interfaces import Answer, Ask, Change, ControllerPool
+
+Candidates = tuple[tuple[int, float], ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class CompositeMember:
+    """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
+    before the others were shown it. While it has a `script`, its decision is not asked for, and its `answer` is not
+    told: alone it would not have been asked yet. One that `is_lenient` may have to relent where it forces tokens that
+    others do not allow, and is then asked for what else it allows there. One that `may_go` is left out if it fails."""
+
+    id: int
+    pool: ControllerPool
+    is_lenient: bool = False
+    may_go: bool = False
+    has_relented: bool = False
+    decision: Decision | None = None
+    script: Splice | None = None
+    is_asked: bool = False
+    untold: Ask | None = None
+    ahead: tuple[int, ...] = ()
+    answer: Answer | None = None
+
+    def move(
+        self,
+        backtrack: int,
+        tokens: tuple[int, ...],
+        sampled: int | None = None,
+        top: Candidates = None,
+        changes: tuple[Change, ...] = (),
+    ) -> None:
+        """Note that tokens went and came."""
+        self.has_relented = False
+        if self.ahead:
+            same = 0 if backtrack else num_same(self.ahead, tokens)
+            backtrack += 0 if same == len(tokens) and not backtrack else len(self.ahead) - same
+            self.ahead, tokens = () if backtrack else self.ahead[same:], tokens[same:]
+            if not (backtrack or tokens):
+                return
+        news = self.untold
+        if news is None:
+            self.untold = Ask(self.id, tokens, backtrack, sampled, top, changes=changes)
+            return
+        kept = news.tokens[: max(len(news.tokens) - backtrack, 0)]
+        further = max(backtrack - len(news.tokens), 0)
+        if sampled is None:
+            sampled, top = news.sampled, news.candidates
+        self.untold = replace(
+            news,
+            tokens=kept + tokens,
+            backtrack=news.backtrack + further,
+            sampled=sampled,
+            candidates=top,
+            changes=news.changes + changes,
+        )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has to be told now."""
+        news = self.untold
+        if self.is_asked or (news is None and self.decision is not None):
+            return False
+        if news is not None and news.parent is not None:
+            return True
+        return self.script is None and (
+            self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
+        )
+
+    def relent(self) -> bool:
+        """Give up what it forces, to be asked for what else it allows; returns whether it can."""
+        if self.script is None or self.has_relented or not self.is_lenient:
+            return False
+        self.script, self.has_relented = None, True
+        return True
+
+    def next_ask(self, turns: int, final: bool) -> Ask:
+        """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
+        if self.script is not None and not final and not self.ahead:
+            self.move(0, self.script.ff_tokens)
+            self.ahead = self.script.ff_tokens
+        ask = self.untold or Ask(self.id)
+        if final or turns > 1 or self.has_relented:
+            ask = replace(ask, final=final, turns=turns, may_force=not self.has_relented)
+        self.untold, self.decision, self.is_asked = None, None, True
+        return ask
+
+
+def num_same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

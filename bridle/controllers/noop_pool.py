@@ -1,0 +1,28 @@
+"""The pool of controllers that want nothing: it stands in for one that failed and may be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from bridle.controllers.sync_pool import SyncControllerPool, opened
+from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.request import Request
+
+
+class NoopPool(SyncControllerPool[None]):
+    """Answers every ask at once: to draw."""
+
+    def accepts(self, controller: object) -> bool:
+        """None is made here."""
+        return False
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        """Nothing has to be made."""
+        return opened(request.prompt)
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Answer."""
+        for ask in asks:
+            self._answers[ask.seq_id] = Answer(None if ask.final else Decision.sample())

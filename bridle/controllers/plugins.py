@@ -1,0 +1,74 @@
+"""Classes of controllers that an operator offers: named by a flag of the server, chosen by requests as `class:NAME`.
+
+A request names one and may give it an argument; which code that is, the operator alone says. It is trusted code, and
+runs on the engine's thread, as plain Python controllers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from bridle.controller_tools.module_loader import load_module
+from bridle.controllers.python import Controller
+from bridle.errors import ControllerError, InvalidRequest
+from bridle.safe_repr import short_repr
+
+#: How the names of such controllers begin in requests.
+PREFIX = "class:"
+_PARAM = "controller_class"
+
+
+def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
+    """The classes of `[NAME=]MODULE:CLASS` by their names; MODULE is a module's name or a Python file. Raises
+    `InvalidRequest` for what cannot be loaded or is no controller."""
+    found: dict[str, type[Controller]] = {}
+    for spec in specs:
+        name, equals, place = spec.rpartition("=")
+        module, colon, attribute = place.rpartition(":")
+        if not colon or not module or not attribute or (equals and not name):
+            raise InvalidRequest(f"controller_class is {short_repr(spec)}; must be [NAME=]MODULE:CLASS", _PARAM)
+        kind = getattr(load_module(module, _PARAM), attribute, None)
+        if not isinstance(kind, type) or not issubclass(kind, Controller):
+            raise InvalidRequest(f"controller_class {short_repr(place)} is no class of bridle.Controller", _PARAM)
+        if (name or attribute) in found:
+            raise InvalidRequest(f"controller_class names {short_repr(name or attribute)} twice", _PARAM)
+        found[name or attribute] = kind
+    return found
+
+
+def make_demanded(place: str, argument: Any) -> Controller:
+    """The controller of an operator's class MODULE:CLASS, which can be made again in another process. Raises
+    `InvalidRequest` or `ControllerError`."""
+    controller = make_controller(_class_at(place), f"{PREFIX}policy", argument)
+    object.__setattr__(controller, "made_from", (place, argument))  # whatever its class says of attributes
+    return controller
+
+
+@lru_cache(256)
+def _class_at(place: str) -> Mapping[str, type[Controller]]:
+    return load_classes([f"policy={place}"])
+
+
+def is_class(name: str | None) -> bool:
+    """Whether a controller's name is that of such a class."""
+    return name is not None and name.startswith(PREFIX)
+
+
+def make_controller(classes: Mapping[str, type[Controller]], name: str, argument: Any) -> Controller:
+    """The controller that a request names, made with the request's argument if there is one. Raises `InvalidRequest`
+    for a name that the operator does not offer, `ControllerError` if the class fails."""
+    kind = classes.get(name.removeprefix(PREFIX))
+    if kind is None:
+        offered = ", ".join(PREFIX + each for each in classes) or "none"
+        raise InvalidRequest(
+            f"controller is {short_repr(name)}; this server offers of such classes: {offered}", "controller"
+        )
+    make: Callable[..., Controller] = kind
+    try:
+        made = make() if argument is None or argument == "" else make(argument)
+    except Exception as error:
+        raise ControllerError(f"{name} could not be made: {type(error).__name__}: {error}") from error
+    made.asked_as = name
+    return made

@@ -1,0 +1,171 @@
+"""Free text first, then a grammar: a model thinks within a budget and answers in a form, or calls tools after a token.
+
+The text up to the end token is the model's own. When its budget is used up the end is forced, and what follows is held
+to a grammar if there is one. Nothing is ever taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from bridle.controllers.python import Controller, SequenceView
+from bridle.engine.control.decision import Decision
+from bridle.structured_output.matcher import Matcher, end_row, fitting
+from bridle.structured_output.pool import ConstraintPool
+from bridle.structured_output.spec import Constraint
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+class CompiledGrammar:
+    """A compiled grammar, its vocabulary, and the constraint that it was made from. A copy advances independently."""
+
+    def __init__(self, matcher: Matcher, vocabulary: GrammarVocabulary, form: Constraint) -> None:
+        self.matcher, self.vocabulary, self.form = matcher, vocabulary, form
+
+    def __deepcopy__(self, memo: object) -> CompiledGrammar:
+        return CompiledGrammar(self.matcher.copy(), self.vocabulary, self.form)
+
+    def decide(self, extra: int | None = None, may_force: bool = True) -> Decision:
+        """The decision: tokens that must come, a choice among those that may (and `extra`), or the end."""
+        matcher = self.matcher
+        if matcher.is_complete:
+            return Decision.stop()
+        forced = matcher.forced() if extra is None and may_force else ()
+        if forced:
+            return Decision.splice(0, forced)
+        mask = matcher.mask()
+        if extra is not None:
+            return Decision.sample(_with(mask, extra))
+        if mask == end_row(self.vocabulary) or (matcher.is_accepting and not mask.strip(b"\0")):
+            return Decision.stop()
+        return Decision.sample(mask)
+
+    def all_but_ends(self) -> bytes:
+        """The mask that allows every token but the end tokens."""
+        return end_row(self.vocabulary).translate(_INVERTED)
+
+
+async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGrammar:
+    """The grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for one that cannot be used. A caller
+    that is cancelled leaves at once."""
+    matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for the same one
+    return CompiledGrammar(matcher.copy(), pool.compiler.vocabulary, form)
+
+
+class _Phase(Enum):
+    BEFORE = "before"  # the first token decides whether there is a free part
+    FREE = "free"
+    GAP = "gap"  # between the end token and what the grammar knows
+    BOUND = "bound"
+
+
+@dataclass(slots=True)
+class ReasoningThenGrammar(Controller):
+    """`end` is the token that ends the free part; `opening`, if given, begins it, as the first token of the output or
+    not at all. After `budget` tokens of the free part `closing` follows, the last of which is `end`, and after the end
+    `gap`, if a grammar holds what comes `then`. The output may end within the free part only if it `may_stop`.
+    """
+
+    end: int
+    opening: int | None = None
+    budget: int | None = None
+    closing: tuple[int, ...] = ()
+    gap: tuple[int, ...] = ()
+    then: CompiledGrammar | None = None
+    may_stop: bool = True
+
+    __name__: ClassVar[str] = "free_part"  # as logs and traces have it
+
+    #: Front-ends read this: text can be shown at once.
+    max_rewind: ClassVar[int] = 0
+    is_pure: ClassVar[bool] = True
+    #: As with constraints.
+    is_lenient: ClassVar[bool] = True
+
+    _phase: _Phase = field(default=_Phase.FREE, init=False)
+    _num_free: int = field(default=0, init=False)
+    _num_gap: int = field(default=0, init=False)
+    _is_cut: bool = field(default=False, init=False)
+    _mask: bytes = field(default=b"", init=False)
+    # What the part was before each token of the output, and whether the grammar was told of that token.
+    _past: list[tuple[_Phase, int, int, bool, bool]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._phase = _Phase.FREE if self.opening is None else _Phase.BEFORE
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ReasoningThenGrammar:
+        """A copy without the time that copying each entry of `_past` takes: they never change."""
+        twin = copy.copy(self)
+        twin._past = self._past.copy()
+        twin.then = copy.deepcopy(self.then, memo)
+        return twin
+
+    def next(self, view: SequenceView) -> Decision:
+        if view.num_rewound:
+            self._forget(view.num_rewound)
+        if len(view.tokens) > view.num_prompt:
+            with fitting(view.rewritten_by, None if self.then is None else self.then.form):
+                for token in view.new_tokens:
+                    self._see(token)
+        if self._phase is _Phase.FREE:
+            return self._in_free_part()
+        if self.then is None:
+            return Decision.sample(self._without_end(view) if self._is_cut else None)
+        if self._phase is _Phase.GAP:
+            return Decision.splice(0, self.gap[self._num_gap :])
+        return self.then.decide(self.opening if self._phase is _Phase.BEFORE else None, view.may_force)
+
+    def _in_free_part(self) -> Decision:
+        if self.budget is not None and self._num_free >= self.budget:
+            self._is_cut = True
+            return Decision.splice(0, self.closing)
+        if self.then is not None and not self.may_stop:
+            return Decision.sample(self.then.all_but_ends())
+        return Decision.sample()
+
+    def _without_end(self, view: SequenceView) -> bytes:
+        """The mask that allows every token but the end token, which a model that was cut off still wants to write."""
+        if not self._mask:
+            self._mask = view.mask_of([self.end]).translate(_INVERTED)
+        return self._mask
+
+    def _forget(self, num_tokens: int) -> None:
+        """Go back to where the part stood before its last tokens, which said a banned phrase."""
+        before = len(self._past) - num_tokens
+        num_bound = sum(was_bound for *_, was_bound in self._past[before:])
+        if num_bound and self.then is not None:
+            self.then.matcher.rollback(num_bound)
+        self._phase, self._num_free, self._num_gap, self._is_cut, _ = self._past[before]
+        del self._past[before:]
+
+    def _see(self, token: int) -> None:
+        """Note one more token of the output."""
+        was_bound = self._phase is _Phase.BOUND or (self._phase is _Phase.BEFORE and token != self.opening)
+        self._past.append((self._phase, self._num_free, self._num_gap, self._is_cut, was_bound))
+        match self._phase:
+            case _Phase.BEFORE if token == self.opening:
+                self._phase = _Phase.FREE
+            case _Phase.FREE if token != self.end:
+                self._num_free += 1
+            case _Phase.FREE:
+                self._phase = _Phase.GAP if self.gap else _Phase.BOUND
+            case _Phase.GAP:
+                self._num_gap += 1
+                if self._num_gap == len(self.gap):
+                    self._phase = _Phase.BOUND
+            case _:
+                self._phase = _Phase.BOUND
+                if self.then is not None:
+                    self.then.matcher.commit([token])
+
+
+def _with(mask: bytes, token: int) -> bytes:
+    row = bytearray(mask)
+    row[token >> 3] |= 1 << (token & 7)
+    return bytes(row)

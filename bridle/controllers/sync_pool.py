@@ -1,0 +1,53 @@
+"""What pools share whose controllers answer on the engine's thread, as soon as they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from bridle.engine.interfaces import Answer
+from bridle.engine.request import Request
+
+_Instance = TypeVar("_Instance")
+
+
+class SyncControllerPool(Generic[_Instance]):
+    """A part of a `ControllerPool`: `open` fills `_opened`, by the id of the request; `ask` moves that to `_live`, by
+    the id of the sequence, and fills `_answers`."""
+
+    is_busy = False  # `ask` does everything
+    answers_at_once = True
+
+    def __init__(self) -> None:
+        self._opened: dict[str, _Instance] = {}
+        self._live: dict[int, _Instance] = {}
+        self._answers: dict[int, Answer] = {}
+
+    def abandon(self, request: Request) -> None:
+        """Drop what `open` made."""
+        self._opened.pop(request.id, None)
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """All answers, which are ready as soon as `ask` returns."""
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Drop what these sequences have."""
+        for seq_id in seq_ids:
+            self._live.pop(seq_id, None)
+            self._answers.pop(seq_id, None)
+
+    def shutdown(self) -> None:
+        """Drop everything."""
+        self._opened.clear()
+        self._live.clear()
+        self._answers.clear()
+
+
+def opened(prompt: tuple[int, ...]) -> Future[tuple[int, ...]]:
+    """What `open` returns for a controller that is ready."""
+    future: Future[tuple[int, ...]] = Future()
+    future.set_result(prompt)
+    return future

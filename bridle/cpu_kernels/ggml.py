@@ -1,0 +1,208 @@
+"""Quantized blocks as GGUF files have them: Q8_0, Q4_0, Q4_K, Q5_K, Q6_K.
+
+A row of inputs is cut into blocks, each with its own scales. `split_blocks` takes blocks apart into integers and
+scales, without loss; from there they become floating point (`dequantize`) or the order that kernels want
+(`bridle.cpu_kernels.packing`). `quantize` makes the two simple types. Nothing here reads files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bridle.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How a type lays out its blocks: `inputs` numbers in `num_bytes` bytes, integers of `bits` bits less `zero`, one
+    scale per `group` inputs. K-quants have `inputs` of 256 and integer scales within them."""
+
+    name: str
+    inputs: int
+    num_bytes: int
+    bits: int
+    zero: int
+    group: int
+
+    @property
+    def has_minimum(self) -> bool:
+        return self.name in ("Q4_K", "Q5_K")
+
+    def row_bytes(self, num_inputs: int) -> int:
+        return num_inputs // self.inputs * self.num_bytes
+
+
+#: Numbers that are quantized at once.
+_MAX_NUMBERS = 1 << 22
+
+TYPES = {
+    kind.name: kind
+    for kind in (
+        BlockType("Q8_0", 32, 34, 8, 128, 32),
+        BlockType("Q4_0", 32, 18, 4, 8, 32),
+        BlockType("Q4_K", 256, 144, 4, 0, 32),
+        BlockType("Q5_K", 256, 176, 5, 0, 32),
+        BlockType("Q6_K", 256, 210, 6, 32, 16),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBlocks:
+    """Blocks taken apart: `weight = scale * factor * (integers - zero) - minimum * offset`.
+
+    `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group,
+    and None where a type has none.
+    """
+
+    integers: Tensor  # [out, in] uint8
+    scale: Tensor  # [out, in / inputs] float16
+    factor: Tensor | None = None  # [out, in / group] int8 or uint8
+    minimum: Tensor | None = None  # [out, in / inputs] float16
+    offset: Tensor | None = None  # [out, in / group] uint8
+
+
+def block_type(name: str) -> BlockType:
+    """The type called `name`. Raises `InvalidRequest` for one that is not here."""
+    if name not in TYPES:
+        raise InvalidRequest(f"quantization type is {name!r}; must be one of {', '.join(TYPES)}", "quantization")
+    return TYPES[name]
+
+
+def check_blocks(kind: BlockType, blocks: Tensor, shape: tuple[int, int]) -> None:
+    """Raises `InvalidRequest` if `blocks` are not the bytes of a matrix of that shape [out, in]."""
+    num_outputs, num_inputs = shape
+    if num_outputs < 1 or num_inputs < 1 or num_inputs % kind.inputs:
+        raise InvalidRequest(
+            f"a matrix of shape {shape} cannot be {kind.name}: its rows are no multiple of {kind.inputs}",
+            "quantization",
+        )
+    wanted = (num_outputs, kind.row_bytes(num_inputs))
+    if blocks.dtype is not torch.uint8 or tuple(blocks.shape) != wanted:
+        raise InvalidRequest(
+            f"{kind.name} blocks are {tuple(blocks.shape)} of {blocks.dtype}; a matrix of shape {shape} has {wanted} "
+            "of torch.uint8",
+            "quantization",
+        )
+
+
+def split_blocks(kind: BlockType, blocks: Tensor) -> SplitBlocks:
+    """Take rows of blocks [out, bytes] apart."""
+    parts = blocks.reshape(blocks.shape[0], -1, kind.num_bytes)  # [out, blocks, bytes]
+    return _SPLITTERS[kind.name](parts)
+
+
+def dequantize(kind: BlockType, blocks: Tensor) -> Tensor:
+    """Rows of blocks [out, bytes] -> float32 [out, in]."""
+    return join_split(kind, split_blocks(kind, blocks))
+
+
+def join_split(kind: BlockType, split: SplitBlocks) -> Tensor:
+    """Blocks taken apart -> float32 [out, in]."""
+    rows = split.integers.shape[0]
+    scale = split.scale.float().unsqueeze(-1)  # [out, blocks, 1]
+    groups = split.integers.view(rows, split.scale.shape[1], -1, kind.group)  # [out, blocks, groups, group]
+    if split.factor is not None:
+        scale = scale * split.factor.view(rows, split.scale.shape[1], -1).float()  # [out, blocks, groups]
+    weight = (groups.float() - kind.zero) * scale.unsqueeze(-1)
+    if split.minimum is not None:
+        assert split.offset is not None
+        lifted = split.minimum.float().unsqueeze(-1) * split.offset.view(rows, split.scale.shape[1], -1).float()
+        weight -= lifted.unsqueeze(-1)
+    return weight.view(rows, -1)
+
+
+def quantize(kind: BlockType, weight: Tensor) -> Tensor:
+    """Float rows [out, in] -> blocks [out, bytes], for Q8_0 and Q4_0."""
+    if kind.name not in ("Q8_0", "Q4_0"):
+        raise InvalidRequest(f"weights are quantized to Q8_0 and Q4_0 here, not to {kind.name}", "quantization")
+    if weight.shape[1] % kind.group:
+        raise InvalidRequest(f"rows of {weight.shape[1]} numbers are no multiple of {kind.group}", "quantization")
+    make = _to_q8 if kind.name == "Q8_0" else _to_q4
+    parts = torch.split(
+        weight.detach(), max(1, _MAX_NUMBERS // weight.shape[1])
+    )  # little at a time: it takes room in float32
+    return torch.cat([make(part.float().reshape(part.shape[0], -1, kind.group)).flatten(1) for part in parts])
+
+
+def _to_q8(groups: Tensor) -> Tensor:
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    integers = torch.round(groups * _inverse(scale)).to(torch.int8)
+    return torch.cat([scale.half().view(torch.uint8), integers.view(torch.uint8)], -1)
+
+
+def _to_q4(groups: Tensor) -> Tensor:
+    """The number that is largest without its sign becomes -8."""
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scale = extreme / -8
+    nibbles = torch.floor(groups * _inverse(scale) + 8.5).clamp_(0, 15).to(torch.uint8)
+    return torch.cat([scale.half().view(torch.uint8), nibbles[..., :16] | (nibbles[..., 16:] << 4)], -1)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, 1.0 / scale)
+
+
+def _half(parts: Tensor, begin: int) -> Tensor:
+    """The half-precision number that begins at a byte of each block: [out, blocks]"""
+    return parts[..., begin : begin + 2].contiguous().view(torch.float16).squeeze(-1)
+
+
+def _nibbles(parts: Tensor) -> Tensor:
+    """[..., n] bytes -> [..., 2 n]: all low halves, then all high ones"""
+    return torch.cat([parts & 15, parts >> 4], -1)
+
+
+def _cut(parts: Tensor, *sizes: int) -> Tensor:
+    """[..., n] -> [..., *sizes]"""
+    return parts.reshape(*parts.shape[:-1], *sizes)
+
+
+def _split_q8_0(parts: Tensor) -> SplitBlocks:
+    return SplitBlocks((parts[..., 2:] ^ 128).flatten(1), _half(parts, 0))
+
+
+def _split_q4_0(parts: Tensor) -> SplitBlocks:
+    return SplitBlocks(_nibbles(parts[..., 2:]).flatten(1), _half(parts, 0))
+
+
+def _split_q4_k(parts: Tensor) -> SplitBlocks:
+    factor, offset = _six_bit_scales(parts[..., 4:16])
+    quarters = _cut(parts[..., 16:], 4, 32)  # two groups each
+    return SplitBlocks(_nibbles(quarters).flatten(1), _half(parts, 0), factor, _half(parts, 2), offset)
+
+
+def _split_q5_k(parts: Tensor) -> SplitBlocks:
+    factor, offset = _six_bit_scales(parts[..., 4:16])
+    high = parts[..., 16:48].unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(-1)  # [out, blocks, 8, 32]
+    low = _nibbles(_cut(parts[..., 48:], 4, 32)).reshape(high.shape)
+    return SplitBlocks((low | (high & 1) << 4).flatten(1), _half(parts, 0), factor, _half(parts, 2), offset)
+
+
+def _split_q6_k(parts: Tensor) -> SplitBlocks:
+    low = _nibbles(_cut(parts[..., :128], 2, 64))  # [out, blocks, 2, 128]
+    pairs = _cut(parts[..., 128:192], 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
+    high = (pairs & 3).flatten(-2)  # [out, blocks, 2, 128]
+    factor = parts[..., 192:208].contiguous().view(torch.int8).flatten(1)
+    return SplitBlocks((low | high << 4).flatten(1), _half(parts, 208), factor)
+
+
+def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Twelve bytes hold eight factors and eight offsets of six bits: [out, blocks, 12] -> 2 x [out, groups]"""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    factor = torch.cat([first & 63, (third & 15) | (first >> 6) << 4], -1)
+    offset = torch.cat([second & 63, (third >> 4) | (second >> 6) << 4], -1)
+    return factor.flatten(1), offset.flatten(1)
+
+
+_SPLITTERS: dict[str, Callable[[Tensor], SplitBlocks]] = {
+    "Q8_0": _split_q8_0,
+    "Q4_0": _split_q4_0,
+    "Q4_K": _split_q4_k,
+    "Q5_K": _split_q5_k,
+    "Q6_K": _split_q6_k,
+}

@@ -1,0 +1,144 @@
+"""The kernels of one shared object, called with checked arguments: a tensor's pointer leaves Python only if its type,
+place and size are those that the C code expects."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridle.cpu_kernels.ggml import TYPES
+from bridle.cpu_kernels.packing import BLOCK, KINDS, PackedMatrix
+from bridle.cpu_kernels.threads import is_parallel
+from bridle.errors import InternalError
+
+#: The version of the C functions' arguments.
+VERSION = 5
+#: A sum in 32 bits can hold this many products of 8-bit numbers.
+MAX_INPUTS = 1 << 16
+_MAX_ROWS = 1 << 20
+
+
+class CMatrix(ctypes.Structure):
+    """`matrix` of sources/linear.h."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("kind", c_int),
+        ("outputs", c_int),
+        ("inputs", c_int),
+        ("given", c_int),
+    )
+
+
+class Matrix:
+    """A packed matrix that kernels can multiply by; keeps its tensors alive."""
+
+    def __init__(self, packed: PackedMatrix, bias: Tensor | None, lanes: int) -> None:
+        self.kind, self.outputs, self.inputs, self.given = packed.kind, packed.outputs, packed.inputs, packed.given
+        self.weights, self.scales = packed.weights, packed.scales
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self._check(lanes)
+        self.c = CMatrix(
+            self.weights.data_ptr(),
+            self.scales.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            KINDS[self.kind],
+            self.outputs,
+            self.inputs,
+            self.given,
+        )
+
+    def _check(self, lanes: int) -> None:
+        panels = -(-self.outputs // lanes)
+        weights, scales = packed_sizes(self.kind, panels * lanes, self.inputs)
+        require(0 < self.outputs < 1 << 30, f"a matrix has {self.outputs} outputs")
+        fills = self.inputs == self.given if self.kind == "float32" else self.inputs % BLOCK == 0
+        require(
+            0 < self.given <= self.inputs <= MAX_INPUTS and fills,
+            f"a matrix has {self.given} of {self.inputs} inputs; kernels sum up to {MAX_INPUTS}, in blocks of {BLOCK}",
+        )
+        check_tensor(self.weights, torch.uint8, weights, "weights")
+        check_tensor(self.scales, torch.uint8, scales, "scales")
+        if self.bias is not None:
+            check_tensor(self.bias, torch.float32, self.outputs, "the bias")
+
+
+class Kernels:
+    """Functions of one loaded object."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._library = library = ctypes.CDLL(str(path))
+        if library.bridle_version() != VERSION:
+            raise InternalError(f"{path.name} has interface {library.bridle_version()}; {VERSION} is wanted")
+        self.lanes: int = library.bridle_lanes()
+        self.zero: int = library.bridle_zero()
+        #: Query rows of a chunk of attention.
+        self.queries: int = library.bridle_queries()
+        self._linear = self.function("bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
+        self.threads = 1
+
+    def function(self, name: str, *arguments: Any) -> Any:
+        """The C function of that name, which returns nothing. Its caller checks the arguments."""
+        function = getattr(self._library, name)
+        function.argtypes, function.restype = arguments, None
+        return function
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with this many threads from now on, unless there are more already."""
+        self.threads = self._library.bridle_threads(threads)
+
+    def matrix(self, packed: PackedMatrix, bias: Tensor | None) -> Matrix:
+        return Matrix(packed, bias, self.lanes)
+
+    def linear(self, matrix: Matrix, rows: Tensor) -> Tensor:
+        """Float rows [n, in] -> [n, out]"""
+        num_rows = rows.shape[0]
+        require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
+        check_tensor(rows, torch.float32, num_rows * matrix.given, "rows")
+        out = torch.empty(num_rows, matrix.outputs, dtype=torch.float32)
+        if num_rows:
+            scratch = torch.empty(scratch_bytes(matrix, num_rows), dtype=torch.uint8)
+            pointers = (rows.data_ptr(), scratch.data_ptr(), out.data_ptr())
+            self._linear(matrix.c, *pointers, num_rows, is_parallel())
+        return out
+
+
+def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
+    """The memory for rows as a product wants them: integers, a scale and two sums of 4 bytes per block; or numbers."""
+    if matrix.kind == "float32":
+        return 4 * num_rows * matrix.inputs
+    return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
+
+
+def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
+    """Bytes of the weights and of the scales of whole panels."""
+    if kind == "int8":
+        return outputs * inputs, 4 * outputs
+    if kind == "float32":
+        return 4 * outputs * inputs, 0
+    block = TYPES[kind]
+    per_block = 2 if block.inputs == BLOCK else 20 if block.has_minimum else 18
+    return outputs * inputs * block.bits // 8, outputs * (inputs // block.inputs) * per_block
+
+
+def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:
+    """Raise `InternalError` if `tensor` is not contiguous memory of `size` numbers of that type."""
+    require(
+        tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.is_contiguous() and tensor.numel() == size,
+        f"{what}: {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "
+        f"{size} contiguous {dtype} on the cpu are wanted",
+    )
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise `InternalError` unless a kernel can be called so: it would read what is not there."""
+    if not holds:
+        raise InternalError(f"not for a kernel: {what}")

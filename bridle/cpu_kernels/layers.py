@@ -1,0 +1,323 @@
+"""All layers of a dense model in one call of the kernels, and attention alone. The arguments of the C functions are
+checked here.
+
+The order of the fields is that of sources/layer.h and sources/attention.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_float, c_int, c_void_p
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.cpu_kernels.kernels import CMatrix, Kernels, Matrix, check_tensor, require, scratch_bytes
+from bridle.cpu_kernels.threads import is_parallel
+
+MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 3
+_MAX_TOKENS = 1 << 20
+#: Numbers of the types of keys and values, and of the activations, in sources/attention.h and layer.h.
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+#: The parts of a layer, each of which gives something that adapters add to, and what is left to do then.
+QKV, ATTEND, GATES, DOWN, END = range(5)
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm", "last_norm", "mlp_norm", "mlp_last_norm", "head_norm", "sinks")),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("qkv", CMatrix * 3),
+        ("out", CMatrix),
+        ("gate_up", CMatrix * 2),
+        ("down", CMatrix),
+        *((name, c_int) for name in ("num_qkv", "num_gate_up", "rotation", "window", "kv", "activation")),
+        ("is_norm_of_all_heads", c_int),
+        *((name, c_float) for name in ("eps", "mlp_eps", "head_eps", "scale", "softcap", "share")),
+    )
+
+
+class CStep(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "rows", "spans")),
+        *((name, c_void_p) for name in ("hidden", "normed", "wide", "attended", "scratch")),
+        *((name, c_int) for name in ("tokens", "num_rows", "chunks", "hidden_size", "gates", "heads", "kv_heads")),
+        *((name, c_int) for name in ("dim", "parallel")),
+    )
+
+
+class CAttention(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "sinks", "keys", "values", "key_scales", "value_scales")),
+        *((name, c_void_p) for name in ("rows", "spans", "out")),
+        *((name, c_float) for name in ("scale", "softcap")),
+        *((name, c_int) for name in ("num_rows", "q_stride", "heads", "kv_heads", "dim", "window", "kv")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query heads, the key heads that they share, and their width."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+    def fit(self, lanes: int) -> bool:
+        """Whether kernels with this many lanes can attend with them."""
+        is_even = self.kv_heads > 0 and self.heads % self.kv_heads == 0
+        is_small = self.dim <= MAX_DIM and self.heads <= MAX_GROUP * max(self.kv_heads, 1)
+        return is_even and is_small and self.dim % lanes == 0
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of a layer: float32, bfloat16, or int8 with scales."""
+
+    keys: Tensor  # [slots, kv heads, dim]
+    values: Tensor
+    key_scales: Tensor | None = None  # [slots, kv heads] float32
+    value_scales: Tensor | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return self.keys.shape[0]
+
+    def pointers(self, heads: Heads) -> tuple[int | None, ...]:
+        """The addresses, once all sizes and types are right."""
+        slots, dtype = self.num_slots * heads.kv_heads, self.keys.dtype
+        require(dtype in KV_TYPES, f"keys of {dtype}")
+        for tensor in (self.keys, self.values):
+            check_tensor(tensor, dtype, slots * heads.dim, "the cache")
+        found = []
+        for scales in (self.key_scales, self.value_scales):
+            require(
+                (scales is None) == (dtype is not torch.int8), f"a cache of {dtype} with scales: {scales is not None}"
+            )
+            if scales is not None:
+                check_tensor(scales, torch.float32, slots, "the scales of the cache")
+            found.append(None if scales is None else scales.data_ptr())
+        return (self.keys.data_ptr(), self.values.data_ptr(), *found)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its table of angles, from
+    1 on; 0 is none. What a part adds to the rows is multiplied by `share`."""
+
+    norm: Tensor | None  # [hidden], as all norms but that of heads
+    last_norm: Tensor | None
+    mlp_norm: Tensor | None
+    mlp_last_norm: Tensor | None
+    head_norm: Tensor | None  # [heads + kv heads, dim]
+    is_norm_of_all_heads: bool
+    qkv: Sequence[Matrix]
+    out: Matrix
+    gate_up: Sequence[Matrix]
+    down: Matrix
+    activation: str
+    eps: float
+    mlp_eps: float
+    head_eps: float
+    share: float
+    rotation: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None  # [heads]
+
+
+def num_tables(layers: Sequence[Layer]) -> int:
+    """How many tables of angles the layers read."""
+    return max(1, *(layer.rotation for layer in layers))
+
+
+class AttentionRows:
+    """The rows of a step for attention: for each sequence its packed tokens, its context, and where its KV lies.
+
+    `sequences` are (offset, length, context, spans), spans (slot, count) from position 0 on.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[tuple[int, int, int, Sequence[tuple[int, int]]]],
+        num_slots: int,
+        tokens_per_chunk: int,
+    ) -> None:
+        fields: list[int] = []
+        spans: list[int] = []
+        self.num_tokens = self.num_chunks = 0  # chunks of one key head
+        for offset, length, context, places in sequences:
+            require(0 < length <= context < 1 << 30 and offset == self.num_tokens, f"a row of {length} in {context}")
+            fields += (offset, length, context, len(spans) // 2, self.num_chunks)
+            held = 0
+            for slot, count in places:
+                require(slot >= 0 and count > 0 and slot + count <= num_slots, f"a span of {count} from {slot} on")
+                spans += (slot, count)
+                held += count
+            require(held == context, f"spans hold {held} of {context} positions")
+            self.num_tokens += length
+            self.num_chunks += -(-length // tokens_per_chunk)
+        self.num_rows = len(sequences)
+        self.spans = torch.tensor(spans, dtype=torch.int64)
+        self._fields = torch.tensor(fields, dtype=torch.int64).view(-1, 5)
+
+    def table(self, kv_heads: int) -> Tensor:
+        """[rows, 5] with the first chunk of each row, all key heads counted."""
+        table = self._fields.clone()
+        table[:, 4] *= kv_heads
+        return table
+
+
+#: Adds to what a part of a layer gave: called with the layer, the part, its outputs [T, n] and its inputs [T, m].
+Between = Callable[[int, int, Tensor, Tensor], None]
+
+
+class Layers:
+    """Layers of one model over one cache, ready to be called."""
+
+    def __init__(self, found: Kernels, layers: Sequence[Layer], heads: Heads, pools: Sequence[LayerKV]) -> None:
+        first = layers[0]
+        self._found, self._heads, self._layers, self._pools = found, heads, layers, pools
+        self._hidden, self._gates = first.out.outputs, first.down.given
+        self.num_slots = pools[0].num_slots
+        self.num_tables = num_tables(layers)
+        require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
+        self._c = (CLayer * len(layers))(*map(self._describe, layers, pools))
+        self._all = found.function("bridle_layers", POINTER(CStep), POINTER(CLayer), c_int)
+        self._part = found.function("bridle_part", POINTER(CStep), POINTER(CLayer), c_int)
+        self._widest = max(2 * self._gates, (heads.heads + 2 * heads.kv_heads) * heads.dim)
+        matrices = [m for layer in layers for m in (*layer.qkv, layer.out, *layer.gate_up, layer.down)]
+        self._scratch = max(scratch_bytes(matrix, 1) for matrix in matrices)
+
+    def _describe(self, layer: Layer, pool: LayerKV) -> CLayer:
+        self._check(layer)
+        require(pool.num_slots == self.num_slots, f"pools of {pool.num_slots} and {self.num_slots} slots")
+        norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm, layer.sinks)
+        return CLayer(
+            *(None if tensor is None else tensor.data_ptr() for tensor in norms),
+            *pool.pointers(self._heads),
+            (CMatrix * 3)(*(part.c for part in layer.qkv)),
+            layer.out.c,
+            (CMatrix * 2)(*(part.c for part in layer.gate_up)),
+            layer.down.c,
+            *(len(layer.qkv), len(layer.gate_up), layer.rotation, layer.window or 0, KV_TYPES[pool.keys.dtype]),
+            *(ACTIVATIONS[layer.activation], int(layer.is_norm_of_all_heads)),
+            *(layer.eps, layer.mlp_eps, layer.head_eps, layer.scale, layer.softcap or 0.0, layer.share),
+        )
+
+    def _check(self, layer: Layer) -> None:
+        heads, hidden, gates = self._heads, self._hidden, self._gates
+        inner, both = heads.heads * heads.dim, heads.heads + heads.kv_heads
+        for name, parts, inputs, outputs in (
+            ("qkv", layer.qkv, hidden, (both + heads.kv_heads) * heads.dim),
+            ("out", [layer.out], inner, hidden),
+            ("gate_up", layer.gate_up, hidden, 2 * gates),
+            ("down", [layer.down], gates, hidden),
+        ):
+            is_right = all(part.given == inputs for part in parts) and sum(part.outputs for part in parts) == outputs
+            require(is_right and len(parts) <= (2 if name == "gate_up" else MAX_PARTS), f"{name} of {outputs} outputs")
+        norms = [(norm, hidden) for norm in (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm)]
+        for tensor, size in (*norms, (layer.head_norm, both * heads.dim), (layer.sinks, heads.heads)):
+            if tensor is not None:
+                check_tensor(tensor, torch.float32, size, "a norm or sinks")
+        require(0 <= layer.rotation < 1 << 10, f"table {layer.rotation} of rotations")
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        return self._found.queries * self._heads.kv_heads // self._heads.heads
+
+    def advance(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        rows: AttentionRows,
+        between: Between | None = None,
+    ) -> Tensor:
+        """`hidden` [T, hidden] after all layers, in place; `cos` and `sin` [tables, T, ..., dim], `slots` [T]. With
+        `between` layers are computed part by part."""
+        heads, tokens = self._heads, hidden.shape[0]
+        require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
+        check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")
+        for table in (cos, sin):
+            check_tensor(table, torch.float32, self.num_tables * tokens * heads.dim, "a rotation")
+        check_tensor(slots, torch.int64, tokens, "slots")
+        require(int(slots.min()) >= 0 and int(slots.max()) < self.num_slots, "a slot that the cache does not have")
+        normed = _floats(tokens, self._hidden)
+        wide, attended = _floats(tokens * self._widest), _floats(tokens, heads.heads * heads.dim)
+        scratch, table = torch.empty(tokens * self._scratch, dtype=torch.uint8), rows.table(heads.kv_heads)
+        step = CStep(
+            *(tensor.data_ptr() for tensor in (cos, sin, slots, table, rows.spans)),
+            *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, scratch)),
+            *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden, self._gates),
+            *(heads.heads, heads.kv_heads, heads.dim, is_parallel()),
+        )
+        if between is None:
+            self._all(step, self._c, len(self._layers))
+        else:
+            self._advance_in_parts(step, between, hidden, normed, wide, attended)
+        return hidden
+
+    def _advance_in_parts(
+        self, step: CStep, between: Between, hidden: Tensor, normed: Tensor, wide: Tensor, attended: Tensor
+    ) -> None:
+        tokens, heads = hidden.shape[0], self._heads
+        width = (heads.heads + 2 * heads.kv_heads) * heads.dim
+        heads_out = wide[: tokens * width].view(tokens, width)
+        gates_out = wide[: tokens * 2 * self._gates].view(tokens, 2 * self._gates)
+        for number, (layer, c) in enumerate(zip(self._layers, self._c, strict=True)):
+            # A product lies beside the rows if it is not added to them as it is.
+            attends_to = hidden if layer.last_norm is None and layer.share == 1.0 else normed
+            adds_to = hidden if layer.mlp_last_norm is None and layer.share == 1.0 else normed
+            self._part(step, c, QKV)
+            between(number, QKV, heads_out, normed)
+            self._part(step, c, ATTEND)
+            between(number, ATTEND, attends_to, attended)
+            self._part(step, c, GATES)
+            between(number, GATES, gates_out, normed)
+            self._part(step, c, DOWN)
+            between(number, DOWN, adds_to, gates_out[:, : self._gates].contiguous())
+            self._part(step, c, END)
+
+
+def attend(
+    found: Kernels,
+    query: Tensor,  # [T, heads, dim]
+    pool: LayerKV,
+    rows: AttentionRows,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [heads]
+) -> Tensor:
+    """The result of attention for each token: [T, heads, dim]."""
+    tokens, num_heads, dim = query.shape
+    heads = Heads(num_heads, pool.keys.shape[1], dim)
+    require(heads.fit(found.lanes) and tokens == rows.num_tokens, f"{heads} for {tokens} tokens")
+    query = query.contiguous()
+    check_tensor(query, torch.float32, tokens * num_heads * dim, "queries")
+    if sinks is not None:
+        sinks = sinks.detach().float().contiguous()
+        check_tensor(sinks, torch.float32, num_heads, "sinks")
+    out, table = _floats(tokens, num_heads, dim), rows.table(heads.kv_heads)
+    call = CAttention(
+        query.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        *pool.pointers(heads),
+        *(tensor.data_ptr() for tensor in (table, rows.spans, out)),
+        *(scale, softcap or 0.0, rows.num_rows, num_heads * dim, num_heads, heads.kv_heads, dim, window or 0),
+        KV_TYPES[pool.keys.dtype],
+    )
+    function = found.function("bridle_attend", POINTER(CAttention), c_int, c_int)
+    function(call, rows.num_chunks * heads.kv_heads, is_parallel())
+    return out
+
+
+def _floats(*size: int) -> Tensor:
+    """... whatever torch's default type is: a model that is loaded beside this one may change it for a moment."""
+    return torch.empty(*size, dtype=torch.float32)

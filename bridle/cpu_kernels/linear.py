@@ -1,0 +1,156 @@
+"""Linear layers over quantized weights: groups of inputs with scales of their own, as GGUF files have them; and over
+float32 ones.
+
+`QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood. Once
+`prepare` has brought the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied
+as integers; a row's result does not depend on the rows beside it. Plain torch dequantizes the weight in each call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bridle.cpu_kernels.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize, split_blocks
+from bridle.cpu_kernels.kernels import MAX_INPUTS, Kernels, Matrix
+from bridle.cpu_kernels.library import kernels
+from bridle.cpu_kernels.packing import (
+    PackedMatrix,
+    pack_blocks,
+    pack_float32,
+    pack_int8,
+    unpack_blocks,
+    unpack_float32,
+    unpack_int8,
+)
+
+#: The forms that `from_float` can make.
+FORMS = ("Q8_0", "Q4_0")
+
+
+class NativeWeight:
+    """A weight in the order of the kernels, and products by it."""
+
+    def __init__(self, found: Kernels, packed: PackedMatrix, bias: Tensor | None) -> None:
+        self.kernels, self.packed = found, packed
+        self.matrix: Matrix = found.matrix(packed, bias)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the type of `rows`"""
+        flat = rows.reshape(-1, self.packed.given).float().contiguous()
+        return self.kernels.linear(self.matrix, flat).to(rows.dtype).view(*rows.shape[:-1], self.packed.outputs)
+
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """The integers and scales that `int8_weight` was given."""
+        return unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
+
+
+def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> NativeWeight | None:
+    """A weight for the kernels from integers [out, in] with a float scale per output; None if no kernels fit it."""
+    found = kernels()
+    if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
+        return None
+    return NativeWeight(found, pack_int8(quantized, scale, found.lanes, found.zero), bias)
+
+
+class FloatLinear(nn.Module):
+    """An `nn.Linear` in float32 whose rows give the same bits alone and among others. Reading `weight` brings it back
+    into its usual order."""
+
+    def __init__(self, linear: nn.Linear, found: Kernels) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed = pack_float32(linear.weight, found.lanes)
+        self.native = NativeWeight(found, packed, linear.bias)
+        self.bias = linear.bias
+        self.register_buffer("packed", packed.weights, persistent=False)
+
+    @staticmethod
+    def kernels_for(linear: nn.Linear) -> Kernels | None:
+        """The kernels that can compute `linear`, if there are any."""
+        weight = linear.weight
+        fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.shape[1] <= MAX_INPUTS
+        return kernels() if fits else None
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack_float32(self.native.packed, self.native.kernels.lanes)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return self.native.multiply(rows)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight is kept in blocks of one of the types of `bridle.cpu_kernels.ggml`.
+
+    `blocks` are there until `prepare` is called.
+    """
+
+    blocks: Tensor
+
+    def __init__(
+        self, kind: BlockType, blocks: Tensor, shape: tuple[int, int], bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        check_blocks(kind, blocks, shape)
+        self.kind = kind
+        self.out_features, self.in_features = shape
+        self.dtype = dtype
+        self.register_buffer("blocks", blocks, persistent=False)  # [out, bytes]
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+        self.native: NativeWeight | None = None
+
+    @classmethod
+    def from_ggml(
+        cls,
+        type_name: str,
+        blocks: np.ndarray[Any, np.dtype[np.uint8]],  # [out, bytes per row]
+        shape: tuple[int, int],
+        bias: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> QuantizedLinear:
+        """A layer of stored blocks, for a matrix of `shape` (out, in). They are copied."""
+        return cls(block_type(type_name), torch.from_numpy(np.array(blocks, copy=True)), shape, bias, dtype)
+
+    @classmethod
+    def from_float(cls, weight: Tensor, form: str, bias: Tensor | None = None) -> QuantizedLinear:
+        """A layer of a floating-point weight [out, in], rounded to the nearest blocks of `form`."""
+        kind = block_type(form)
+        return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
+
+    def prepare(self) -> bool:
+        """Bring the weight into the order of the kernels, in place of the blocks, if there are any. Idempotent."""
+        found = kernels()
+        if self.native is not None or found is None or self.in_features > MAX_INPUTS:
+            return self.native is not None
+        packed = pack_blocks(self.kind, split_blocks(self.kind, self.blocks), found.lanes, found.zero)
+        self.native = NativeWeight(found, packed, self.bias)
+        self.blocks = packed.weights
+        self.register_buffer("scales", packed.scales, persistent=False)
+        return True
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] in floating point, as the blocks stand for it."""
+        if self.native is None:
+            return dequantize(self.kind, self.blocks).to(self.dtype)
+        split = unpack_blocks(self.kind, self.native.packed, self.native.kernels.lanes, self.native.kernels.zero)
+        return join_split(self.kind, split).to(self.dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        if self.native is not None:
+            return self.native.multiply(rows)
+        return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        shape = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{shape}, bias={self.bias is not None}, type={self.kind.name}"

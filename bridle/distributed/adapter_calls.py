@@ -1,0 +1,107 @@
+"""How a router tells a shard to load and unload adapters, and how the shard does it.
+
+A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that they are
+the files that the router has looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridle.distributed.codec.errors import decode_failure, encode_failure
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.errors import AdapterRefused
+from bridle.lora import AdapterFiles, LayerShape, find_device, open_adapter, require_device
+
+#: Names all adapters in a request to unload; no adapter has this name.
+EVERY_ADAPTER = ""
+
+
+class CalledDevice:
+    """Implements `bridle.lora.AdapterDevice` by calls: `load` and `unload` carry out a request, wherever that is."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, LayerShape],
+        load: Callable[[pb.LoadAdapterRequest], None],
+        unload: Callable[[pb.UnloadAdapterRequest], None],
+    ) -> None:
+        self.layers = layers
+        self.epoch = 0  # whoever reconnects adds one: what the other end had is gone
+        self._load = load
+        self._unload = unload
+
+    def read(self, key: str, files: AdapterFiles) -> None:
+        self._load(
+            pb.LoadAdapterRequest(
+                name=key, source=str(files.folder), root=str(files.root), digest=files.digest, tier=pb.HOST
+            )
+        )
+
+    def place(self, key: str) -> None:
+        self._load(pb.LoadAdapterRequest(name=key, tier=pb.DEVICE))
+
+    def displace(self, key: str) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=key, tier=pb.DEVICE))
+
+    def drop(self, key: str) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=key, tier=pb.HOST))
+
+    def clear(self) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=EVERY_ADAPTER))
+
+
+def load(executor: object, request: pb.LoadAdapterRequest) -> None:
+    """Load an adapter into `executor` as the request says. Raises `AdapterRefused`."""
+    device = require_device(executor)
+    if request.tier == pb.DEVICE:
+        device.place(request.name)
+        return
+    files = open_adapter(Path(request.source), Path(request.root))
+    if files.digest != request.digest:
+        raise AdapterRefused("the adapter's files on the shard's machine are not those that the router knows", "source")
+    device.read(request.name, files)
+
+
+def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
+    """Unload one adapter or all from `executor`, as the request says."""
+    device = require_device(executor)
+    if request.name == EVERY_ADAPTER:
+        device.clear()
+    elif request.tier == pb.DEVICE:
+        device.displace(request.name)
+    else:
+        device.drop(request.name)
+
+
+def attempt(work: Callable[[], None]) -> pb.Failure | None:
+    """Run `work`; return its error as a message, or None if it succeeded."""
+    try:
+        work()
+    except Exception as error:
+        return encode_failure(0, error)
+    return None
+
+
+def check(reply: Any) -> None:
+    """Raise the error that the other end reports in `reply`, if it reports one."""
+    if reply.HasField("failure"):
+        raise decode_failure(reply.failure)
+
+
+def encode_layers(executor: object) -> list[pb.AdapterLayer]:
+    """The layers of the model that take adapters, as messages."""
+    device = find_device(executor)
+    layers = {} if device is None else device.layers
+    return [
+        pb.AdapterLayer(
+            name=name, in_features=one.in_features, out_features=one.out_features, is_transposed=one.is_transposed
+        )
+        for name, one in layers.items()
+    ]
+
+
+def decode_layers(reply: pb.InfoReply) -> Mapping[str, LayerShape]:
+    return {one.name: LayerShape(one.in_features, one.out_features, one.is_transposed) for one in reply.adapter_layers}

@@ -1,0 +1,144 @@
+"""The controller of a request as plain data, from which another process can make it again.
+
+Constraints and Wasm controllers can be sent, because both are descriptions. Free parts (thoughts and tool calls) can be
+sent too; the receiver compiles their grammar again. So can a class that an operator's policy names: the receiver, which
+takes messages from the operator's own server alone, imports it. Any other Python object is code of one process and
+cannot be sent.
+The packages of the control runtime are imported only when a request has a Wasm controller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bridle.controllers import Controller
+from bridle.controllers.beams import BeamSearch
+from bridle.controllers.composition import Composed, Demand, compose, parts_of
+from bridle.controllers.plugins import make_demanded
+from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar
+from bridle.controllers.thinking import ThinkingBudget
+from bridle.errors import BridleError, ControllerError, InvalidRequest, ProtocolError, UnsupportedFeature
+from bridle.structured_output import Constraint, parse
+
+_FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
+
+
+def pack_controller(controller: object | None) -> dict[str, Any] | None:
+    """The controller as plain data. Raises `UnsupportedFeature` for one that exists in this process only."""
+    if controller is None:
+        return None
+    if isinstance(controller, Constraint):
+        return {"constraint": controller.to_dict()}
+    if isinstance(controller, ReasoningThenGrammar):
+        return {"free": _pack_free(controller)}
+    if isinstance(controller, BeamSearch):
+        return {"beams": msgspec.to_builtins(controller)}
+    if isinstance(controller, Composed):
+        demands = [[each.policy, each.on_failure] for each in controller.demands]
+        packed = {"composed": [pack_controller(part) for part in controller.parts]}
+        return {**packed, "demands": demands} if demands else packed
+    if isinstance(controller, ThinkingBudget):
+        return {"thinking": [controller.opening, controller.closing, controller.budget]}
+    if isinstance(controller, Controller) and controller.made_from is not None:
+        return {"demanded": list(controller.made_from)}
+    kind = type(controller).__name__
+    if kind == "WasmController":
+        return {"wasm": msgspec.to_builtins(controller)}
+    raise UnsupportedFeature(
+        f"a {kind} cannot be sent to a replica; only constraints, Wasm controllers and policies can: use one replica",
+        "controller",
+    )
+
+
+def is_repeatable(controller: object | None) -> bool:
+    """Whether an output under this controller comes out the same when it is begun again. User code gives no such
+    promise."""
+    return all(isinstance(part, (Constraint, ReasoningThenGrammar, ThinkingBudget)) for part in parts_of(controller))
+
+
+def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
+    """The constraint that must be compiled before the controller can be unpacked; None for most controllers. A request
+    has one free part at most."""
+    for part in plain.get("composed", [plain]) if plain else ():
+        form = part.get("free", {}).get("then")
+        if form is not None:
+            return parse(form)
+    return None
+
+
+def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | None = None) -> object | None:
+    """Make the controller again from its plain form; `grammar` is the compiled form of `form_to_compile`. Raises
+    `ProtocolError` if `plain` is not a controller's form."""
+    match plain:
+        case None:
+            return None
+        case {"composed": list() as parts, "demands": [_, *_] as demands}:
+            made = tuple(unpack_controller(part, grammar) for part in parts)
+            return Composed(made, tuple(Demand(policy, on_failure) for policy, on_failure in demands))
+        case {"composed": list() as parts}:
+            return compose(*(unpack_controller(part, grammar) for part in parts))
+        case {"thinking": [int() as opening, int() as closing, int() as budget]}:
+            return ThinkingBudget(opening, closing, budget)
+        case {"demanded": [str() as place, argument]}:
+            return _make_demanded(place, argument)
+        case {"constraint": dict() as form}:
+            return parse(form)
+        case {"beams": dict() as form}:
+            return _unpack_beams(form)
+        case {"wasm": dict() as form}:
+            return _unpack_wasm(form)
+        case {"free": dict() as form}:
+            return _unpack_free(form, grammar)
+        case _:
+            raise ProtocolError(f"a controller of unknown kind {next(iter(plain), '')!r} came")
+
+
+def _pack_free(part: ReasoningThenGrammar) -> dict[str, Any]:
+    then = None if part.then is None else part.then.form.to_dict()
+    return {name: getattr(part, name) for name in _FREE_FIELDS} | {"then": then}
+
+
+def _unpack_free(form: dict[str, Any], grammar: CompiledGrammar | None) -> ReasoningThenGrammar:
+    try:
+        closing, gap = tuple(form["closing"]), tuple(form["gap"])
+        return ReasoningThenGrammar(
+            form["end"], form["opening"], form["budget"], closing, gap, grammar, form["may_stop"]
+        )
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"a malformed free part came: {error!r}") from None
+
+
+def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
+    try:
+        return msgspec.convert(form, BeamSearch)
+    except (msgspec.ValidationError, InvalidRequest) as error:
+        raise ProtocolError(f"a beam search that cannot be made: {error}") from error
+
+
+def _make_demanded(place: str, argument: Any) -> Controller:
+    """The controller of a policy. One that cannot be made here fails as one that cannot start does."""
+    try:
+        return make_demanded(place, argument)
+    except BridleError as error:
+        return _Unmade(error)
+
+
+class _Unmade(Controller):
+    """In place of one that could not be made."""
+
+    def __init__(self, error: BridleError) -> None:
+        self._error = error
+
+    def start(self, prompt: tuple[int, ...]) -> None:
+        raise ControllerError(str(self._error))
+
+
+def _unpack_wasm(form: dict[str, Any]) -> object:
+    from bridle.aici.client.reference import WasmController
+
+    try:
+        return msgspec.convert(form, WasmController)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"a malformed Wasm controller came: {error}") from None

@@ -1,0 +1,58 @@
+"""Vectors of texts on the wire, as packed 32-bit numbers, bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+from bridle.distributed.address import MAX_MESSAGE_BYTES
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.engine.interfaces import Embedder, Executor
+from bridle.errors import ProtocolError, UnsupportedFeature
+
+_NUMBER_BYTES = 4
+#: How many numbers one message may hold. More vectors are fetched in several messages.
+MAX_NUMBERS = MAX_MESSAGE_BYTES // (2 * _NUMBER_BYTES)
+
+
+def require_embedder(executor: Executor) -> Embedder:
+    """Return the executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
+    if isinstance(executor, Embedder) and executor.info.embedding_size:
+        return executor
+    raise UnsupportedFeature("this model computes no embeddings here", "model")
+
+
+def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
+    """Compute the vectors that `message` asks for. Raises `ProtocolError` if one message cannot hold them."""
+    embedder, size = require_embedder(executor), executor.info.embedding_size
+    num_rows = len(message.logits_rows)
+    if num_rows * size > MAX_NUMBERS:
+        raise ProtocolError(f"{num_rows} vectors of {size} numbers are asked for; at most {MAX_NUMBERS} numbers")
+    return encode_vectors(message.step, size, embedder.embed(message.step, list(message.logits_rows)))
+
+
+def encode_vectors(step: int, size: int, vectors: Sequence[array[float]]) -> pb.Vectors:
+    """The vectors, each of `size` numbers, one after the other."""
+    return pb.Vectors(step=step, size=size, values=b"".join([_swapped(vector).tobytes() for vector in vectors]))
+
+
+def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[float]]:
+    """The vectors of the message. Raises `ProtocolError` unless they are `num_rows` vectors of `size` numbers."""
+    num_bytes = _NUMBER_BYTES * size
+    if message.size != size or len(message.values) != num_rows * num_bytes:
+        raise ProtocolError(
+            f"vectors of step {message.step}: {len(message.values)} bytes came for vectors of {message.size} numbers; "
+            f"{num_rows} of {size} were asked for"
+        )
+    values = message.values
+    return [_swapped(array("f", values[at : at + num_bytes])) for at in range(0, len(values), num_bytes)]
+
+
+def _swapped(vector: array[float]) -> array[float]:
+    """The vector converted between this machine's byte order and the wire's, in either direction."""
+    if sys.byteorder == "little":
+        return vector
+    swapped = array("f", vector)
+    swapped.byteswap()
+    return swapped

@@ -1,0 +1,103 @@
+"""Sampling parameters on the wire: each object is sent once and is then named by a slot.
+
+The sender assigns the slots. A new object takes the slot that was not used for the longest time, and replaces what the
+receiver had there. Only fields that choose a token are sent; a shard does not decide when an output is complete. Each
+field of `SamplingParams` says whether it is sent; a test sends each of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.errors import InvalidRequest, ProtocolError
+from bridle.sampling import SENT_WITH_DRAWS, SamplingParams, Watermark
+
+#: How many objects are remembered. One batch may need more, and gets them.
+NUM_SLOTS = 4096
+#: The largest number of slots that a receiver allows a sender.
+MAX_SLOTS = 1 << 16
+
+
+class SamplingNames:
+    """The sender's side: gives each object a slot, and collects the objects that must be sent first.
+
+    Objects are compared by identity. This is fast, and correct because they are immutable and kept alive here.
+    """
+
+    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
+        self._num_slots = num_slots
+        self._known: OrderedDict[int, tuple[int, SamplingParams]] = OrderedDict()  # by id: slot, object
+
+    def name(self, samplings: list[SamplingParams]) -> tuple[list[int], list[pb.Sampling]]:
+        """The slot of each object, and the messages for objects that the receiver does not know yet."""
+        self._num_slots = max(self._num_slots, len(samplings))  # none of these may push out another
+        known, slots, new = self._known, [], []
+        for sampling in samplings:
+            entry = known.get(id(sampling))
+            if entry is None:
+                entry = self._add(sampling)
+                new.append(encode_sampling(sampling, entry[0]))
+            else:
+                known.move_to_end(id(sampling))
+            slots.append(entry[0])
+        return slots, new
+
+    def _add(self, sampling: SamplingParams) -> tuple[int, SamplingParams]:
+        slot = len(self._known)
+        if slot >= self._num_slots:
+            slot = self._known.popitem(last=False)[1][0]
+        entry = self._known[id(sampling)] = slot, sampling
+        return entry
+
+
+class SamplingSlots:
+    """The receiver's side: the objects by slot."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, SamplingParams] = {}
+
+    def learn(self, message: pb.Sampling) -> None:
+        """Remember the object of a message. Raises `ProtocolError` if its slot or its values are not allowed."""
+        if message.slot >= MAX_SLOTS:
+            raise ProtocolError(f"sampling slot {message.slot} is out of range; there are {MAX_SLOTS}")
+        self._slots[message.slot] = decode_sampling(message)
+
+    def get(self, slot: int) -> SamplingParams:
+        """What was sent for `slot`."""
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise ProtocolError(f"sampling slot {slot} was never filled") from None
+
+
+def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
+    """The fields that choose a token, and say what is told of it."""
+    message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
+    message.bias_tokens.extend(sampling.logit_bias.keys())
+    message.bias_values.extend(sampling.logit_bias.values())
+    message.processed_logprobs = sampling.logprobs_mode == "processed"
+    if sampling.watermark is not None:
+        message.watermark.CopyFrom(pb.Watermark(gamma=sampling.watermark.gamma, delta=sampling.watermark.delta))
+    return message
+
+
+def decode_sampling(message: pb.Sampling) -> SamplingParams:
+    """The object, checked as if a client had sent it."""
+    mark = message.watermark
+    try:
+        return SamplingParams(
+            **{name: getattr(message, name) for name in _PLAIN if name not in _OPTIONAL or message.HasField(name)},
+            logit_bias=dict(zip(message.bias_tokens, message.bias_values, strict=True)),
+            logprobs_mode="processed" if message.processed_logprobs else "raw",
+            watermark=Watermark(mark.gamma, mark.delta) if message.HasField("watermark") else None,
+        )
+    except (InvalidRequest, ValueError) as error:
+        raise ProtocolError(f"sampling slot {message.slot}: {error}") from error
+
+
+#: Fields that have another form on the wire.
+_FORMED = frozenset({"logit_bias", "logprobs_mode", "watermark"})
+#: The others travel as they are; those without a presence of their own always.
+_PLAIN = tuple(name for name in SENT_WITH_DRAWS if name not in _FORMED)
+_OPTIONAL = frozenset({"logprobs"})

@@ -1,0 +1,258 @@
+"""Several processes that compute one model together: rank 0 speaks to the router and repeats its plans to the others.
+
+The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
+may be idle. Within a forward pass the ranks meet in collectives, which have a time limit. Each rank shows signs of life
+from a thread of its own. When one rank ends or falls silent, all end, and whoever started rank 0 starts the group
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import struct
+import subprocess
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import IO, BinaryIO
+
+from bridle.distributed.adapter_calls import CalledDevice, load, unload
+from bridle.distributed.child_process import child_environment
+from bridle.distributed.codec.embeddings import require_embedder
+from bridle.distributed.codec.step_plan import decode_plan, encode_plan
+from bridle.distributed.group_media import GroupMedia, MemberMedia
+from bridle.distributed.media_calls import find_media
+from bridle.distributed.member_adapters import RankAdapterLoader
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.distributed.stall_detector import HELD_UP_SECONDS, is_held_up
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import BridleError, InternalError, ShardUnavailable
+from bridle.lora import find_device
+
+_log = logging.getLogger(__name__)
+
+#: Exit status of a group that lost one of its processes.
+MEMBER_LOST = 76
+_HEADER = struct.Struct(">I")
+
+
+#: How often a rank shows a sign of life, and how long it may be silent before it counts as hung, in seconds.
+_BEAT_SECONDS, _SILENCE_SECONDS = 0.25, 1.0
+
+
+def end_group(reason: str) -> None:
+    """End this process at once. An orderly exit could hang: other threads may wait for a lost rank in a collective."""
+    _log.error("%s: the group ends", reason)
+    os._exit(MEMBER_LOST)
+
+
+class Members:
+    """The processes of ranks 1 and up.
+
+    `on_loss(reason)` is called when one of them ends or is hung, from a thread that watches this rank. Several such
+    calls may come at once.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]], on_loss: Callable[[str], None] = end_group) -> None:
+        self._is_closed = False
+        self._commands = commands
+        self._on_loss = on_loss
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._sending = threading.Lock()
+        self._are_started = threading.Event()
+        self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
+        # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
+        # do.
+        self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
+        self._thread.start()
+        self._are_started.wait()
+
+    def _run(self) -> None:
+        for command in self._commands:
+            # Each rank has a session of its own, so that Ctrl-C in a terminal reaches rank 0 only, which then ends the
+            # others.
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=child_environment(),
+                start_new_session=True,
+            )
+            self._processes.append(process)
+        self._are_started.set()
+        watchers = [
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True)
+            for rank, process in enumerate(self._processes, 1)
+        ]
+        for watcher in watchers:
+            watcher.start()
+        for watcher in watchers:
+            watcher.join()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Watch one rank until its process ends or falls silent. A rank says nothing while it loads, so silence counts
+        only after its first sign of life."""
+        assert process.stdout is not None
+        silence: float | None = None
+        while _is_heard(process.stdout, process.pid, silence):
+            is_alive = bool(os.read(process.stdout.fileno(), 1 << 10))
+            status = None if is_alive else process.wait()
+            if silence is None:
+                self._seen.release()
+            if status is not None:
+                self._lose(f"rank {rank} (pid {process.pid}) ended with status {status}")
+                return
+            silence = _SILENCE_SECONDS
+        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {_SILENCE_SECONDS:g} s or more")
+        process.wait()
+
+    def _lose(self, reason: str) -> None:
+        if not self._is_closed:
+            self._on_loss(reason)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of ranks 1 and up, in order of rank."""
+        return [process.pid for process in self._processes]
+
+    def wait(self) -> None:
+        """Wait until each rank has shown a sign of life or has ended."""
+        for _ in self._commands:
+            self._seen.acquire()
+
+    def broadcast(self, request: pb.StepRequest) -> None:
+        """Send a request to all ranks. Safe from any thread."""
+        data = request.SerializeToString()
+        with self._sending:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(_HEADER.pack(len(data)) + data)
+                process.stdin.flush()
+
+    def close(self) -> None:
+        """End the processes of all ranks."""
+        self._is_closed = True
+        for process in self._processes:
+            process.kill()
+        self._thread.join()
+        for process in self._processes:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # what was not sent cannot be
+                        pipe.close()
+
+
+def _is_heard(source: IO[bytes], pid: int, silence: float | None) -> bool:
+    """Wait until there is something to read from a process; False if it has been silent for too long. Silence counts
+    less as long as the machine holds the process up."""
+    until = time.monotonic() + HELD_UP_SECONDS
+    while not select.select([source], [], [], silence)[0]:
+        if time.monotonic() > until or not is_held_up(pid):
+            return False
+    return True
+
+
+class GroupExecutor:
+    """Implements `Executor`: rank 0 computes its own part of the model while `members` compute theirs."""
+
+    def __init__(self, executor: Executor, members: Members) -> None:
+        self._executor = executor
+        self._members = members
+        device = find_device(executor)
+        self.adapters = CalledDevice({} if device is None else device.layers, self._load, self._unload)
+        media = find_media(executor)
+        self.media = None if media is None else GroupMedia(media, members.broadcast)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of rank 0's part of the model, in bytes."""
+        return getattr(self._executor, "num_bytes", 0)
+
+    def forward(self, plan: StepPlan) -> None:
+        """Run the plan on all ranks. An error in the middle of a plan leaves the ranks out of step, so it ends the
+        group."""
+        try:
+            self._members.broadcast(pb.StepRequest(plan=encode_plan(plan)))
+            self._executor.forward(plan)
+        except OSError as error:
+            raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
+        except InternalError as error:
+            if error.__cause__ is None:  # every rank refused the plan alike, before any of them began
+                raise
+            raise ShardUnavailable(f"the group is out of step: {error}") from error
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Draw tokens on rank 0, which has all the logits."""
+        return self._executor.sample(batch)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Return the vectors of prompts from rank 0, whose head is whole: it has all the hidden states."""
+        return require_embedder(self._executor).embed(step, logits_rows)
+
+    def reset(self) -> None:
+        self._members.broadcast(pb.StepRequest(reset=pb.Reset()))
+        self._executor.reset()
+
+    def _load(self, request: pb.LoadAdapterRequest) -> None:
+        """Rank 0 goes first; the others follow what it could do."""
+        load(self._executor, request)
+        self._members.broadcast(pb.StepRequest(load_adapter=request))
+
+    def _unload(self, request: pb.UnloadAdapterRequest) -> None:
+        unload(self._executor, request)
+        self._members.broadcast(pb.StepRequest(unload_adapter=request))
+
+    def close(self) -> None:
+        self._members.close()
+        self._executor.close()
+
+
+def beat(sink: BinaryIO) -> None:
+    """Write signs of life to `sink` from now on. They come from a thread of their own, so that they go on while a step
+    computes."""
+
+    def run() -> None:
+        try:
+            while True:
+                sink.write(b".")
+                sink.flush()
+                time.sleep(_BEAT_SECONDS)
+        except (OSError, ValueError):  # rank 0 is gone
+            return
+
+    threading.Thread(target=run, name="bridle-beat", daemon=True).start()
+
+
+def follow(executor: Executor, source: BinaryIO) -> int:
+    """The main loop of ranks 1 and up: run what rank 0 runs, until rank 0 is gone. Returns the exit status."""
+    adapters, media = RankAdapterLoader(executor), MemberMedia(executor)
+    while header := source.read(_HEADER.size):
+        (size,) = _HEADER.unpack(header)
+        request = pb.StepRequest.FromString(source.read(size))
+        if request.WhichOneof("kind") == "reset":
+            executor.reset()
+            continue
+        try:
+            if adapters.handle(request) or media.handle(request):
+                continue
+            plan = decode_plan(request.plan)
+            adapters.await_plan(plan)
+        except Exception as error:
+            _log.error("this rank cannot load an adapter or a picture that rank 0 has loaded: %s", error)
+            return MEMBER_LOST
+        try:
+            executor.forward(plan)
+        except BridleError as error:
+            if error.__cause__ is not None:
+                _log.error("this rank is out of step: %s", error)
+                return MEMBER_LOST
+    return 0

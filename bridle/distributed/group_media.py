@@ -1,0 +1,104 @@
+"""Pictures in a group of ranks: each rank has the whole tower, and encodes for itself what rank 0 passes on.
+
+Ranks 1 and up encode beside the steps, in the order in which rank 0 asked. Rank 0 names in its plans only what it could
+encode itself, so an error here means that this rank has fallen behind the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from bridle.distributed.media_calls import Assembly, drop, find_media, parts_of
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.engine.interfaces import Executor, MediaDevice
+from bridle.engine.multimodal.multimodal_inputs import MultiModalItem
+from bridle.errors import ProtocolError, ShardUnavailable
+
+
+class GroupMedia:
+    """Implements `MediaDevice`: rank 0 encodes with `device` what it has told the others to encode."""
+
+    def __init__(self, device: MediaDevice, broadcast: Callable[[pb.StepRequest], None]) -> None:
+        self._device = device
+        self._broadcast = broadcast
+        self.epoch = device.epoch
+        self.max_bytes = device.max_bytes
+        self.row_bytes: int = getattr(device, "row_bytes", 0)
+
+    def num_bytes(self, medium: MultiModalItem) -> int:
+        return self._device.num_bytes(medium)
+
+    def encode(self, medium: MultiModalItem) -> None:
+        for part in parts_of(medium):
+            self._tell(pb.StepRequest(medium_part=part))
+        try:
+            self._device.encode(medium)
+        except BaseException:
+            self._tell(pb.StepRequest(drop_medium=pb.DropMediumRequest(key=medium.key)))
+            raise
+        self._tell(pb.StepRequest(medium_ready=medium.key))
+
+    def drop(self, key: bytes) -> None:
+        self._device.drop(key)
+        self._tell(pb.StepRequest(drop_medium=pb.DropMediumRequest(key=key)))
+
+    def clear(self) -> None:
+        self._device.clear()
+        self._tell(pb.StepRequest(drop_medium=pb.DropMediumRequest()))
+
+    def _tell(self, request: pb.StepRequest) -> None:
+        try:
+            self._broadcast(request)
+        except OSError as error:  # the group is about to end
+            raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
+
+
+class MemberMedia:
+    """Encodes in a thread of its own. Steps go on until rank 0 is ready with a picture; then they wait for this rank to
+    be ready as well."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._device = find_media(executor)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-media")
+        self._assembly: tuple[bytes, Assembly] | None = None
+        self._encoding: dict[bytes, Future[None]] = {}
+
+    def handle(self, request: pb.StepRequest) -> bool:
+        """Do what the request says, if it is about pictures. Returns whether it is. Raises the error of a picture that
+        rank 0 could encode."""
+        match request.WhichOneof("kind"):
+            case "medium_part":
+                self._take(request.medium_part)
+            case "medium_ready":
+                self._await(request.medium_ready)
+            case "drop_medium":
+                self._drop(request.drop_medium)
+            case _:
+                return False
+        return True
+
+    def _take(self, part: pb.MediumPart) -> None:
+        if part.HasField("head"):
+            self._assembly = part.head.key, Assembly(part.head)
+            return
+        if self._assembly is None:
+            raise ProtocolError("a part of a picture came before its head")
+        key, assembly = self._assembly
+        if assembly.add(part.data):
+            self._assembly = None
+            self._encoding[key] = self._thread.submit(self._require().encode, assembly.medium())
+
+    def _await(self, key: bytes) -> None:
+        if key not in self._encoding:
+            raise ProtocolError(f"picture {key.hex()} is to be ready, but has not come")
+        self._encoding.pop(key).result()
+
+    def _drop(self, request: pb.DropMediumRequest) -> None:
+        self._encoding.pop(request.key, None)
+        self._thread.submit(drop, self._require(), request)
+
+    def _require(self) -> MediaDevice:
+        if self._device is None:
+            raise ProtocolError("a picture came to a rank whose model reads text alone")
+        return self._device

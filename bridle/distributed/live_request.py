@@ -1,0 +1,166 @@
+"""What a router remembers of a request that runs on a replica, so that another replica can continue it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bridle.distributed.codec.controllers import is_repeatable
+from bridle.engine.async_engine import wake_all
+from bridle.engine.client import EventStream
+from bridle.engine.request import Request
+from bridle.errors import BridleError, ControllerError, InternalError
+from bridle.outputs import (
+    BY_ITSELF,
+    Event,
+    Finished,
+    FinishReason,
+    Log,
+    PromptEvent,
+    PromptProgress,
+    Resuming,
+    Rewind,
+    Stored,
+    TokenEvent,
+    Traced,
+)
+
+#: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
+#: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
+MAX_LOSSES = 10
+
+
+@dataclass(slots=True)
+class RoutedRequest:
+    """A request that is not over.
+
+    `sent` are the events that the client already has, by output. `num_again` counts those of them that came a second
+    time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
+    `load` is its share of the load of its `replica` (None while it waits for a replica). Output of controllers (logs,
+    stored values) is only counted, since it may come in other portions the second time; records of traces are not
+    kept.
+    """
+
+    request: Request
+    stream: EventStream
+    replica: int | None = None
+    load: int = 0
+    num_losses: int = 0
+    is_cancelled: bool = False
+    has_prompt: bool = False
+    sent: dict[int, list[Event]] = field(default_factory=dict)
+    num_again: dict[int, int] = field(default_factory=dict)
+    notes_sent: Counter[tuple[int, str]] = field(default_factory=Counter)
+    notes_again: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the output can be continued from its tokens, so that it need not begin again from its seed."""
+        return self.request.is_plain
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that the client has; a plain output continues from them."""
+        if not self.is_plain:
+            return ()
+        return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, TokenEvent))
+
+    @property
+    def parked_tokens(self) -> tuple[int, ...]:
+        """All tokens of the conversation that the first output has left parked; none if it parks nothing."""
+        sent = self.sent.get(0, ())
+        last = sent[-1] if sent else None
+        if not self.request.parks or not isinstance(last, Finished) or last.reason not in BY_ITSELF:
+            return ()
+        tokens = list(self.request.prompt)
+        for event in sent:
+            if isinstance(event, TokenEvent):
+                tokens.append(event.token)
+            elif isinstance(event, Rewind):
+                del tokens[len(tokens) - event.num_tokens :]
+        return tuple(tokens)
+
+    @property
+    def open_outputs(self) -> Sequence[int]:
+        """Indices of the outputs that are not over, as far as the client knows."""
+        sent = self.sent or {0: []}
+        return [index for index, events in sent.items() if not (events and isinstance(events[-1], Finished))]
+
+    @property
+    def remaining(self) -> Request:
+        """The request as another replica is to go on with it."""
+        tokens = self.tokens
+        return replace(self.request, generated=tokens) if tokens else self.request
+
+    def tell(self, events: list[Event]) -> None:
+        """Pass events on to the client."""
+        self.stream.put(events)
+        wake_all([self.stream])
+
+    def tell_resuming(self) -> None:
+        """Tell a client that asked for it that its outputs wait for another replica."""
+        if self.request.tell_resuming:
+            self.tell([Resuming(self.request.id, index) for index in self.open_outputs])
+
+    def end(self, reason: FinishReason, error: BridleError | None = None) -> None:
+        """End all outputs that are not over; one at least, since the client waits for an end."""
+        *_, last = outputs = [*self.open_outputs] or [0]
+        self.tell([Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
+
+    def begin_again(self) -> None:
+        """Reset the counters, because the request is sent to a replica anew."""
+        self.num_again = {}
+        self.notes_again.clear()
+
+    def is_news(self, event: Event) -> bool:
+        """Whether the client does not have this event yet. The event is remembered.
+
+        Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
+        controller may be the cause, otherwise `InternalError`.
+        """
+        if isinstance(event, Resuming | PromptProgress):
+            return True
+        if isinstance(event, (Log, Stored)):
+            return self._is_news_note(event)
+        if isinstance(event, Traced):
+            return self._is_past_what_was_sent(event.index)
+        if isinstance(event, PromptEvent):
+            is_first, self.has_prompt = not self.has_prompt, True
+            return is_first
+        sent = self.sent.setdefault(event.index, [])
+        position = self.num_again.get(event.index, 0)
+        if not self.is_plain and position < len(sent):
+            self.num_again[event.index] = position + 1
+            self._check_same(sent[position], event)
+            return False
+        sent.append(event)
+        self.num_again[event.index] = position + 1
+        self.num_losses = 0  # it gets on
+        return True
+
+    def _is_past_what_was_sent(self, index: int) -> bool:
+        """Whether an output that was begun again has got as far as the client knows. What is recorded of it until then
+        happens a second time, and may happen otherwise: tokens may be cached, controllers late."""
+        return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
+
+    def _is_news_note(self, event: Log | Stored) -> bool:
+        """Whether the note holds more than the client has, counted in printed characters and in stored values."""
+        key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
+        self.notes_again[key] += size
+        is_news = self.notes_again[key] > self.notes_sent[key]
+        self.notes_sent[key] = max(self.notes_again[key], self.notes_sent[key])
+        return is_news
+
+    def _check_same(self, before: Event, again: Event) -> None:
+        is_same = type(before) is type(again)
+        if is_same and isinstance(before, TokenEvent) and isinstance(again, TokenEvent):
+            is_same = before.token == again.token
+        if is_same:
+            return
+        if is_repeatable(self.request.controller):
+            raise InternalError(f"the output was begun again and gives {again} instead of {before}; it cannot go on")
+        raise ControllerError(
+            "the request lost its replica, and its controller does something else when it is run again: the output "
+            "cannot go on"
+        )

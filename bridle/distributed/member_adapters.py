@@ -1,0 +1,46 @@
+"""Loads and unloads adapters in ranks 1 and up, beside the steps, in the order in which rank 0 asked.
+
+Rank 0 asks only for what it could do itself, so an error here means that this rank has fallen behind the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from bridle.distributed.adapter_calls import load, unload
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.engine.interfaces import Executor
+from bridle.engine.scheduling.step_plan import StepPlan
+
+_log = logging.getLogger(__name__)
+
+
+class RankAdapterLoader:
+    """Loads and unloads in a thread of its own. A step waits for the adapters that it names, and for no other."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-adapters")
+        self._last: dict[str, Future[None]] = {}  # what was asked for last, by adapter
+
+    def handle(self, request: pb.StepRequest) -> bool:
+        """Begin to load or unload if the request is about adapters. Returns whether it is."""
+        match request.WhichOneof("kind"):
+            case "load_adapter":
+                name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)
+            case "unload_adapter":
+                name, work = request.unload_adapter.name, lambda: unload(self._executor, request.unload_adapter)
+            case _:
+                return False
+        self._last[name] = self._thread.submit(work)
+        return True
+
+    def await_plan(self, plan: StepPlan) -> None:
+        """Wait until the adapters that the plan names are loaded. Raises the error of a load that failed."""
+        for name in {row.adapter for row in plan.rows if row.adapter is not None}:
+            asked = self._last.pop(name, None)
+            if asked is not None:
+                asked.result()
+        for name in [name for name, asked in self._last.items() if asked.done()]:
+            self._last.pop(name).result()

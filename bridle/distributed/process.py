@@ -1,0 +1,66 @@
+"""The life of a shard's process: load, warm up, listen, then serve until a signal comes or the device is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from bridle.distributed.address import Tls
+from bridle.distributed.shard import Shard, start_shard
+from bridle.engine.interfaces import Executor
+from bridle.engine.warm_up import warm_up
+from bridle.errors import ShardUnavailable
+from bridle.threads import run_in_thread
+
+_log = logging.getLogger(__name__)
+
+#: Exit status of a shard whose device is lost; whoever started the shard should start it again.
+DEVICE_LOST = 75  # EX_TEMPFAIL
+_GRACE_SECONDS = 1.0
+
+
+def run_shard(
+    executor: Executor,
+    address: str,
+    *,
+    tls: Tls | None = None,
+    warm: bool = True,
+    on_listening: Callable[[str], None] = lambda address: None,
+) -> int:
+    """Serve `executor` until SIGTERM or SIGINT; returns the exit status.
+
+    A second signal ends the process at once, since a step may hang. Call it from the main thread. `on_listening` is
+    called with the address once routers can connect; before that the largest step is run, unless `warm` is False.
+    """
+    ended = threading.Event()
+    losses: list[ShardUnavailable] = []
+
+    def lose(error: ShardUnavailable) -> None:
+        """Stop serving: the router has been told, and only a new process can find the lost device again."""
+        _log.error("the device is lost, this shard ends: %s", error)
+        losses.append(error)
+        ended.set()
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if ended.is_set():
+            os._exit(128 + number)
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    try:
+        if warm:
+            found = run_in_thread(lambda: warm_up(executor))
+            times = found.num_tokens, 1e3 * found.seconds, found.num_seqs, 1e3 * found.decode_seconds
+            _log.info("warm: %d prompt tokens in %.0f ms, a token for %d sequences in %.0f ms", *times)
+        server, bound = start_shard(Shard(executor, on_device_lost=lose), address, tls)
+        on_listening(bound)
+        ended.wait()
+        server.stop(_GRACE_SECONDS).wait()
+    finally:
+        executor.close()
+    return DEVICE_LOST if losses else 0

@@ -1,0 +1,275 @@
+"""The engine's executor when the model is in another process: a stream to a shard that is found again when lost.
+
+The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. When the
+shard is lost, so is the KV of every sequence; the engine treats this as a preemption of all. A thread tries to reach
+the shard until it is there again. This module does not know who starts shards.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bridle.distributed.adapter_calls import CalledDevice
+from bridle.distributed.address import Tls
+from bridle.distributed.codec.embeddings import MAX_NUMBERS, decode_vectors
+from bridle.distributed.codec.errors import decode_failure
+from bridle.distributed.codec.sample_batch import encode_batch
+from bridle.distributed.codec.sampling_params import SamplingNames
+from bridle.distributed.codec.step_plan import encode_plan
+from bridle.distributed.codec.step_result import check_result, decode_result
+from bridle.distributed.link import ShardLink, Timings
+from bridle.distributed.media_calls import CalledMedia
+from bridle.distributed.proto import shard_pb2 as pb
+from bridle.distributed.step_time_estimator import StepTimeEstimator
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import BridleError, InternalError, ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: Pauses between attempts to find a shard again, in seconds; the last one repeats.
+_PAUSES = (0.02, 0.05, 0.1, 0.2)
+
+
+class ShardExecutor:
+    """Implements `Executor`, `SupportsReconnect` and `Embedder` over a shard at `address`.
+
+    The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` says that one may come.
+    `on_loss(pid, reason)` is called from a thread of its own when the shard is lost, and may end what is left of it. It
+    is called again, without a pid, whenever no shard has come for another `start_timeout` seconds. `on_proven(pid)` is
+    called when a shard has computed its first step.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        timings: Timings | None = None,
+        start_timeout: float = 60.0,
+        is_starting: Callable[[], bool] = lambda: True,
+        on_loss: Callable[[int | None, str], None] = lambda pid, reason: None,
+        on_proven: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        self.address = address
+        self.on_change: Callable[[], None] = lambda: None
+        self.num_losses = 0
+        self._tls = tls
+        self._timings = timings or Timings()
+        self._start_timeout = start_timeout
+        self._on_loss = on_loss
+        self._on_proven = on_proven
+        self._proven: ShardLink | None = None
+        self._why = ""  # the shard is away
+        self._closed = threading.Event()
+        self._pace = StepTimeEstimator(self._timings.least_step, self._timings.first_step)
+        self._names = SamplingNames()
+        self._used: ShardLink | None = None  # the link whose shard has our mirrors
+        self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
+        self._link: ShardLink | None = self._first_link(start_timeout, is_starting)
+        self._info, self.num_bytes = self._link.info, self._link.num_bytes
+        self.adapters = CalledDevice(
+            self._link.adapter_layers,
+            lambda request: self._reachable().load_adapter(request),
+            lambda request: self._reachable().unload_adapter(request),
+        )
+        self.media = self._called_media(self._link)
+        self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
+        self._keeper.start()
+
+    def _called_media(self, link: ShardLink) -> CalledMedia | None:
+        """What encodes pictures; None if the model reads text alone."""
+        if not link.media_row_bytes:
+            return None
+        return CalledMedia(
+            link.media_row_bytes,
+            link.media_max_bytes,
+            lambda parts: self._reachable().encode_medium(parts),
+            lambda request: self._reachable().drop_medium(request),
+        )
+
+    # -- the engine's thread -------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the shard is connected, as far as is known. Safe from any thread."""
+        link = self._link
+        return link is not None and not link.is_lost
+
+    def forward(self, plan: StepPlan) -> None:
+        """Send the plan without waiting. Its errors are raised by `sample`, except `ShardUnavailable`, which is raised
+        here."""
+        link = self._reachable()
+        if self._used not in (None, link):
+            raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
+        if self._used is None:
+            self._used, self._names = link, SamplingNames()
+        self._plan = plan.step, plan.num_tokens, time.monotonic()
+        link.send(pb.StepRequest(plan=encode_plan(plan)))
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
+        link = self._used
+        if link is None:
+            raise InternalError(f"the batch of step {batch.step} came without a forward pass")
+        step, num_tokens, began = self._plan
+        reply = self._ask(link, batch.step, pb.StepRequest(batch=encode_batch(batch, self._names)), "result")
+        if step == batch.step:
+            self._pace.note(num_tokens, time.monotonic() - began)
+        if self._proven is not link:
+            self._proven = link
+            self._on_proven(link.pid)
+        return check_result(decode_result(reply.result), batch, self._info.vocab_size)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Ask for the vectors of these rows, in portions that fit a message. Raises the shard's error, or
+        `ShardUnavailable`."""
+        link, size = self._used, self._info.embedding_size
+        if link is None:
+            raise InternalError(f"embeddings of step {step} are asked for without a forward pass")
+        most = max(MAX_NUMBERS // max(size, 1), 1)
+        vectors: list[array[float]] = []
+        for at in range(0, len(logits_rows), most):
+            rows = logits_rows[at : at + most]
+            reply = self._ask(link, step, pb.StepRequest(embed=pb.Embed(step=step, logits_rows=rows)), "vectors")
+            vectors += decode_vectors(reply.vectors, len(rows), size)
+        return vectors
+
+    def _ask(self, link: ShardLink, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
+        """Send a request whose reply is of that `kind`, and wait for the reply. Replies to earlier steps are dropped,
+        because those steps were given up."""
+        link.expect(step, self._pace.limit(self._plan[1]))
+        link.send(request)
+        while True:
+            reply = link.receive()
+            found = reply.WhichOneof("kind")
+            if found is None:
+                raise ProtocolError(f"a reply without content came to step {step}")
+            if getattr(reply, found).step < step:
+                continue
+            if found == "failure":
+                error = decode_failure(reply.failure)
+                if isinstance(error, ShardUnavailable):
+                    link.cut(str(error))  # it would fail each further step as well, and each would count as a loss
+                raise error
+            if found != kind:
+                raise ProtocolError(f"{found} came to step {step} instead of {kind}")
+            return reply
+
+    def reset(self) -> None:
+        """Forget all adapters and KV that the last shard had. The next plan may go to another shard."""
+        link, self._used = self._used, None
+        if link is not None and not link.is_lost:
+            link.send(pb.StepRequest(reset=pb.Reset()))
+
+    # -- any thread ----------------------------------------------------------------------------------------
+
+    def _reachable(self) -> ShardLink:
+        link = self._link
+        if link is None or link.is_lost:
+            raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
+        return link
+
+    def close(self) -> None:
+        """Disconnect from the shard. Idempotent."""
+        self._closed.set()
+        link = self._link
+        if link is not None:
+            link.leave()
+        self._keeper.join()
+
+    # -- the keeper's thread -------------------------------------------------------------------------------
+
+    def _first_link(self, timeout: float, is_starting: Callable[[], bool]) -> ShardLink:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return ShardLink(self.address, self._tls, self._timings)
+            except ShardUnavailable:
+                if not is_starting() or time.monotonic() > deadline:
+                    raise
+            self._closed.wait(_PAUSES[1])
+
+    def _keep(self) -> None:
+        """Watch the link, and find the next one when it is lost, until closed."""
+        while not self._closed.is_set():
+            link = self._link
+            if link is None:
+                self._find()
+                continue
+            link.watch()
+            self._link, self._why = None, link.reason
+            link.close()
+            if not self._closed.is_set():
+                self.num_losses += 1
+                _log.error("the shard at %s is lost: %s", self.address, link.reason)
+                self._tell(lambda link=link: self._on_loss(link.pid, link.reason))  # type: ignore[misc]
+                self._tell(self.on_change)
+        if self._link is not None:
+            self._link.close()
+
+    def _find(self) -> None:
+        """Try to reach the shard again and again, until it answers or this executor is closed."""
+        attempt, began = 0, time.monotonic()
+        patience = self._start_timeout or math.inf
+        while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
+            attempt += 1
+            if time.monotonic() - began > patience:
+                patience += self._start_timeout
+                self._give_up(time.monotonic() - began)
+            try:
+                link = ShardLink(self.address, self._tls, self._timings)
+            except ShardUnavailable:
+                continue
+            except Exception as error:  # this thread must go on trying, whatever the error is
+                self._note_unusable(str(error) if isinstance(error, BridleError) else repr(error))
+                continue
+            if not can_replace(link.info, self._info):
+                self._note_unusable(f"it is another one now: {link.info} instead of {self._info}")
+                link.close()
+                continue
+            self.adapters.epoch += 1
+            if self.media is not None:
+                self.media.epoch += 1
+            self._link = link
+            _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
+            self._tell(self.on_change)
+            return
+
+    def _note_unusable(self, why: str) -> None:
+        if why != self._why:
+            _log.error("the shard at %s cannot be used: %s", self.address, why)
+        self._why = why
+
+    def _give_up(self, seconds: float) -> None:
+        """Call `on_loss`, so that whatever hangs while it starts can be ended."""
+        reason = f"it has not come back for {seconds:.0f} s"
+        _log.error("the shard at %s is still away: %s", self.address, reason)
+        self._tell(lambda: self._on_loss(None, reason))
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            _log.exception("a callback about the shard failed")
+
+
+def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:
+    """Whether `new` can compute plans made for `old`: it has the same model and no less room."""
+    has_room = new.num_blocks >= old.num_blocks and new.max_model_len >= old.max_model_len
+    return has_room and is_same_model(new, old)
+
+
+def is_same_model(one: ExecutorInfo, other: ExecutorInfo) -> bool:
+    """Whether both describe the same model; the room that they have may differ."""
+    return other == replace(one, num_blocks=other.num_blocks, max_model_len=other.max_model_len)

@@ -1,0 +1,189 @@
+"""The adapters of several replicas behind one `LoRAStore`. Each replica is told of all adapters, and reads those that
+its requests name.
+
+The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from bridle.distributed.adapter_messages import (
+    AdapterFetched,
+    AdapterMessage,
+    AdapterNews,
+    AddAdapter,
+    FetchAdapter,
+    RemoveAdapter,
+    pack_adapter,
+    unpack_adapter,
+)
+from bridle.distributed.codec.errors import pack_error, unpack_error
+from bridle.errors import AdapterRefused, BridleError, EngineClosed, UnknownAdapter, UnsupportedFeature
+from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, AdapterState, AdapterStatus
+from bridle.threads import conclude_all
+
+#: The states of an adapter, from least to most ready.
+_STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "device")
+
+
+class ReplicatedLoRAStore:
+    """The router's end: a `LoRAStore` over replicas. `send(number, message)` sends a message to replica `number`."""
+
+    def __init__(self, send: Callable[[int, AdapterMessage], None]) -> None:
+        self._send = send
+        self._lock = threading.RLock()
+        self._limits: AdapterLimits | None = None
+        self._known: dict[str, AdapterFiles] = {}
+        self._up: dict[int, Mapping[str, AdapterNews]] = {}  # connected replicas, and their last news
+        self._fetches: dict[str, list[Future[None]]] = {}
+        self._failed: dict[str, dict[int, BridleError]] = {}  # by awaited adapter: who failed, and why
+
+    # -- for the registry ------------------------------------------------------------------------------------
+
+    def check(self, files: AdapterFiles) -> None:
+        if self._limits is None:
+            raise UnsupportedFeature("the replicas of this model apply no adapters", "adapter")
+        self._limits.check(files)
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        with self._lock:
+            self._known[key] = files
+            self._tell(pack_adapter(key, files))
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            if self._known.pop(key, None) is not None:
+                self._tell(RemoveAdapter(key))
+                self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
+
+    def status(self, key: str) -> AdapterStatus:
+        """The state at the replica where the adapter is most ready, and the users of all replicas together."""
+        with self._lock:
+            news = [known[key] for known in self._up.values() if key in known]
+        if not news:
+            return AdapterStatus()
+        state, error, _ = max(news, key=lambda one: _STATES.index(one[0]))
+        return AdapterStatus(state, error, sum(num_users for _, _, num_users in news))
+
+    def fetch(self, key: str) -> Future[None]:
+        """Ask the replicas to read the adapter. The future is done when one of them has it, and fails when none can
+        read it."""
+        future: Future[None] = Future()
+        with self._lock:
+            if key not in self._known:
+                raise UnknownAdapter("the adapter was removed", "adapter")
+            self._fetches.setdefault(key, []).append(future)
+            self._failed[key] = {}
+            self._tell(FetchAdapter(key))
+        return future
+
+    def close(self) -> None:
+        """End all fetches that are under way."""
+        with self._lock:
+            for key in list(self._fetches):
+                self._settle(key, EngineClosed("the replicas were shut down"))
+
+    # -- for the links -----------------------------------------------------------------------------------------
+
+    def note_up(self, number: int, limits: AdapterLimits | None) -> None:
+        """Note that a replica is connected. It is told of all adapters before it gets any request."""
+        with self._lock:
+            self._limits = limits
+            self._up[number] = {}
+            for key, files in self._known.items():
+                self._send(number, pack_adapter(key, files))
+            for key in self._fetches:
+                self._send(number, FetchAdapter(key))
+
+    def note_lost(self, number: int) -> None:
+        """Note that a replica is gone, so that no fetch waits for it."""
+        with self._lock:
+            self._up.pop(number, None)
+            for key, failed in list(self._failed.items()):
+                failed.pop(number, None)
+                self._give_up(key)
+
+    def note_news(self, number: int, news: Mapping[str, AdapterNews]) -> None:
+        with self._lock:
+            if number in self._up:
+                self._up[number] = news
+
+    def note_fetched(self, number: int, message: AdapterFetched) -> None:
+        with self._lock:
+            if message.error is None:
+                self._settle(message.key, None)
+                return
+            failed = self._failed.get(message.key)
+            if failed is None:
+                return
+            failed[number] = unpack_error(*message.error)
+            self._give_up(message.key)
+
+    # -- with the lock held --------------------------------------------------------------------------------------
+
+    def _tell(self, message: AdapterMessage) -> None:
+        for number in self._up:
+            self._send(number, message)
+
+    def _give_up(self, key: str) -> None:
+        """Fail the fetch of an adapter if every connected replica has failed to read it."""
+        failed = self._failed[key]
+        if failed and failed.keys() >= self._up.keys():
+            *_, error = failed.values()
+            self._settle(key, error)
+
+    def _settle(self, key: str, error: BridleError | None) -> None:
+        self._failed.pop(key, None)
+        conclude_all(self._fetches.pop(key, ()), error)
+
+
+class HomeServer:
+    """The replica's end of these messages, for one router. `send` may be called from any thread."""
+
+    def __init__(self, pool: AdapterPool | None, send: Callable[[AdapterFetched], None]) -> None:
+        self._pool = pool
+        self._send = send
+        self._keys: dict[str, None] = {}
+
+    def handle(self, message: AdapterMessage) -> None:
+        """Do what the router's message says."""
+        if self._pool is None:
+            return
+        if isinstance(message, AddAdapter):
+            self._keys[message.key] = None
+            self._pool.add(message.key, unpack_adapter(message))
+        elif isinstance(message, RemoveAdapter):
+            self._keys.pop(message.key, None)
+            self._pool.remove(message.key)
+        else:
+            self._fetch(self._pool, message.key)
+
+    def news(self) -> dict[str, AdapterNews]:
+        """The state of each adapter of which there is something to report, by key."""
+        pool = self._pool
+        states = {} if pool is None else {key: pool.status(key) for key in self._keys}
+        return {
+            key: (now.state, now.error, now.num_users)
+            for key, now in states.items()
+            if now.state != "known" or now.num_users
+        }
+
+    def close(self) -> None:
+        """The router has left: remove the adapters that it had named."""
+        if self._pool is not None:
+            for key in self._keys:
+                self._pool.remove(key)
+
+    def _fetch(self, pool: AdapterPool, key: str) -> None:
+        def tell(done: Future[None]) -> None:
+            error = done.exception()
+            known = error if isinstance(error, BridleError) or error is None else AdapterRefused(str(error), "adapter")
+            self._send(AdapterFetched(key, None if known is None else pack_error(known)))
+
+        try:
+            pool.fetch(key).add_done_callback(tell)
+        except BridleError as error:
+            self._send(AdapterFetched(key, pack_error(error)))

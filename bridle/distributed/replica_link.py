@@ -1,0 +1,225 @@
+"""The router's connection to one replica, made again when it is lost. It has two threads: one reads, one writes.
+
+The link tells its owner which messages come, and when the replica is connected and lost. It does not know what requests
+are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+from bridle.distributed.replica_messages import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Events,
+    Handshake,
+    ToReplica,
+    ToRouter,
+    frame,
+    read_by_router,
+)
+from bridle.distributed.stall_detector import HELD_UP_SECONDS, is_held_up
+from bridle.errors import ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: A replica that is silent for this many seconds counts as hung, unless the machine holds it up; it sends a message
+#: four times as often.
+_SILENCE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
+
+
+class LinkOwner(Protocol):
+    """The owner of links. The links' threads call these methods; `number` says which link it is."""
+
+    def note_up(self, number: int, hello: Handshake) -> None: ...
+
+    def note_events(self, number: int, message: ToRouter) -> None: ...
+
+    def on_disconnect(self, number: int, reason: str) -> None: ...
+
+    def note_absent(self, number: int) -> None: ...
+
+
+class ReplicaConnection(Protocol):
+    """A connection to one replica, which passes the replica's messages to its owner."""
+
+    def start(self) -> None: ...
+
+    def send(self, message: ToReplica) -> None:
+        """Send without waiting. The message is lost if the replica is."""
+
+    def close(self) -> None:
+        """Disconnect from the replica. Idempotent."""
+
+
+class MakeLink(Protocol):
+    """How a `ReplicaConnection` is made: from its number, its address and its owner, with functions to call on a loss
+    and on the first good result."""
+
+    def __call__(
+        self,
+        number: int,
+        path: str,
+        owner: LinkOwner,
+        on_loss: Callable[[int, str], None],
+        on_proven: Callable[[int], None],
+        /,
+    ) -> ReplicaConnection: ...
+
+
+class ReplicaLink:
+    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may end
+    what is left of it."""
+
+    def __init__(
+        self,
+        number: int,
+        path: str,
+        owner: LinkOwner,
+        on_loss: Callable[[int, str], None] = lambda pid, reason: None,
+        on_proven: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        self.number = number
+        self._path = path
+        self._owner = owner
+        self._on_loss = on_loss
+        self._on_proven = on_proven
+        self._closed = threading.Event()
+        self._socket: socket.socket | None = None
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"bridle-replica-{number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: ToReplica) -> None:
+        """Send without waiting. The message is lost if the replica is."""
+        self._outbox.put(frame(message))
+
+    def close(self) -> None:
+        """Disconnect from the replica. Idempotent."""
+        self._closed.set()
+        self._cut()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- the reading thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(_SILENCE_SECONDS)
+                sock.connect(self._path)
+            except OSError:
+                sock.close()
+                self._owner.note_absent(self.number)
+                self._closed.wait(_PAUSE_SECONDS)
+                continue
+            with sock:
+                self._converse(sock)
+            self._closed.wait(_PAUSE_SECONDS)
+
+    def _converse(self, sock: socket.socket) -> None:
+        self._socket, self._outbox = sock, SimpleQueue()
+        writer = threading.Thread(target=self._write, args=(sock, self._outbox), name="bridle-replica-out", daemon=True)
+        pid, is_proven, reason = 0, False, "it is closed"
+        try:
+            hello = self._read_hello(sock)
+            pid = hello.pid
+            writer.start()
+            self._owner.note_up(self.number, hello)
+            while True:
+                message = read_by_router(self._read_frame(sock, pid))
+                if isinstance(message, Handshake):
+                    raise ProtocolError("a second greeting came")
+                self._owner.note_events(self.number, message)
+                if isinstance(message, Events) and not is_proven:
+                    is_proven = True
+                    self._on_proven(pid)
+        except TimeoutError:
+            reason = f"no sign of life for {_SILENCE_SECONDS:g} s or more"
+        except (OSError, EOFError) as error:
+            reason = f"the connection ended: {error or 'closed by the replica'}"
+        except (ProtocolError, ShardUnavailable) as error:
+            reason = str(error)
+        except Exception as error:  # a bug of bridle, or a bad message: log it, and connect again all the same
+            _log.exception("a message of replica %d was not understood", self.number)
+            reason = f"its message was not understood: {error!r}"
+        finally:
+            self._socket = None
+            self._outbox.put(None)
+            if writer.is_alive():
+                self._cut(sock)
+                writer.join()
+        if pid and not self._closed.is_set():
+            _log.error("replica %d (pid %d) is lost: %s", self.number, pid, reason)
+            self._on_loss(pid, reason)
+            self._owner.on_disconnect(self.number, reason)
+
+    def _read_hello(self, sock: socket.socket) -> Handshake:
+        message = read_by_router(self._read_frame(sock))
+        if not isinstance(message, Handshake) or message.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"the replica greets with {type(message).__name__}; this router speaks protocol {PROTOCOL}"
+            )
+        return message
+
+    def _read_frame(self, sock: socket.socket, pid: int = 0) -> bytes:
+        (size,) = HEADER.unpack(_read(sock, HEADER.size, pid))
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
+        return _read(sock, size, pid)
+
+    def _cut(self, sock: socket.socket | None = None) -> None:
+        sock = sock or self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    # -- the writing thread ----------------------------------------------------------------------------------
+
+    def _write(self, sock: socket.socket, outbox: SimpleQueue[bytes | None]) -> None:
+        while (data := outbox.get()) is not None:
+            try:
+                _send(sock, data)
+            except OSError:
+                self._cut(sock)  # the reader notices
+                return
+
+
+def _read(sock: socket.socket, size: int, pid: int) -> bytes:
+    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if nothing comes within the socket's time-out,
+    or within a longer one while the machine holds the process up."""
+    data = bytearray(size)
+    view, position, until = memoryview(data), 0, time.monotonic() + HELD_UP_SECONDS
+    while position < size:
+        try:
+            count = sock.recv_into(view[position:])
+        except TimeoutError:
+            if time.monotonic() > until or not is_held_up(pid):
+                raise
+            continue
+        if not count:
+            raise EOFError
+        position += count
+    return bytes(data)
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    view, deadline = memoryview(data), time.monotonic() + 10 * _SILENCE_SECONDS
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise

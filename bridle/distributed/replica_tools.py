@@ -1,0 +1,158 @@
+"""The router's end of calls: runs what controllers of replicas ask for, once, whatever becomes of their replica.
+
+An output whose replica is lost begins again on another, and asks again for what it has asked for. So the calls of a
+request that is not over are kept with their answers: the same call, made again, has the answer of the first, or waits
+for the one that is under way. What is kept is bounded; beyond that a request cannot begin again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from bridle.controller_tools import Call, ToolCallContext, ToolExecutor, ToolLimits, ToolSession
+from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp, sendable
+from bridle.engine.request import Request
+from bridle.errors import ControllerError, InvalidRequest
+
+#: What is kept of one request's answers, and of those of all, in characters.
+MAX_KEPT, MAX_KEPT_OF_ALL = 8 << 20, 256 << 20
+#: What fits into a message, beside what else is in it.
+_MAX_MESSAGE_BYTES = 32 << 20
+
+
+#: What a replica is called: its number, or its address.
+Replica = TypeVar("Replica", bound=Hashable)
+_Named = TypeVar("_Named", contravariant=True)
+
+
+class AnswerSender(Protocol[_Named]):
+    """Sends an answer to a replica."""
+
+    def __call__(self, replica: _Named, message: ToolAnswered, /) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Made:
+    """A call that was made. `asker` is the replica and the number under which it was asked for last; None while nobody
+    has asked for it again."""
+
+    key: tuple[Any, ...]
+    call: Call
+    asker: tuple[Any, int] | None
+    size: int | None = None  # of what is kept, once it is
+
+
+@dataclass(slots=True)
+class _Book:
+    """The calls of one request, in their order."""
+
+    callers: dict[str, ToolSession] = field(default_factory=dict)
+    made: list[_Made] = field(default_factory=list)
+    num_kept: int = 0
+    is_whole: bool = True
+
+    def find(self, key: tuple[Any, ...]) -> _Made | None:
+        """The first such call that nobody has asked for again."""
+        return next((made for made in self.made if made.asker is None and made.key == key), None)
+
+
+class ReplicaCalls(Generic[Replica]):
+    """The calls of all requests. `lock` is that of the router: all methods are called with it held, and it is taken
+    when a call ends."""
+
+    def __init__(self, desk: ToolExecutor, send: AnswerSender[Replica], lock: threading.RLock) -> None:
+        self._desk, self._send, self._lock = desk, send, lock
+        self._books: dict[str, _Book] = {}
+        self._asked: dict[tuple[Replica | None, int], _Made] = {}
+        self._num_kept = 0
+
+    def ask(self, replica: Replica, request: Request, message: ToolAsked) -> None:
+        """Make a call that a replica asks for, or find the one that was made before."""
+        book, asker = self._books.setdefault(request.id, _Book()), (replica, message.number)
+        key = (message.request_id, message.name, message.arguments, message.timeout)
+        made = book.find(key)
+        if made is not None:
+            made.asker = asker
+            if message.call_id and not made.call.is_done:
+                self._desk.take_answers(message.call_id, request.tenant, made.call)
+        else:
+            caller = book.callers.get(message.request_id)
+            if caller is None:
+                behalf = ToolCallContext(request.tenant, request.client_tools, request.id)
+                caller = book.callers[message.request_id] = ToolSession(self._desk, request.tools, behalf)
+            arguments = msgspec.json.decode(message.arguments)
+            made = _Made(key, caller.call(message.name, arguments, message.timeout, message.call_id), asker)
+            book.made.append(made)
+        self._asked[asker] = made
+        self._follow(request.id, made, asker)
+
+    def _follow(self, request_id: str, made: _Made, asker: tuple[Replica, int]) -> None:
+        """Tell whoever asked of the end of a call."""
+
+        def tell() -> None:
+            with self._lock:
+                call = made.call
+                answer = sendable(call.text if call.error is None else "")
+                self._keep(request_id, made, len(answer))
+                if self._asked.pop(asker, None) is not None:
+                    self._send(asker[0], ToolAnswered(asker[1], answer, call.error and sendable(call.error)))
+
+        made.call.when_done(tell)
+
+    def _keep(self, request_id: str, made: _Made, size: int) -> None:
+        """Count what is kept of a request's answers; none is any more, once they are too much."""
+        book = self._books.get(request_id)
+        if book is None or made.size is not None:
+            return
+        made.size = size
+        book.num_kept += size
+        self._num_kept += size
+        if not book.is_whole or book.num_kept > MAX_KEPT or self._num_kept > MAX_KEPT_OF_ALL:
+            self._num_kept -= book.num_kept
+            book.num_kept, book.is_whole = 0, False
+            book.made = [each for each in book.made if each.size is None]
+
+    def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
+        """End a call that nobody wants any more."""
+        made = self._asked.pop((replica, message.number), None)
+        if made is not None:
+            made.call.cancel()
+
+    def begin_again(self, request_id: str) -> ControllerError | None:
+        """A request is about to begin anew; returns an error if that would make its calls a second time."""
+        book = self._books.get(request_id)
+        if book is None:
+            return None
+        for made in book.made:
+            self._asked.pop(made.asker or (None, -1), None)
+            made.asker = None
+        if book.is_whole:
+            return None
+        return ControllerError(
+            f"the request lost its replica, and the answers of its tools had more than the {MAX_KEPT} characters that "
+            "are kept: it cannot begin again without calling them a second time"
+        )
+
+    def forget(self, request_id: str) -> None:
+        """A request is over, and so are its calls."""
+        book = self._books.pop(request_id, None)
+        if book is None:
+            return
+        self._num_kept -= book.num_kept
+        for made in book.made:
+            self._asked.pop(made.asker or (None, -1), None)
+            made.call.cancel()
+
+
+def check_limits(limits: ToolLimits) -> None:
+    """Refuse limits beyond what a message to a replica holds."""
+    for name in ("max_argument_bytes", "max_result_bytes"):
+        if getattr(limits, name) > _MAX_MESSAGE_BYTES:
+            raise InvalidRequest(
+                f"{name} is {getattr(limits, name)}; at most {_MAX_MESSAGE_BYTES} with replicas", "tools"
+            )

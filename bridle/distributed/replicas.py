@@ -1,0 +1,376 @@
+"""Several engines behind one `EngineClient`. A request goes to the replica that has computed its beginning, and to
+another one if that replica is lost.
+
+This process remembers what the client has of an output, so that another replica continues it without a token too many
+or too few. A plain output is continued from its tokens. Any other is begun again from its seed, and what the client
+already has is not sent twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from bridle.config import EngineConfig
+from bridle.controller_tools import ToolExecutor
+from bridle.distributed.adapter_messages import AdapterFetched
+from bridle.distributed.codec.errors import unpack_error
+from bridle.distributed.live_request import MAX_LOSSES, RoutedRequest
+from bridle.distributed.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter, Router
+from bridle.distributed.remote_executor import is_same_model
+from bridle.distributed.replica_adapters import ReplicatedLoRAStore
+from bridle.distributed.replica_link import MakeLink, ReplicaConnection, ReplicaLink
+from bridle.distributed.replica_messages import (
+    CancelRequest,
+    Handshake,
+    Heartbeat,
+    RequestFailed,
+    ToReplica,
+    ToRouter,
+    Unpark,
+    add_beat,
+    pack_request,
+    unpack_event,
+)
+from bridle.distributed.replica_tools import ReplicaCalls
+from bridle.distributed.session_affinity import SessionAffinity
+from bridle.distributed.tool_messages import ToolAsked, ToolGivenUp
+from bridle.engine.async_engine import wake_all
+from bridle.engine.client import EventStream
+from bridle.engine.input_processor import InputProcessor
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import (
+    BridleError,
+    ControllerError,
+    DeadlineExceeded,
+    EngineClosed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShardUnavailable,
+)
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaSet:
+    """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
+
+    `on_loss(number, pid)` is called for a lost replica and may end what is left of it. `on_proven(number, pid)` is
+    called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
+    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs what controllers
+    call; whoever made it closes it.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str],
+        *,
+        on_loss: Callable[[int, int], None] = lambda number, pid: None,
+        on_proven: Callable[[int, int], None] = lambda number, pid: None,
+        make_router: Callable[[int, int], Router] = PrefixRouter,
+        make_link: MakeLink = ReplicaLink,
+        clock: Callable[[], float] = time.monotonic,
+        tools: ToolExecutor | None = None,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._calls = ReplicaCalls(tools or ToolExecutor(), self._send, self._lock)
+        self.adapters = ReplicatedLoRAStore(self._send)
+        self._clock = clock
+        self._links: list[ReplicaConnection] = [
+            make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
+            for number, path in enumerate(paths)
+        ]
+        self._make_router = make_router
+        self._router: Router | None = None
+        self._homes: SessionAffinity | None = None
+        self._up: dict[int, Heartbeat | None] = {}  # the replicas that are connected, and the last beat of each
+        self._loads = [AWAY] * len(self._links)
+        self._live: dict[str, RoutedRequest] = {}
+        self._hello: Handshake | None = None
+        self._intake: InputProcessor | None = None
+        self._first = threading.Condition(self._lock)
+        self._is_closed = False
+        self.num_losses = 0
+
+    # -- for clients, any thread -----------------------------------------------------------------------------
+
+    def start(self, num_needed: int, timeout: float, is_starting: Callable[[], bool] = lambda: True) -> ReplicaSet:
+        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if they do not come."""
+        for link in self._links:
+            link.start()
+        remaining = timeout
+        with self._first:
+            while len(self._up) < num_needed:
+                if not is_starting() or remaining <= 0:
+                    raise ShardUnavailable(f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s")
+                self._first.wait(0.1)
+                remaining -= 0.1
+        return self
+
+    @property
+    def info(self) -> ExecutorInfo:
+        assert self._hello is not None, "not started"
+        return self._hello.info
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether at least one replica is connected. A replica whose engine does not run does not stay connected."""
+        return bool(self._up)
+
+    @property
+    def num_up(self) -> int:
+        return len(self._up)
+
+    def submit(self, request: Request) -> EventStream:
+        """Start a request on the replica that suits it best. The request waits if no replica is connected."""
+        assert self._intake is not None, "not started"
+        assert self._hello is not None
+        self._intake.check(request)
+        pack_request(request)  # what cannot travel is refused now
+        live = RoutedRequest(request, EventStream(request.id, self.cancel))
+        with self._lock:
+            if self._is_closed:
+                raise EngineClosed("the replicas take no requests: they are closed")
+            if request.id in self._live:
+                raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            num_running = max(len(self._up), 1) * self.info.max_num_seqs
+            if len(self._live) >= num_running + self._hello.max_waiting:
+                raise Overloaded(f"{len(self._live)} requests run or wait already")
+            self._live[request.id] = live
+            self._place(live)
+        return live.stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is None:
+                return
+            live.is_cancelled = True
+            if live.replica is None:
+                self._end(live, FinishReason.CANCELLED, None)
+            else:
+                self._links[live.replica].send(CancelRequest(request_id))
+
+    def release_retained_kv(self, request_id: str) -> None:
+        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        with self._lock:
+            number = None if self._homes is None else self._homes.release(request_id)
+            if number is not None and number in self._up:
+                self._links[number].send(Unpark(request_id))
+
+    def statistics(self) -> EngineStatistics:
+        """Sums over the replicas, as of their last beats."""
+        total = EngineStatistics()
+        for beat in list(self._up.values()):
+            if beat is not None:
+                add_beat(total, beat)
+        return total
+
+    def close(self, drain: float = 0.0) -> None:
+        """Disconnect from the replicas. Streams that are not over end with `EngineClosed`. Idempotent."""
+        with self._first:
+            self._first.wait_for(lambda: not self._live, drain)
+            self._is_closed = True
+            self.adapters.close()
+            broken = [live.stream for live in self._live.values()]
+            for request_id in self._live:
+                self._calls.forget(request_id)
+            self._live.clear()
+        for stream in broken:
+            stream.fail(EngineClosed("the replicas were shut down"))
+        wake_all(broken)
+        for link in self._links:
+            link.close()
+
+    def _send(self, number: int, message: ToReplica) -> None:
+        self._links[number].send(message)
+
+    # -- placing ---------------------------------------------------------------------------------------------
+
+    def _place(self, live: RoutedRequest) -> None:
+        """Send a request to a replica, if one is there. With the lock held."""
+        assert self._router is not None
+        prompt = (*live.request.prompt, *live.tokens)
+        assert self._homes is not None
+        choice = self._homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
+        choice = choice or self._router.choose(prompt, _salt(live.request), self._loads)
+        if choice is None:
+            return
+        live.begin_again()
+        self._calls.begin_again(live.request.id)
+        live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + RUNNING_TOKENS
+        self._loads[live.replica] += live.load
+        self._links[live.replica].send(pack_request(live.remaining))
+
+    def _leave(self, live: RoutedRequest) -> None:
+        """Take the request and its load off its replica."""
+        if live.replica is not None:
+            self._loads[live.replica] -= live.load
+            live.replica, live.load = None, 0
+
+    # -- the links' threads ----------------------------------------------------------------------------------
+
+    def note_up(self, number: int, hello: Handshake) -> None:
+        """Note that a replica is connected, and send it requests that wait."""
+        with self._first:
+            self._learn(number, hello)
+            self._up[number], self._loads[number] = None, 0
+            _log.info("replica %d is up, pid %d", number, hello.pid)
+            self.adapters.note_up(number, hello.adapters)
+            for live in self._live.values():
+                if live.replica is None:
+                    self._place(live)
+            self._first.notify_all()
+
+    def _learn(self, number: int, hello: Handshake) -> None:
+        """Learn the served model from a replica's greeting, and the smallest room that any replica has for it."""
+        if self._hello is None:
+            self._router = self._make_router(len(self._links), hello.info.block_size)
+            self._homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
+        elif not is_same_model(hello.info, self._hello.info):
+            raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
+        if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
+            self._hello = hello
+            config = EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
+            self._intake = InputProcessor(hello.info, config)
+
+    def note_events(self, number: int, message: ToRouter) -> None:
+        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica says that it
+        cannot compute: without its shard or its engine it counts as lost."""
+        woken: list[EventStream] = []
+        with self._first:
+            if isinstance(message, Heartbeat):
+                if not message.is_healthy:
+                    raise ShardUnavailable("its model is not available")
+                self._up[number] = message
+                self.adapters.note_news(number, message.adapters)
+            elif isinstance(message, AdapterFetched):
+                self.adapters.note_fetched(number, message)
+            elif isinstance(message, RequestFailed):
+                self._break(number, message, woken)
+            elif isinstance(message, (ToolAsked, ToolGivenUp)):
+                self._call(number, message)
+            else:
+                self._deliver(number, [unpack_event(event) for event in message.events], woken)
+        wake_all(woken)
+
+    def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
+        """A controller calls a tool, or gives a call up. Parts of a composition name their request and their number."""
+        if isinstance(message, ToolGivenUp):
+            self._calls.give_up(number, message)
+            return
+        live = self._live.get(message.request_id) or self._live.get(message.request_id.rpartition("/")[0])
+        if live is not None and live.replica == number:  # else it was cancelled, and the replica will know
+            self._calls.ask(number, live.request, message)
+
+    def on_disconnect(self, number: int, reason: str) -> None:
+        """Note that a replica is gone; its requests continue on other replicas."""
+        with self._first:
+            self._up.pop(number, None)
+            self._loads[number] = AWAY
+            self.adapters.note_lost(number)
+            self.num_losses += 1
+            if self._router is not None:
+                self._router.forget(number)
+            if self._homes is not None:
+                self._homes.forget(number)
+            lost = [live for live in self._live.values() if live.replica == number]
+            for live in lost:
+                self._leave(live)
+                live.num_losses += 1
+                if live.is_cancelled:
+                    self._end(live, FinishReason.CANCELLED, None)
+                    continue
+                if live.num_losses >= MAX_LOSSES:
+                    message = f"the request lost {live.num_losses} replicas, the last: {reason}"
+                    self._end(live, FinishReason.ERROR, ShardUnavailable(message))
+                    continue
+                if (error := self._calls.begin_again(live.request.id)) is not None:
+                    self._end(live, FinishReason.ERROR, error)
+                    continue
+                live.tell_resuming()
+                self._place(live)
+
+    def note_absent(self, number: int) -> None:
+        """A replica is still away: end the waiting requests whose deadlines have passed."""
+        now = self._clock()
+        with self._first:
+            for live in [live for live in self._live.values() if live.replica is None]:
+                deadline = live.request.deadline
+                if deadline is not None and deadline <= now:
+                    error = DeadlineExceeded("the request's deadline passed while no replica was there")
+                    self._end(live, FinishReason.DEADLINE, error)
+
+    # -- delivering, with the lock held ----------------------------------------------------------------------
+
+    def _deliver(self, number: int, events: list[Event], woken: list[EventStream]) -> None:
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, batch in by_request.items():
+            live = self._live.get(request_id)
+            if live is None or live.replica != number:
+                continue  # the request was cancelled, or runs on another replica
+            if any(isinstance(event, PromptEvent) for event in batch):
+                self._note_prompt(live)
+            try:
+                fresh = [event for event in batch if live.is_news(event)]
+            except (ControllerError, InternalError) as error:
+                self._links[number].send(CancelRequest(request_id))
+                self._end(live, FinishReason.ERROR, error)
+                continue
+            if not fresh:
+                continue
+            live.stream.put(fresh)
+            woken.append(live.stream)
+            last = fresh[-1]
+            if isinstance(last, Finished) and last.is_last:
+                self._note_parked(number, live)
+                self._forget(live)
+
+    def _note_prompt(self, live: RoutedRequest) -> None:
+        """The prompt is computed: take its tokens off the load of the replica."""
+        if live.replica is not None:
+            self._loads[live.replica] -= live.load - RUNNING_TOKENS
+            live.load = RUNNING_TOKENS
+
+    def _note_parked(self, number: int, live: RoutedRequest) -> None:
+        """Remember where the conversation of a request that is over is parked."""
+        if self._homes is not None and (tokens := live.parked_tokens):
+            self._homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
+
+    def _break(self, number: int, message: RequestFailed, woken: list[EventStream]) -> None:
+        live = self._live.get(message.request_id)
+        if live is not None and live.replica == number:
+            live.stream.fail(unpack_error(*message.error))
+            woken.append(live.stream)
+            self._forget(live)
+
+    def _end(self, live: RoutedRequest, reason: FinishReason, error: BridleError | None) -> None:
+        """End all outputs of the request that are not over, and the request."""
+        live.end(reason, error)
+        self._forget(live)
+
+    def _forget(self, live: RoutedRequest) -> None:
+        self._leave(live)
+        del self._live[live.request.id]
+        self._calls.forget(live.request.id)
+        if not self._live:
+            self._first.notify_all()
+
+
+def _salt(request: Request) -> object:
+    """Requests share blocks only under an equal salt."""
+    return (request.tenant, request.adapter, *(medium.key for medium in request.media))
+
+
+def _with_number(on_loss: Callable[[int, int], None], number: int) -> Callable[[int, str], None]:
+    return lambda pid, reason: on_loss(number, pid)

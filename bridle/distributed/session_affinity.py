@@ -1,0 +1,84 @@
+"""Which replica has parked the KV of a conversation, so that its next request goes there.
+
+A prompt that begins with all whole blocks of a parked conversation belongs to its replica, however busy that is:
+elsewhere all of it would be computed again. What is remembered is a guess, as it is for prompts: a replica may have
+given the KV up. No I/O; times are given.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bridle.distributed.prefix_router import PrefixChoice, chain_of
+from bridle.engine.kv.kv_retention import MAX_PARKED
+
+
+class _Home(NamedTuple):
+    replica: int
+    end: int  # hash of the chain of blocks
+    num_tokens: int
+    until: float
+
+
+class SessionAffinity:
+    """The homes of parked conversations; those of the latest `max_homes` are remembered."""
+
+    def __init__(self, block_size: int, seconds: float, max_homes: int = 4 * MAX_PARKED) -> None:
+        self._block_size, self._seconds, self._max_homes = block_size, seconds, max_homes
+        self._homes: OrderedDict[str, _Home] = OrderedDict()  # by request, the next to expire first
+        self._ends: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def keep(self, request_id: str, tokens: Sequence[int], salt: object, replica: int, now: float) -> None:
+        """Note that a replica has parked a conversation of these tokens."""
+        chain = chain_of(tokens, salt, self._block_size)
+        if not chain or not self._seconds:
+            return
+        self._drop(request_id)
+        if (other := self._ends.get(chain[-1])) is not None:
+            self._drop(other)
+        num_tokens = len(chain) * self._block_size
+        self._homes[request_id] = _Home(replica, chain[-1], num_tokens, now + self._seconds)
+        self._ends[chain[-1]] = request_id
+        self._expire(now)
+
+    def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
+        """The replica that has parked what the prompt begins with, or what a request has left, and how much of it; None
+        if none has."""
+        self._expire(now)
+        if not self._homes:
+            return None
+        if (known := self._homes.get(request_id)) is not None:
+            return PrefixChoice(known.replica, min(known.num_tokens, len(prompt) - 1))
+        for end in reversed(chain_of(prompt, salt, self._block_size)):
+            if end in self._ends:
+                home = self._homes[self._ends[end]]
+                return PrefixChoice(home.replica, home.num_tokens)
+        return None
+
+    def release(self, request_id: str) -> int | None:
+        """Forget what a request has left parked. Returns where it was; None if that is not known."""
+        home = self._drop(request_id)
+        return None if home is None else home.replica
+
+    def forget(self, replica: int) -> None:
+        """Note that the replica has lost its cache."""
+        for request_id in [request_id for request_id, home in self._homes.items() if home.replica == replica]:
+            self._drop(request_id)
+
+    def _expire(self, now: float) -> None:
+        while self._homes:
+            request_id, home = next(iter(self._homes.items()))
+            if home.until > now and len(self._homes) <= self._max_homes:
+                return
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> _Home | None:
+        home = self._homes.pop(request_id, None)
+        if home is not None:
+            del self._ends[home.end]
+        return home

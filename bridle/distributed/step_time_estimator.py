@@ -1,0 +1,40 @@
+"""Estimates how long steps take, and tells when one has taken too long.
+
+A shard that shows signs of life can still be stuck in a step. The time limit of a step is an estimate from earlier
+steps, with a wide margin, because a limit that is too tight would kill a healthy shard.
+"""
+
+from __future__ import annotations
+
+#: A step is counted with this many tokens beside its own: the fixed cost of a step.
+_BASE_TOKENS = 32
+#: The time limit of a step, as a multiple of its estimate.
+_MARGIN = 30.0
+#: The estimate of a slow step is multiplied by this after each step that is faster.
+_FADING = 0.99
+
+
+class StepTimeEstimator:
+    """Learns the duration of steps. The limit is never below `least` seconds; it is `first` seconds while no step is
+    known."""
+
+    def __init__(self, least: float = 15.0, first: float = 300.0) -> None:
+        self._least = least
+        self._first = first
+        self._seconds_per_token: float | None = None  # of the slowest recent steps
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Learn that a step of `num_tokens` tokens took `seconds`."""
+        cost = seconds / (_BASE_TOKENS + num_tokens)
+        self._seconds_per_token = max(cost, (self._seconds_per_token or 0.0) * _FADING)
+
+    def estimate(self, num_tokens: int) -> float | None:
+        """The expected duration of a step in seconds; None before any step was seen."""
+        if self._seconds_per_token is None:
+            return None
+        return self._seconds_per_token * (_BASE_TOKENS + num_tokens)
+
+    def limit(self, num_tokens: int) -> float:
+        """The time limit of a step in seconds: after it the step is given up."""
+        estimate = self.estimate(num_tokens)
+        return self._first if estimate is None else max(self._least, _MARGIN * estimate)

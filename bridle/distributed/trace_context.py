@@ -1,0 +1,64 @@
+"""W3C trace context between processes: the metadata of a call names the trace that the call belongs to.
+
+OpenTelemetry's API fills it in if the application has set one up; otherwise nothing is sent. A stream between a router
+and a shard is a span at either end, and the shard's span lies within the router's. Such a span lives as long as the
+connection, which carries the steps of all requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, inject
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+#: https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NAMES = ("traceparent", "tracestate")
+_MAX_CHARS = 512
+
+
+class StreamSpan:
+    """The span of one end of a stream; it begins when this object is made. Without tracing this class does nothing."""
+
+    def __init__(
+        self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
+    ) -> None:
+        """`carrier` is what the other end sent, None at the end that opens the stream."""
+        kind = SpanKind.CLIENT if carrier is None else SpanKind.SERVER
+        parent = None if carrier is None else extract(carrier)
+        self._span = trace.get_tracer("bridle.distributed").start_span(name, parent, kind, attributes)
+        self._is_open = True
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Metadata that names this span to the other end."""
+        return outgoing_context(trace.set_span_in_context(self._span))
+
+    def end(self, failure: str = "", **attributes: str | int) -> None:
+        """End the span; `failure` says why the stream failed, if it did. Only the first call counts."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._span.set_attributes({f"bridle.shard.{name}": value for name, value in attributes.items()})
+        if failure:
+            self._span.set_status(Status(StatusCode.ERROR, failure))
+        self._span.end()
+
+
+def outgoing_context(context: Context | None = None) -> tuple[tuple[str, str], ...]:
+    """Metadata that names the trace of `context`, by default the current one; empty if there is none."""
+    carrier: dict[str, str] = {}
+    inject(carrier, context)
+    return tuple((name, carrier[name]) for name in _NAMES if carrier.get(name))
+
+
+def incoming_context(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    """The trace context in a caller's metadata. A malformed one is ignored, as the standard demands."""
+    found = {name: value for name, value in metadata if name in _NAMES and isinstance(value, str)}
+    if not _TRACEPARENT.fullmatch(found.get("traceparent", "")):
+        return {}
+    return {name: value for name, value in found.items() if len(value) <= _MAX_CHARS}

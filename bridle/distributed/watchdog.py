@@ -1,0 +1,141 @@
+"""An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
+called; also when its device is lost for good.
+
+This is for a process that computes the model itself. Its signs of life come from another thread and go on while a step
+hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bridle.distributed.codec.embeddings import require_embedder
+from bridle.distributed.step_time_estimator import StepTimeEstimator
+from bridle.engine.interfaces import Executor, ExecutorInfo, find_async
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import DeviceLost
+
+_LOOK_SECONDS = 1.0
+
+
+class WatchedExecutor:
+    """Implements `Executor` over another one. `on_stuck(reason)` is called from the watchdog's own thread, at most once
+    for a step, or by the thread that finds the device lost."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        on_stuck: Callable[[str], None],
+        pace: StepTimeEstimator | None = None,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        self._executor = executor
+        self._on_stuck = on_stuck
+        self._pace = pace or StepTimeEstimator()
+        self._look_seconds = look_seconds
+        self._step: tuple[int, int, float] | None = None  # the step under way: its number, its tokens, when it began
+        self._drawn: tuple[int, int, float] | None = None  # the one before, while its tokens were not taken
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bridle-step-watch", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on what the wrapped executor has beside the protocol, such as adapters."""
+        return getattr(self._executor, name)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the model takes, as far as the executor knows."""
+        return int(getattr(self._executor, "num_bytes", 0))
+
+    def forward(self, plan: StepPlan) -> None:
+        self._step = plan.step, plan.num_tokens, time.monotonic()
+        try:
+            self._executor.forward(plan)
+        except BaseException as error:
+            self._step = None
+            self._note(error)
+            raise
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Draw tokens; the watch begins again here, since between `forward` and `sample` the engine waits for
+        controllers, which has its own limit."""
+        step = self._step
+        try:
+            result = self._executor.sample(batch)
+        except DeviceLost as error:
+            self._note(error)
+            raise
+        finally:
+            self._step = None
+        if step is not None:
+            self._pace.note(step[1], time.monotonic() - step[2])
+        return result
+
+    def sample_async(self, batch: SampleBatch) -> None:
+        """Begin to draw, where the executor answers late. The step that is watched is the one that is taken next."""
+        late = find_async(self._executor)
+        assert late is not None  # else nobody asks for this
+        self._drawn, self._step = self._step, None
+        try:
+            late.sample_async(batch)
+        except BaseException as error:
+            self._drawn = None
+            self._note(error)
+            raise
+
+    def get_result(self) -> StepResult:
+        """Wait for what was drawn, as `sample` does."""
+        late, drawn = find_async(self._executor), self._drawn
+        assert late is not None
+        try:
+            result = late.get_result()
+        except DeviceLost as error:
+            self._note(error)
+            raise
+        finally:
+            self._drawn = None
+        if drawn is not None:
+            self._pace.note(drawn[1], time.monotonic() - drawn[2])
+        return result
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Wait for vectors from the device under the same watch as `sample`: no longer than a step may take."""
+        self._step = step, len(logits_rows), time.monotonic()
+        try:
+            return require_embedder(self._executor).embed(step, logits_rows)
+        finally:
+            self._step = None
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed.set()
+        self._executor.close()
+
+    def _note(self, error: BaseException) -> None:
+        """A device that is lost for good is as bad as a step that hangs."""
+        if isinstance(error, DeviceLost):
+            self._on_stuck(f"the device is lost: {error}")
+
+    def _watch(self) -> None:
+        told = -1
+        while not self._closed.wait(self._look_seconds):
+            step = self._drawn or self._step
+            if step is None or step[0] == told:
+                continue
+            number, num_tokens, began = step
+            limit = self._pace.limit(num_tokens)
+            if time.monotonic() - began > limit:
+                told = number
+                self._on_stuck(f"step {number} took longer than {limit:.1f} s")

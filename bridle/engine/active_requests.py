@@ -1,0 +1,150 @@
+"""The requests that are not over: how they come and go.
+
+A request holds its adapter and its pictures until its last output has ended. It may end before its outputs are
+complete: cancelled, too late, or without the adapter or the picture that it needs. Endings that other threads ask for
+are applied between two steps. This module knows nothing of plans, nor whether anybody still reads the events.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from bridle.engine.input_processor import InputProcessor
+from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.request import Request
+from bridle.engine.sampling.sample_planner import Outputs
+from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+from bridle.errors import BridleError, DeadlineExceeded, InvalidRequest
+from bridle.outputs import Finished, FinishReason
+
+#: How many entries of finished requests may be kept beyond the number of live ones before they are removed.
+_MAX_STALE = 64
+
+
+class ActiveRequests:
+    """The outputs of each live request, in `outputs` by its id. Their changes go through `progress`; `ids` gives the
+    number of each new sequence."""
+
+    def __init__(
+        self, intake: InputProcessor, progress: OutputProcessor, rotation: LoRAScheduler, media: EncoderScheduler
+    ) -> None:
+        self.outputs: dict[str, Outputs] = {}
+        self.ids = count()
+        self._intake = intake
+        self._progress = progress
+        self._rotation = rotation
+        self._media = media
+        self._deadlines = Deadlines()
+        self._cancelled: list[str] = []
+
+    def open(self, request: Request) -> Sequence:
+        """Take in a request with its first sequence, which is returned. Raises `InvalidRequest` if one of that id is
+        live, or `UnknownAdapter`."""
+        if request.id in self.outputs:
+            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        if request.adapter is not None:
+            self._rotation.open(request.adapter)
+        if request.media:
+            self._media.open(request)
+        while request.id in self._cancelled:  # it was meant for an earlier request with that id
+            self._cancelled.remove(request.id)
+        if request.deadline is not None:
+            self._deadlines.add(request.id, request.deadline)
+        seq = self._intake.new_sequence(request, next(self.ids))
+        self.outputs[request.id] = Outputs({seq.id: seq})
+        return seq
+
+    def end(self, seq: Sequence, event: Finished) -> None:
+        """Let go of an output, with the event that says so, and of its request after its last one."""
+        request, outputs = seq.request, self.outputs[seq.request.id]
+        outputs.sequences.pop(seq.id)
+        is_last = not outputs.sequences
+        if is_last:
+            del self.outputs[request.id]
+            if request.deadline is not None:
+                self._deadlines.drop(request.id)
+            if request.adapter is not None:
+                self._rotation.leave(request.adapter)
+            if request.media:
+                self._media.leave(request)
+        event = replace(event, is_last=is_last)
+        if seq.trace is not None:
+            self._progress.tracer.end(seq, event)
+        self._progress.events.append(event)
+
+    def cancel_nowait(self, request_id: str) -> None:
+        """End a request when `apply` is called next; unknown ids are ignored. Safe from any thread."""
+        self._cancelled.append(request_id)
+
+    def apply(self, now: float) -> None:
+        """End the requests whose time has come by `now`, that were cancelled, or whose adapter or picture failed."""
+        while self._cancelled:
+            for seq in self._sequences_of(self._cancelled.pop()):
+                self._progress.finish(seq, FinishReason.CANCELLED)
+        for request_id, late in self._deadlines.pop_due(now):
+            for seq in self._sequences_of(request_id):
+                self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
+        if failures := self._rotation.take_failures():
+            self._fail_users(failures, lambda seq: (seq.request.adapter,))
+        if self._media.num_users and (refused := self._media.take_failures()):
+            self._fail_users(refused, lambda seq: [run.key for run in seq.runs])
+
+    def _fail_users(self, failures: Mapping[Any, BridleError], needs: Callable[[Sequence], Iterable[object]]) -> None:
+        for request_id in tuple(self.outputs):
+            for seq in self._sequences_of(request_id):
+                errors = [failures[key] for key in needs(seq) if key in failures]
+                if errors:
+                    self._progress.fail(seq, errors[0])
+
+    def _sequences_of(self, request_id: str) -> list[Sequence]:
+        outputs = self.outputs.get(request_id)
+        return list(outputs.sequences.values()) if outputs else []
+
+
+def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
+    """The error for a missed deadline. It says how far the output had come, so that its client knows what to change."""
+    if seq.queue.status is SequenceStatus.OPENING:
+        state = "while its controller was being made"
+    elif seq.queue.status is SequenceStatus.WAITING and not seq.num_generated:
+        state = "while it waited for room"
+    else:
+        state = f"after {seq.num_generated} tokens of output"
+    return DeadlineExceeded(f"the request's deadline passed {late:.3f} s ago, {state}")
+
+
+class Deadlines:
+    """Deadlines by request. One thread at a time; times are of one clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []  # may also name requests that are over; they are removed now and then
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request_id: str, deadline: float) -> None:
+        """Add a request that must end at `deadline`."""
+        self._due[request_id] = deadline
+        heapq.heappush(self._heap, (deadline, request_id))
+        if len(self._heap) > 2 * len(self._due) + _MAX_STALE:
+            self._heap = [(due, known) for known, due in self._due.items()]
+            heapq.heapify(self._heap)
+
+    def drop(self, request_id: str) -> None:
+        """Remove a request that is over; unknown ids are ignored."""
+        self._due.pop(request_id, None)
+
+    def pop_due(self, now: float) -> Iterator[tuple[str, float]]:
+        """The requests whose deadline has passed, each once, with how late it is in seconds."""
+        while self._heap and self._heap[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._heap)
+            if self._due.get(request_id) == deadline:
+                del self._due[request_id]
+                yield request_id, now - deadline

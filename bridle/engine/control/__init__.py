@@ -1,0 +1,1 @@
+"""Controllers of sequences: whom to ask, what they answer, and whether it is valid."""

@@ -1,0 +1,77 @@
+"""What controllers answer ahead: to tokens that may come, for drafts, before these are drawn.
+
+A controller in this process is asked along the drafts. One that is far away is told of what is likely to be drawn next
+together with what it is asked anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from bridle.engine.control.controller_output import ControllerOutputs
+from bridle.engine.control.decision import Branch
+from bridle.engine.control.decision_validator import DecisionValidator
+from bridle.engine.interfaces import Ask, supports_lookahead
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.speculation import Speculation
+
+#: How a sequence without a controller goes on.
+PLAIN = (Branch(),)
+
+
+class ControllerLookahead:
+    """Asks ahead about live `sequences`; answers are held to the `rules`."""
+
+    def __init__(
+        self,
+        sequences: Mapping[int, Sequence],
+        rules: DecisionValidator,
+        words: ControllerOutputs,
+        progress: OutputProcessor,
+        speculation: Speculation,
+        clock: Callable[[], float],
+    ) -> None:
+        self._sequences = sequences
+        self._rules = rules
+        self._words = words
+        self._progress = progress
+        self._speculation = speculation
+        self._clock = clock
+
+    def with_drafts(self, asks: list[Ask]) -> list[Ask]:
+        """The asks with what is likely to be drawn next."""
+        asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
+        drafts = self._speculation.draft_for_remote_controllers(asked)
+        if not drafts:
+            return asks
+        return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
+
+    def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
+        """How `seq` would go on along `drafts`, as far as that is known and obeys the rules: how it draws after each of
+        them, or which of them are forced, then how it goes on after these."""
+        pool = seq.control.pool
+        if pool is None:
+            return list(PLAIN * len(drafts))
+        if not supports_lookahead(pool):
+            return []
+        known: list[Branch] = []
+        guessing = self._speculation.guessing
+        began = guessing.timer()
+        for decision in pool.lookahead(seq.id, drafts):
+            if len(decision.branches) != 1 or self._rules.problem(seq, decision, len(known) + 1) is not None:
+                break
+            known.append(decision.branches[0])
+        guessing.note_foreseen(seq, len(known), guessing.timer() - began)
+        return known
+
+    def tell(self, seq: Sequence, num_tokens: int) -> None:
+        """Pass on what was said with the answer that was foreseen after so many drafted tokens, and is now obeyed."""
+        words = (
+            seq.control.pool.take_lookahead_output(seq.id, num_tokens) if supports_lookahead(seq.control.pool) else None
+        )
+        if words is not None and (words.log or words.stored):
+            if seq.trace is not None:
+                self._progress.tracer.heard(seq, words, self._clock())
+            self._words.tell(seq, words)

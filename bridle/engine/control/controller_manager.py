@@ -1,0 +1,321 @@
+"""Between the engine and the controllers: whom to ask, what they answered, and whether that is allowed.
+
+A controller is asked as soon as tokens of its sequence become known. The answer belongs to the sequence. It is applied
+at the sequence's next logits row, or before if it needs none (forced tokens, a stop, a wait). A controller that has not
+answered when its row is there costs its own sequence that step. This module checks answers against the rules and knows
+nothing of devices or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from bridle.config import EngineConfig
+from bridle.engine.control.controller_lookahead import ControllerLookahead
+from bridle.engine.control.controller_output import ControllerOutputs
+from bridle.engine.control.deadlock import DeadlockWatch
+from bridle.engine.control.decision import DRAW, Branch, Decision
+from bridle.engine.control.decision_validator import DecisionValidator
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, supports_remote_lookahead
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.speculation import Speculation
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
+from bridle.outputs import Finished, FinishReason
+
+Candidates = tuple[tuple[int, float], ...] | None
+
+#: How many times in one step forced tokens may follow forced tokens; further ones wait for the next step.
+_MAX_ROUNDS = 32
+
+
+class ControllerManager:
+    """Asks the pools and keeps the answers.
+
+    The `max_idle_steps` of `config` bound waiting of an output, `max_noops` that of a whole request. `emit` sends the
+    `Finished` events that `words` held back. `speculation` drafts for sequences that are about to be asked.
+    """
+
+    def __init__(
+        self,
+        pools: Iterable[ControllerPool],
+        progress: OutputProcessor,
+        statistics: EngineStatistics,
+        clock: Callable[[], float],
+        emit: Callable[[Sequence, Finished], None],
+        info: ExecutorInfo,
+        config: EngineConfig,
+        speculation: Speculation,
+    ) -> None:
+        self.pools = tuple(pools)
+        self._progress = progress
+        self._statistics = statistics
+        self._clock = clock
+        self._rules = DecisionValidator(info.vocab_size, info.unnamed)
+        self._max_idle_steps = config.max_idle_steps
+        self._speculation = speculation
+        self._watch = DeadlockWatch(config.max_noops, clock)
+        self.sequences: dict[int, Sequence] = {}  # live and controlled
+        self.words = ControllerOutputs(progress, clock, emit)
+        self.foresight = ControllerLookahead(self.sequences, self._rules, self.words, progress, speculation, clock)
+
+    def pool_for(self, controller: object) -> ControllerPool | None:
+        """The pool that runs `controller`, if any does."""
+        return next((pool for pool in self.pools if pool.accepts(controller)), None)
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence, first: Ask) -> None:
+        """Steer a controlled sequence that begins. `first` introduces it to its pool at the next `ask`."""
+        self.sequences[seq.id] = seq
+        self._watch.add(seq)
+        seq.control.pending_ask = first
+        seq.control.num_told = seq.control.num_kept = len(seq.tokens)
+
+    def forget(self, seq: Sequence) -> None:
+        """Forget a sequence that was taken back before its pool heard of it."""
+        self.sequences.pop(seq.id, None)
+        self._watch.drop(seq)
+
+    def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
+        """Note that the tokens of `seq` are others than its controller was told, so that it will be asked what next.
+        `sampled` was drawn, among `candidates`."""
+        control = seq.control
+        if control.pool is None:
+            return
+        control.num_moves += 1
+        control.answer, news = None, control.pending_ask or Ask(seq.id)
+        tokens, backtrack = tuple(seq.tokens[control.num_kept :]), control.num_told - control.num_kept
+        known, changes = news.tokens, (*news.changes, *self._progress.policing.take_changes(seq))
+        is_further = not (backtrack or changes) and len(tokens) > len(known) and tokens[: len(known)] == known
+        if sampled is None or not is_further or len(tokens) > len(known) + 1:
+            control.spliced_at = len(seq.tokens)
+        control.pending_ask = (
+            replace(  # a fork's first ask also names its parent; several drafts of a step are told together
+                news,
+                tokens=tokens,
+                backtrack=backtrack,
+                sampled=sampled,
+                candidates=candidates,
+                num_foreseen=len(known) if is_further else 0,
+                changes=changes,
+            )
+        )
+
+    def mark_answered_ahead(self, seq: Sequence) -> None:
+        """Note that the output ends by the answer that was foreseen after the last token its controller has yet to be
+        told of: what was said with that answer counts."""
+        news = seq.control.pending_ask
+        if news is not None and news.tokens:
+            seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
+
+    def ask(self) -> None:
+        """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
+        once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""
+        asks: dict[ControllerPool, list[Ask]] = {}
+        self._watch.next_round()
+        for seq in self.sequences.values():
+            control = seq.control
+            if control.is_suspended and not (control.pending_ask or control.awaits_answer or control.answer):
+                control.pending_ask = Ask(seq.id, turns=self._watch.turns_due(seq))
+            if control.pending_ask is None or control.pool is None:
+                continue
+            if seq.output.ending is not None:
+                control.pending_ask, control.final_ask_sent = replace(control.pending_ask, final=True), True
+            asks.setdefault(control.pool, []).append(control.pending_ask)
+            control.num_told = control.num_kept = (
+                control.num_told + len(control.pending_ask.tokens) - control.pending_ask.backtrack
+            )
+            control.pending_ask, control.awaits_answer = None, True
+            if seq.trace is not None:
+                self._progress.tracer.asked(seq, self._clock())
+            self._watch.note_ask(seq)
+        for seq in self.words.pending_final_asks:
+            if seq.control.pool is not None:
+                asks.setdefault(seq.control.pool, []).append(
+                    replace(seq.control.pending_ask or Ask(seq.id), final=True)
+                )
+        self.words.pending_final_asks.clear()
+        for pool, batch in asks.items():
+            batch.sort(key=lambda ask: ask.seq_id)
+            if supports_remote_lookahead(pool) and pool.is_told_ahead:
+                batch = self.foresight.with_drafts(batch)
+            pool.ask(batch)
+
+    def end(self, seq: Sequence, event: Finished) -> bool:
+        """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
+        if self.sequences.pop(seq.id, None) is None:
+            return False
+        self._watch.drop(seq)
+        return self.words.hold(seq, event)
+
+    # -- hearing -----------------------------------------------------------------------------------------
+
+    def collect_answers(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
+        """Take in the answers that have arrived; wait for those of `due` until `deadline`."""
+        for pool in self.pools:
+            ids = [seq.id for seq in due if seq.control.pool is pool]
+            for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
+                self._on_answer(seq_id, answer)
+        if self.words.held:
+            self.words.release_overdue()
+
+    def gather_any(self, deadline: float) -> None:
+        """Wait for any answer that is due, because nothing can be computed without one."""
+        self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
+
+    def _on_answer(self, seq_id: int, answer: Answer) -> None:
+        """Take in one answer. This often runs between the end of a forward pass and the draw, so the usual answer, to
+        draw, takes a short path."""
+        seq = self.sequences.get(seq_id)
+        if seq is None:
+            self.words.hear(seq_id, answer)
+            return
+        if seq.trace is not None:
+            self._progress.tracer.heard(seq, answer, self._clock())
+        if answer.log or answer.stored:
+            self.words.tell(seq, answer)
+        seq.control.awaits_answer = False
+        if seq.control.final_ask_sent:
+            return
+        if answer.error is not None:
+            self._lose(seq, answer.error)
+        elif answer.decision is not None:
+            seq.control.answer = answer.decision
+            seq.control.missed_deadline = False
+            if answer.decision is not DRAW:
+                self._speculation.on_decision(seq, answer.decision)
+            if seq.control.is_suspended or not answer.decision.is_draw:
+                self._watch_wait(seq, answer.decision, answer.turns)
+
+    def _watch_wait(self, seq: Sequence, decision: Decision, turns: int) -> None:
+        why = self._watch.note_decision(seq, decision, turns)
+        if why is not None:
+            for stuck in self._watch.members(seq):
+                self._progress.fail_by_controller(stuck, ControllerDeadlock(why))
+
+    def _lose(self, seq: Sequence, error: ControllerError) -> None:
+        """Note that the controller is dead and can be asked nothing more."""
+        del self.sequences[seq.id]
+        self._watch.drop(seq)
+        if seq.control.pool is not None:
+            seq.control.pool.close([seq.id])
+        self._progress.fail_by_controller(seq, error)
+
+    # -- applying what needs no logits row ---------------------------------------------------------------
+
+    def apply_early(self) -> None:
+        """Apply stops, waits and forced tokens that are already known, so that they count for this step."""
+        for seq in [seq for seq in self.sequences.values() if seq.control.missed_deadline]:
+            self.idle(seq)
+        for _ in range(_MAX_ROUNDS):
+            self.collect_answers()
+            forced = [seq for seq in list(self.sequences.values()) if seq.control.answer and self._apply_early(seq)]
+            if not forced:
+                return
+            self.ask()
+
+    def _apply_early(self, seq: Sequence) -> bool:
+        """Apply one answer if it needs no logits row; returns whether tokens were forced."""
+        decision = seq.control.answer
+        if decision is None or seq.output.ending is not None:
+            return False
+        if decision.is_stop:
+            self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
+        elif decision.is_wait or decision.is_noop:
+            self.suspend(seq)
+        else:
+            self._go_on(seq)
+            if decision.is_forced and self.check(seq, decision):
+                splice = decision.branches[0].splices[0]
+                self.force(seq, splice.backtrack, splice.ff_tokens)
+                return True
+        return False
+
+    def force(
+        self,
+        seq: Sequence,
+        backtrack: int,
+        tokens: tuple[int, ...],
+        sampled: int | None = None,
+        candidates: Candidates = None,
+    ) -> None:
+        """Take tokens back and append others. `sampled` was drawn, among `candidates`, and is replaced by them."""
+        self._progress.rewind(seq, backtrack)
+        is_kept = self._progress.force(seq, tokens)
+        seq.clamp_computed()
+        self.report(seq, *((sampled, candidates) if is_kept else ()))
+
+    def suspend(self, seq: Sequence) -> None:
+        """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""
+        decision, seq.control.answer = seq.control.answer, None
+        seq.control.is_suspended = True
+        seq.control.awaited = () if decision is None else decision.awaited
+        seq.clamp_computed()
+        self.idle(seq, decision)
+
+    def mark_late(self, seq: Sequence) -> None:
+        """Note that the sequence's controller did not answer in time for its row."""
+        self._statistics.num_late_answers += 1
+        seq.control.missed_deadline = True
+        seq.clamp_computed()
+        self.idle(seq)
+
+    def idle(self, seq: Sequence, decision: Decision | None = None) -> None:
+        """Count a step without progress, by `decision` or for the lack of one; too many in a row end the output."""
+        now = self._clock()
+        if seq.trace is not None:
+            self._progress.tracer.held(seq, decision, now)
+        seq.control.held_seconds += now - seq.control.held_at if seq.control.num_idle_steps else 0.0
+        seq.control.held_at = now
+        seq.control.num_idle_steps += 1
+        if seq.control.num_idle_steps > self._max_idle_steps:
+            message = f"waited for {seq.control.num_idle_steps} steps in a row; at most {self._max_idle_steps}"
+            self._progress.fail(seq, ControllerTimeout(message))
+
+    # -- checking ----------------------------------------------------------------------------------------
+
+    def branches(self, seq: Sequence) -> tuple[Branch, ...]:
+        """How the controller of `seq` lets it go on from its logits row. There is no branch if it does not go on,
+        because it ended, waits or is late."""
+        decision = seq.control.answer
+        if decision is None:
+            self.mark_late(seq)
+            return ()
+        if not decision.is_draw:
+            if decision.is_stop:
+                self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
+                return ()
+            if decision.is_wait or decision.is_noop:
+                self.suspend(seq)
+                return ()
+        if not self.check(seq, decision):
+            return ()
+        self._go_on(seq)
+        return decision.branches
+
+    def _go_on(self, seq: Sequence) -> None:
+        """Note that the controller holds the sequence no longer."""
+        seq.control.is_suspended = False
+        if seq.control.awaited:
+            seq.control.held_seconds += self._clock() - seq.control.held_at
+            seq.control.awaited = ()
+        seq.control.num_idle_steps = 0
+        if seq.trace is not None:
+            self._progress.tracer.resumed(seq, self._clock())
+
+    def check(self, seq: Sequence, decision: Decision) -> bool:
+        """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
+        problem = self._rules.problem(seq, decision)
+        if problem is not None:
+            self._progress.fail(seq, problem)
+        return not seq.is_finished
+
+
+def as_controller_error(error: BaseException) -> BridleError:
+    """The error by which a failed opening is reported."""
+    if isinstance(error, BridleError):
+        return error
+    return ControllerError(f"the controller could not be started: {error!r}")

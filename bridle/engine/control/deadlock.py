@@ -1,0 +1,131 @@
+"""Finds requests that can never go on, because each of their outputs waits for another one.
+
+Only the outputs of a request can set its variables. Suppose every output waits for a variable, none has a time at which
+it would go on anyway, and every one was asked again after all of them had begun to wait. Then no answer can ever
+change: this is a deadlock, found within two turns. An output that only says "not now" may be counting. So a request
+whose outputs all say that, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
+takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one step. This
+module knows nothing of pools and steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridle.engine.control.decision import Decision, WaitsFor
+from bridle.engine.sequence import Sequence
+
+#: How many turns are due in a second when all outputs of a request rest.
+_PACE = 1_000.0
+#: The most turns in one step.
+_MAX_AT_ONCE = 50
+_MAX_NAMED = 8
+_MAX_NAME_CHARS = 60
+
+
+@dataclass(slots=True)
+class _Rest:
+    """How one output rests, and when that began. The last three fields are numbers of rounds: when its present rest was
+    first heard of, when it was asked last, and when it was asked for its last answer."""
+
+    seq: Sequence
+    target: WaitsFor | None = None  # None: it does not rest
+    num_turns: int = 0
+    began: float = 0.0
+    since: int = 0
+    asked: int = 0
+    answered: int = 0
+
+
+class DeadlockWatch:
+    """Hears every answer. `max_turns` bounds how often in a row all outputs of a request may answer that they do
+    nothing."""
+
+    def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_turns = max_turns
+        self._clock = clock
+        self._round = 0
+        self._groups: dict[str, dict[int, _Rest]] = {}
+
+    def add(self, seq: Sequence) -> None:
+        """Watch a controlled output that was created."""
+        self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
+
+    def drop(self, seq: Sequence) -> None:
+        """Stop watching an output that is over. Idempotent. Its last write may be what others wait for, so they count
+        as not asked since."""
+        group = self._groups.get(seq.request.id)
+        if group is None or group.pop(seq.id, None) is None:
+            return
+        for rest in group.values():
+            rest.since = self._round
+        if not group:
+            del self._groups[seq.request.id]
+
+    def next_round(self) -> None:
+        """Begin a round: asks are about to go out."""
+        self._round += 1
+
+    def note_ask(self, seq: Sequence) -> None:
+        """Note that `seq` is asked in this round."""
+        rest = self._groups.get(seq.request.id, {}).get(seq.id)
+        if rest is not None:
+            rest.asked = self._round
+
+    def turns_due(self, seq: Sequence) -> int:
+        """How often in a row `seq` may be asked in this round while it does nothing. It is once, if another output of
+        its request does more."""
+        group = self._groups.get(seq.request.id, {})
+        if seq.id not in group or any(rest.target is None for rest in group.values()):
+            return 1
+        seconds = self._clock() - max(rest.began for rest in group.values())
+        num_turns = group[seq.id].num_turns
+        due = min(int(seconds * _PACE), self._max_turns + 1) - num_turns
+        return min(max(due, 1), _MAX_AT_ONCE)
+
+    def note_decision(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
+        """Take in an answer that took `turns` turns. Returns why its request can never go on, or None if it may."""
+        group = self._groups.get(seq.request.id, {})
+        rest = group.get(seq.id)
+        if rest is None:
+            return None
+        target = decision.waits_for
+        if target is None:
+            rest.target, rest.num_turns = None, 0
+            return None
+        if rest.target is None:
+            rest.began = self._clock()
+        if target != rest.target:
+            rest.target, rest.since = target, self._round
+        rest.num_turns += turns
+        rest.answered = rest.asked
+        return self._verdict(list(group.values()))
+
+    def members(self, seq: Sequence) -> list[Sequence]:
+        """All outputs of the request of `seq` that are not over."""
+        return [rest.seq for rest in self._groups.get(seq.request.id, {}).values()]
+
+    def _verdict(self, group: list[_Rest]) -> str | None:
+        if any(rest.target is None for rest in group):
+            return None
+        began = max(rest.since for rest in group)
+        if all(rest.target and rest.answered > began for rest in group):
+            return f"deadlock: {_described(group)}, and no output is left to set it"
+        num_turns = min(rest.num_turns for rest in group)
+        if num_turns > self._max_turns:
+            limit = self._max_turns
+            return f"deadlock: every output of the request waited for {num_turns} turns in a row; at most {limit}"
+        return None
+
+
+def _described(group: list[_Rest]) -> str:
+    """Text that says which output waits for what."""
+    parts = []
+    for rest in group[:_MAX_NAMED]:
+        names = " and ".join(repr(name[:_MAX_NAME_CHARS]) for name, _ in rest.target or ())
+        parts.append(f"output {rest.seq.index} waits for variable {names}")
+    if len(group) > _MAX_NAMED:
+        parts.append(f"{len(group) - _MAX_NAMED} more outputs wait likewise")
+    return ", ".join(parts)

@@ -1,0 +1,81 @@
+"""What a controller may decide: the shape of masks, tokens and splices that a sequence can bear.
+
+A decision is checked when it is applied, and before that when it is foreseen. This module knows nothing of who made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.engine.control.decision import MAX_PROPOSED, Branch, Decision, mask_words
+from bridle.engine.multimodal.multimodal_inputs import splits
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.engine.sequence import Sequence
+from bridle.errors import ControllerError
+from bridle.sampling import MAX_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionValidator:
+    """Those of a model with `vocab_size` ids, of which the `unnamed` ones are never drawn."""
+
+    vocab_size: int
+    unnamed: PaddedVocab = NONE_UNNAMED
+
+    def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
+        """Why the rules do not allow `decision`, after so many others that are not applied yet; None if they do."""
+        num_moves = seq.control.num_moves + num_ahead
+        try:
+            if num_moves >= seq.control.max_moves:
+                raise ControllerError(f"the output took {num_moves} turns without coming to its end")
+            for branch in decision.branches:
+                self._check_branch(seq, branch)
+        except ControllerError as error:
+            return error
+        except (TypeError, ValueError, AttributeError) as error:
+            return ControllerError(f"the decision is malformed: {error}")
+        return None
+
+    def _check_branch(self, seq: Sequence, branch: Branch) -> None:
+        if branch.mask is not None:
+            num_bytes = 4 * mask_words(self.vocab_size)
+            if len(branch.mask) != num_bytes:
+                raise ControllerError(
+                    f"the mask has {len(branch.mask)} bytes; a vocabulary of {self.vocab_size} tokens takes {num_bytes}"
+                )
+            if self.unnamed.bar(branch.mask, self.vocab_size):
+                raise ControllerError("the mask allows no token at all")
+        if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
+            raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
+        if len(branch.draft) > MAX_PROPOSED:
+            raise ControllerError(f"draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
+        for token in branch.draft:
+            self._check_token(token, "draft")
+        for token, addend in branch.bias:
+            self._check_token(token, "bias")
+            if not addend < float("inf"):
+                raise ControllerError(f"the bias of token {token} is {addend}; must be a number below infinity")
+        if not branch.sample and (len(branch.splices) != 1 or branch.splices[0].when_sampled):
+            raise ControllerError("a branch that does not sample needs exactly one splice without when_sampled")
+        for splice in branch.splices:
+            if splice.backtrack < 0:
+                raise ControllerError(f"backtrack is {splice.backtrack}; must not be negative")
+            self._check_splice(seq, splice.backtrack - branch.sample, splice.ff_tokens)
+
+    def _check_splice(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...]) -> None:
+        if backtrack > 0 and backtrack > len(seq.tokens) - (not tokens):
+            raise ControllerError(
+                f"backtrack takes {backtrack} tokens back and appends {len(tokens)}; the sequence has "
+                f"{len(seq.tokens)} and keeps at least one"
+            )
+        if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
+            raise ControllerError(
+                f"backtrack takes {backtrack} tokens back, and a part of a picture with them, or of a prompt that "
+                "sees all of itself"
+            )
+        for token in tokens:
+            self._check_token(token, "ff_tokens")
+
+    def _check_token(self, token: int, where: str) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise ControllerError(f"{where} has token {token}; the vocabulary has {self.vocab_size}")

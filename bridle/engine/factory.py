@@ -1,0 +1,76 @@
+"""Makes the parts of an engine from its settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from bridle.config import PARKED_SHARE, EngineConfig
+from bridle.engine.interfaces import Embedder, Executor, ExecutorInfo
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.sampling.padded_vocab import PaddedVocab
+from bridle.engine.scheduling.admission_order import PrefillGate
+from bridle.engine.scheduling.batching import Batching
+from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
+from bridle.engine.scheduling.scheduler import Scheduler
+from bridle.engine.spec_decode.draft_model import ModelDrafter
+from bridle.engine.spec_decode.speculation import Speculation
+
+
+def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
+    """How many blocks may be parked at most."""
+    if config.park_memory is None or (config.park_memory and not info.block_bytes):
+        return int(info.num_blocks * PARKED_SHARE)
+    return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
+def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) -> ExecutorInfo:
+    """What the engine may count on: no more than it is set to use."""
+    info = replace(batching.limit(executor.info), unnamed=unnamed)
+    return info if isinstance(executor, Embedder) else replace(info, embedding_size=0)
+
+
+def make_speculation(
+    info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
+) -> Speculation:
+    """What drafts, with the draft model if there is one."""
+    drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
+    timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
+    return Speculation(config.speculate, drafter, info.vocab_size, timer)
+
+
+def make_scheduler(
+    info: ExecutorInfo,
+    config: EngineConfig,
+    batching: Batching,
+    clock: Callable[[], float],
+    rotation: LoRAScheduler,
+    media: EncoderScheduler,
+    speculation: Speculation,
+) -> Scheduler:
+    """The scheduler, with the KV blocks of the backend."""
+    caching = config.enable_prefix_caching and info.kv == "paged"
+    blocks = BlockManager(
+        info.num_blocks,
+        info.block_size,
+        enable_prefix_caching=caching,
+        model=info.model,
+        max_parked=max_parked_blocks(info, config),
+        park_seconds=config.park_seconds,
+    )
+    return Scheduler(
+        blocks,
+        batching.max_step_tokens,
+        batching.max_batch_size,
+        kv=info.kv,
+        clock=clock,
+        max_batch_prefill_tokens=batching.max_batch_prefill_tokens,
+        chunked_prefill=batching.chunked_prefill,
+        gate=PrefillGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
+        priority_seconds=config.priority_seconds,
+        rotation=rotation,
+        speculation=speculation,
+        media=media,
+    )

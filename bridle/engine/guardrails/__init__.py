@@ -1,0 +1,1 @@
+"""Output policies of an operator, matched against text while it grows."""

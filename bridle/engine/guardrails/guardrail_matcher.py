@@ -1,0 +1,205 @@
+"""How one growing text is held to a guard.
+
+Every token of an output passes here, whether it was drawn, forced, or put in place of another, and whatever steers the
+output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the watch says what must go. Text that may
+still become a match is not settled, and so not told to the client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bridle.engine.guardrails.guardrails import (
+    GuardrailMatch,
+    Guardrails,
+    LoopRule,
+    RuleFailed,
+    TextRule,
+    find_match,
+    may_grow,
+)
+from bridle.engine.guardrails.text_normalization import HIDDEN, NormalizedStream, Reading, read_text
+
+#: Characters before the place where a match may begin that a pattern can look back at.
+_CONTEXT = 64
+
+
+@dataclass(slots=True)
+class _Scan:
+    """How far one rule has looked: before each of `anchors`, one after each token, no match can begin any more."""
+
+    rule: TextRule
+    anchors: list[int] = field(default_factory=list)
+    is_off: bool = False
+
+    def look(self, text: NormalizedStream, least_end: int) -> tuple[int, int] | None:
+        """Look at the text with one more token; returns a match. Places are those of `text`."""
+        rule, anchor = self.rule, self.anchors[-1]
+        base = max(anchor - _CONTEXT, 0)
+        tail = text.tail(base)
+        size = len(tail)
+        try:
+            found, start = find_match(rule, tail, anchor - base, max(least_end - base, anchor - base))
+            if found is not None and rule.is_late and size - start < rule.max_length:
+                start = next((at for at in range(anchor - base, start) if may_grow(rule, tail, at)), start)
+                is_open = found[1] == size and tail[-1] != HIDDEN
+                if is_open or start < found[0] or may_grow(rule, tail, start):
+                    found = None
+        except (RuleFailed, TimeoutError):
+            if rule.on_failure == "end":
+                raise RuleFailed(rule) from None
+            self.is_off, found, start = True, None, size
+        self.anchors.append(base + (max(start, size - rule.max_length) if found is None else found[0]))
+        return None if found is None else (base + found[0], base + found[1])
+
+    def copy(self) -> _Scan:
+        return _Scan(self.rule, self.anchors.copy(), self.is_off)
+
+
+class GuardrailMatcher:
+    """Holds one growing text, which follows `lead`, to the rules of a guard. Places in texts count from the end of the
+    lead."""
+
+    def __init__(self, guard: Guardrails, lead: str) -> None:
+        self.guard = guard
+        self._lead = len(lead)
+        self._raw = NormalizedStream(lead)
+        self._texts: dict[Reading, NormalizedStream] = {"written": self._raw}
+        for rule in guard.texts:
+            if rule.reading not in self._texts:
+                self._texts[rule.reading] = read_text(lead, rule.reading)
+        self._scans = [_Scan(rule, [self._first_anchor(rule)]) for rule in guard.texts]
+        self._twins = _twins(guard.texts)
+        self._longest = max((rule.max_length * rule.times for rule in guard.loops), default=0)
+
+    def _text_of(self, rule: TextRule) -> NormalizedStream:
+        return self._texts[rule.reading]
+
+    def _first_anchor(self, rule: TextRule) -> int:
+        """Where in the lead a match may begin that ends behind it."""
+        whole = self._text_of(rule).whole()
+        first = max(len(whole) - rule.max_length, 0)
+        try:
+            return next((at for at in range(first, len(whole)) if may_grow(rule, whole, at)), len(whole))
+        except TimeoutError:
+            return len(whole)
+
+    def push(self, piece: str) -> GuardrailMatch | None:
+        """Add the text of one more token; returns what must go because of it, the match that begins first."""
+        for text in self._texts.values():
+            text.push(piece)
+        hits = [hit for number in range(len(self._scans)) if (hit := self._look(number)) is not None]
+        if hits:
+            return min(hits, key=lambda hit: hit.start)
+        return self._limit() if piece else None
+
+    def _look(self, number: int) -> GuardrailMatch | None:
+        scan, twin = self._scans[number], self._twins.get(number)
+        text = self._text_of(scan.rule)
+        if twin is not None and self._texts["seen"].is_as_written:  # then both find the same
+            scan.anchors.append(self._scans[twin].anchors[-1])
+            return None
+        if scan.is_off:
+            scan.anchors.append(text.num_chars)
+            return None
+        found = scan.look(text, text.num_lead)
+        if found is None:
+            return None
+        return GuardrailMatch(scan.rule, text.raw(found[0]) - self._lead, text.raw_end(found[1]) - self._lead)
+
+    def _limit(self) -> GuardrailMatch | None:
+        """Whether the text is too long, or repeats itself."""
+        num_chars = self._raw.num_chars - self._lead
+        for budget in self.guard.budgets:
+            if budget.max_chars is not None and num_chars >= budget.max_chars:
+                return GuardrailMatch(budget)
+        if not self.guard.loops:
+            return None
+        tail = self._raw.tail(max(self._raw.num_chars - min(self._longest, num_chars), 0))
+        return next((GuardrailMatch(rule) for rule in self.guard.loops if _loops(rule, tail)), None)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Take the last tokens back."""
+        for text in self._texts.values():
+            text.rewind(num_tokens)
+        for scan in self._scans:
+            del scan.anchors[-num_tokens:]
+
+    def num_settled(self, most: int, least: int) -> int:
+        """How many of the first `most` tokens, `least` of which are told, are in no match that may still come."""
+        return next((count for count in range(most, least, -1) if self._is_settled(count)), min(most, least))
+
+    def _is_settled(self, count: int) -> bool:
+        """Whether a match can begin only behind the first `count` tokens, now and if the others went."""
+        for scan in self._scans:
+            end = self._text_of(scan.rule).end_of(count)
+            if scan.anchors[-1] < end or scan.anchors[count] < end:
+                return False
+        return True
+
+    def pending(self, num_chars: int) -> GuardrailMatch | None:
+        """The first match if the text ends after `num_chars` characters; None if there is none."""
+        hits = [hit for scan in self._scans if not scan.is_off and (hit := self._pending(scan, num_chars)) is not None]
+        return min(hits, key=lambda hit: hit.start, default=None)
+
+    def _pending(self, scan: _Scan, num_chars: int) -> GuardrailMatch | None:
+        text, anchor = self._text_of(scan.rule), scan.anchors[-1]
+        end = text.num_chars
+        if self._lead + num_chars < self._raw.num_chars:  # what a stop string took may have kept a match from being one
+            end = text.folded(self._lead + num_chars)
+            anchor = min(anchor, max(end - scan.rule.max_length, 0))
+        base = max(anchor - _CONTEXT, 0)
+        found, _ = find_match(scan.rule, text.tail(base)[: end - base], anchor - base, max(text.num_lead - base, 0))
+        return None if found is None else GuardrailMatch(scan.rule, text.raw(base + found[0]) - self._lead)
+
+    def slice(self, start: int, end: int) -> str:
+        """The text from `start` to `end`."""
+        tail = self._raw.tail(self._lead + start)
+        return tail[: max(end - start, 0)]
+
+    def before(self, start: int) -> str:
+        """The characters before `start` that can be part of a match behind it."""
+        begin = max(self._lead + start - self.guard.reach, 0)
+        return self._raw.tail(begin)[: self._lead + start - begin]
+
+    def copy(self) -> GuardrailMatcher:
+        """An independent copy."""
+        twin = GuardrailMatcher.__new__(GuardrailMatcher)
+        twin.guard, twin._lead, twin._longest, twin._twins = self.guard, self._lead, self._longest, self._twins
+        twin._texts = {reading: text.copy() for reading, text in self._texts.items()}
+        twin._raw = twin._texts["written"]
+        twin._scans = [scan.copy() for scan in self._scans]
+        return twin
+
+
+def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
+    """Of the rules that read a text as it is written those that others before them are, as it is seen."""
+    seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
+    pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
+    return {number: twin for number, twin in pairs if twin < number}
+
+
+def _loops(rule: LoopRule, tail: str) -> bool:
+    """Whether the text ends in the same characters so many times."""
+    if not tail:
+        return False
+    for size in _periods(rule, tail):
+        times = max(rule.times, -(-rule.min_total // size))
+        if len(tail) >= size * times and tail.endswith(tail[-size:] * times):
+            return True
+    return False
+
+
+def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
+    """The lengths after which the text could repeat itself: those after which its last character does."""
+    last = tail[-1]
+    for size in range(rule.min_length, min(rule.max_length, len(tail) // 2) + 1):
+        if tail[-1 - size] == last:
+            yield size
+
+
+def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
+    """The first of the tokens, which end at `ends`, that goes with a match at `start`; those that were told stay."""
+    return max(bisect_right(ends, start), num_told)

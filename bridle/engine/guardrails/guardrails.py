@@ -1,0 +1,237 @@
+"""What an operator demands of texts, as plain data, and how a pattern finds what may not be in one.
+
+Matches are looked for in the text, which has one form whatever its tokens are, as each rule reads it. The end of the
+prompt belongs to the text, so that a prompt cannot say the first half of what is forbidden. `guardrail_matcher.py`
+holds a growing text to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import regex
+
+from bridle.engine.guardrails.text_normalization import HIDDEN, Reading, read_text, without_unseen
+from bridle.errors import BridleError, ControllerError
+
+#: What happens with a match: another way is taken, the output ends, or another text takes its place.
+Action = Literal["retry", "end", "replace", "fail"]
+OnFailure = Literal["end", "skip"]
+
+#: How many characters of a match are looked at, unless a rule says otherwise.
+MAX_MATCH = 512
+#: Seconds for one search, after which the rule has failed.
+_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """A pattern that may not be in a text, read as `reading` says. One that is `is_late` is a match only once no
+    further text can make it longer or none. `check` names a test of what was found."""
+
+    policy: str
+    pattern: str
+    action: Action = "retry"
+    replacement: str = ""
+    reading: Reading = "written"
+    is_late: bool = False
+    check: str = ""
+    max_length: int = MAX_MATCH
+    on_failure: OnFailure = "end"
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRule:
+    """The same text of `min_length` to `max_length` characters may not follow itself so that it is there `times`."""
+
+    policy: str
+    times: int = 8
+    min_length: int = 1
+    max_length: int = 200
+    min_total: int = 40
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRule:
+    """The most characters of an output, and the most tokens drawn and forced for it, those included that were taken
+    back."""
+
+    policy: str
+    max_chars: int | None = None
+    max_work: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Guardrails:
+    """All that is demanded of the texts of a request. `allowed` is a mask of the tokens that may be drawn at all."""
+
+    texts: tuple[TextRule, ...] = ()
+    loops: tuple[LoopRule, ...] = ()
+    budgets: tuple[BudgetRule, ...] = ()
+    allowed: bytes | None = None
+
+    def clean(self, text: str, before: str = "") -> str:
+        """A text that follows `before`, with all that may not be in it replaced or left out; empty if a rule cannot say
+        what that is, and may not be left out."""
+        rules = list(self.texts)
+        for rule in self.texts:
+            try:
+                text = _cleaned(rule, before, text)
+            except RuleFailed:
+                if rule.on_failure == "end":
+                    return ""
+                rules.remove(rule)
+        whole = before + text
+        try:
+            is_clean = not any(find_match(rule, _whole(rule, whole), 0, len(before))[0] for rule in rules)
+        except RuleFailed:
+            is_clean = False
+        return text if is_clean else ""
+
+    def clean_error(self, error: BridleError) -> BridleError:
+        """The error of a controller, whose words may be its own: without them, if they say what no text may."""
+        said = error.logs if isinstance(error, ControllerError) else ""
+        if (self.clean(str(error)), self.clean(said)) == (str(error), said):
+            return error
+        return ControllerError("a controller failed, and policies forbid what it said of that")
+
+    @property
+    def reach(self) -> int:
+        """How many characters that are seen before a text can be part of a match in it."""
+        return max((rule.max_length for rule in self.texts), default=0)
+
+    @property
+    def looks_through(self) -> bool:
+        """Whether a rule passes over what nobody sees."""
+        return any(rule.reading != "written" for rule in self.texts)
+
+    def tail(self, text: str) -> str:
+        """The end of a text that can be part of a match in what follows it."""
+        text = without_unseen(text) if self.looks_through else text
+        return text[max(len(text) - self.reach, 0) :]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailMatch:
+    """What a rule found: the characters from `start` to `end` of the whole text, or an output that must end."""
+
+    rule: TextRule | LoopRule | BudgetRule
+    start: int = 0
+    end: int = 0
+
+    @property
+    def policy(self) -> str:
+        """Whose rule it is."""
+        return self.rule.policy
+
+    @property
+    def takes_another_way(self) -> bool:
+        """Whether something else is to be drawn."""
+        return isinstance(self.rule, TextRule) and self.rule.action == "retry"
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another text takes its place."""
+        return isinstance(self.rule, TextRule) and self.rule.action == "replace"
+
+
+class RuleFailed(Exception):
+    """A rule could not be applied."""
+
+    def __init__(self, rule: TextRule) -> None:
+        super().__init__(rule.policy)
+        self.rule = rule
+
+
+# -- patterns ----------------------------------------------------------------------------------------------
+
+
+@lru_cache(512)
+def compiled(pattern: str) -> regex.Pattern[str]:
+    """The pattern, compiled. Raises `regex.error`."""
+    return regex.compile(pattern, regex.V1)
+
+
+def _luhn(digits: str) -> bool:
+    """Whether the check digit of a card number is right."""
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        number = int(digit) * (1 + place % 2)
+        total += number - 9 if number > 9 else number
+    return total % 10 == 0
+
+
+def _card_end(text: str, start: int, end: int) -> int | None:
+    """Where a card number ends that begins at `start`, if one does: 13 to 19 digits with a right check digit, up to the
+    end of a group."""
+    places = [at for at in range(start, end) if text[at].isdecimal()]
+    digits = "".join(str(int(text[at])) for at in places)
+    for count in range(min(len(digits), 19), 12, -1):
+        after = places[count - 1] + 1
+        if not text[after : after + 1].isdecimal() and _luhn(digits[:count]) and digits[:count].strip("0"):
+            return after
+    return None
+
+
+#: Tests of what a pattern found: where the match really ends, or None if it is none.
+CHECKS: Mapping[str, Callable[[str, int, int], int | None]] = {"card": _card_end}
+
+
+def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
+    """The first match from `pos` on that ends behind `least_end`, and where one may begin that is not complete. What
+    could become one, and is followed by more unseen characters than there may be, is a match."""
+    at = pos
+    while rule.reading != "written" and (cut := text.find(HIDDEN, at)) >= 0:
+        found, start = _find_before(cut, rule, text, at, least_end)
+        if found is None and start < cut >= least_end:
+            found = start, cut + 1
+        if found is not None:
+            return found, found[0]
+        at = cut + 1
+    return _find_before(len(text), rule, text, at, least_end)
+
+
+def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
+    """The same in a text that is over at `limit`."""
+    pattern, check = compiled(rule.pattern), CHECKS.get(rule.check)
+    at = pos
+    try:
+        while (found := pattern.search(text, at, limit, timeout=_TIMEOUT)) is not None:
+            start, end = found.span()
+            real = end if check is None else check(text, start, end)
+            if real is not None and real > least_end:
+                return (start, real), start
+            if rule.is_late and may_grow(rule, text, start, limit):
+                return None, start
+            at = start + 1
+        partial = pattern.search(text, at, limit, partial=True, timeout=_TIMEOUT)
+    except TimeoutError:
+        raise RuleFailed(rule) from None
+    return None, limit if partial is None else partial.start()
+
+
+def may_grow(rule: TextRule, text: str, start: int, end: int | None = None) -> bool:
+    """Whether further text behind `end` could make a longer match of what begins at `start`."""
+    return compiled(rule.pattern).fullmatch(text, start, end, partial=True, timeout=_TIMEOUT) is not None
+
+
+def _whole(rule: TextRule, text: str) -> str:
+    return read_text(text, rule.reading).whole()
+
+
+def _cleaned(rule: TextRule, before: str, text: str) -> str:
+    """`text`, which follows `before`, with the matches of one rule replaced or left out."""
+    growing = read_text(before + text, rule.reading)
+    whole, folded, made, at = before + text, growing.whole(), "", len(before)
+    pos = 0
+    while (found := find_match(rule, folded, pos, growing.folded(len(before)))[0]) is not None:
+        start, end = max(growing.raw(found[0]), at), growing.raw_end(found[1])
+        made += whole[at:start] + (rule.replacement if rule.action == "replace" else "")
+        at, pos = max(end, at), found[1]
+    return made + whole[at:]

@@ -1,0 +1,142 @@
+"""Holds outputs to what they must not say: banned phrases, and the policies of an operator.
+
+Text that says what is forbidden is still held back (`held`). Here it is taken back, and another way is taken, or the
+output ends, as the rule wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from bridle.engine.guardrails.guardrails import BudgetRule, GuardrailMatch, RuleFailed, TextRule
+from bridle.engine.interfaces import Change, TextDecoder
+from bridle.engine.sequence import Sequence
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import BridleError, ControllerError, InvalidRequest
+from bridle.outputs import FinishReason
+
+#: How often in a row an output may take another way, because it led to what is forbidden.
+MAX_RETRIES = 256
+Tokens = Seq[int]
+_DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
+
+
+class Changes(Protocol):
+    """What may be done to an output, as `OutputProcessor` does it."""
+
+    def rewind(self, seq: Sequence, num_tokens: int) -> None: ...
+
+    def drop_held(self, seq: Sequence, num_tokens: int) -> None: ...
+
+    def finish(self, seq: Sequence, reason: FinishReason, stop: int | str | None = None) -> None: ...
+
+    def fail(self, seq: Sequence, error: BridleError) -> None: ...
+
+
+class PolicyEnforcer:
+    """Does through `changes` what the rules of an output want done."""
+
+    def __init__(self, changes: Changes, statistics: EngineStatistics, decoder: TextDecoder | None) -> None:
+        self._changes = changes
+        self._statistics = statistics
+        self._decoder = decoder
+
+    def end_by(self, seq: Sequence, hit: GuardrailMatch) -> bool:
+        """End an output that a rule lets go no further."""
+        self._note(hit.policy, hit.rule.version, "ended")
+        is_budget = isinstance(hit.rule, BudgetRule)
+        reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
+        self._changes.finish(seq, reason, None if is_budget else f"policy {hit.policy}")
+        return True
+
+    def _note(self, name: str, version: str, action: str) -> None:
+        """Count what a policy did."""
+        self._statistics.policies[f"{name} {version} {action}"] += 1
+
+    def ban(self, seq: Sequence) -> tuple[int, ...] | None:
+        """Take back the tokens that say what is forbidden. Returns those that a policy puts in their place; None if the
+        output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The output
+        ends with an error if that has happened too often."""
+        output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
+        output.num_banned, output.hit = 0, None
+        replaced = None
+        if hit is not None:
+            replaced = self._ban_by(seq, hit, num_tokens)
+        else:
+            self._ban_phrase(seq, num_tokens)
+        if replaced is None:
+            self.note_change(seq, num_tokens)
+        return replaced
+
+    def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
+        """Note for the controller what is other than it has decided, from the end of the sequence on."""
+        if seq.control.pool is not None:
+            seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
+
+    def take_changes(self, seq: Sequence) -> tuple[Change, ...]:
+        """What was noted since the last call."""
+        changes, seq.output.changes = seq.output.changes, []
+        return tuple(changes)
+
+    def _ban_phrase(self, seq: Sequence, num_tokens: int) -> None:
+        """Take back one of a request's own banned phrases."""
+        output = seq.output
+        position = len(seq.tokens) - num_tokens
+        token = seq.tokens[position]
+        self._changes.rewind(seq, num_tokens)
+        output.bans.setdefault(position, set()).add(token)
+        output.num_retries += 1
+        if output.num_retries > MAX_RETRIES:
+            message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
+            self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
+
+    def _ban_by(self, seq: Sequence, hit: GuardrailMatch, num_tokens: int) -> tuple[int, ...] | None:
+        """Take back what a rule forbids, and do what it wants done."""
+        output, rule, changes = seq.output, hit.rule, self._changes
+        assert output.text is not None and isinstance(rule, TextRule)
+        token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
+        spelled, kept = self._spelled(seq, hit, rule, num_tokens) if rule.action == "replace" else ((), ())
+        changes.rewind(seq, num_tokens)
+        self._note(rule.policy, rule.version, _DONE[rule.action])
+        output.num_retries += 1
+        if rule.action == "fail":
+            changes.fail(seq, ControllerError(f"policy {rule.policy} failed"))
+        elif rule.action == "end":
+            changes.finish(seq, FinishReason.CONTROLLER, f"policy {rule.policy}")
+        elif output.num_retries > MAX_RETRIES:
+            message = f"policy {rule.policy}: {MAX_RETRIES} ways to go on all led to what it forbids"
+            changes.fail(seq, ControllerError(message))
+        elif rule.action == "replace":
+            self.note_change(seq, num_tokens - len(kept), len(spelled), rule.policy)
+            return *spelled, *kept
+        elif not is_drawn:
+            message = f"policy {rule.policy} forbids what is forced at position {len(seq.tokens)}"
+            changes.fail(seq, ControllerError(message))
+        else:
+            output.bans.setdefault(len(seq.tokens), set()).add(token)
+        return None
+
+    def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
+        """What takes the place of the last `num_tokens`, and those of them, behind the match, that stay what they are:
+        the last of these may end inside of a character."""
+        assert seq.output.text is not None and self._decoder is not None
+        before, behind, num_kept = seq.output.text.around(hit, num_tokens)
+        spelled = self._decoder.tokens_of(before + rule.replacement + behind)
+        return spelled, seq.tokens[len(seq.tokens) - num_kept :]
+
+    def close(self, seq: Sequence) -> str:
+        """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""
+        output = seq.output
+        if output.text is None:
+            return ""
+        try:
+            closed = output.text.close("".join([event.text for event in output.held]))
+        except RuleFailed:
+            closed = len(output.held), ""
+        if closed is None:
+            return ""
+        num_tokens, text = closed
+        self._changes.drop_held(seq, min(num_tokens, len(output.held)))
+        self._note(*output.text.closed_by, "replaced")
+        return text

@@ -1,0 +1,197 @@
+"""Texts that grow token by token, and the same texts as somebody reads them: without what nobody sees, in the plainest
+form of each character (`seen`); or also without case and with one space where there are several (`folded`). So what is
+looked for is found however it is written. Each place in such a text has one in the text itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal
+
+import regex
+
+#: How a text is read: as it is written, as it is seen, or as it is compared without case.
+Reading = Literal["written", "seen", "folded"]
+
+#: Characters that nobody sees beside others: controls, formats, marks, and what fonts leave out.
+_UNSEEN = regex.compile(r"[[\p{Cc}\p{Cf}\p{Mn}\p{Me}\p{DI}]--\s]+", regex.V1)
+#: How many characters in a row may add nothing to what is read.
+MAX_UNSEEN = 64
+#: Stands in what is read for more of them: no character is read as this one.
+HIDDEN = "\uffff"
+
+
+class NormalizedStream:
+    """A text, in the pieces of its tokens behind a `lead`."""
+
+    def __init__(self, lead: str = "") -> None:
+        self._pieces = [lead]
+        self._ends = [len(lead)]
+        self.num_lead = len(lead)
+
+    @property
+    def num_chars(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it is the text itself so far."""
+        return True
+
+    def push(self, piece: str) -> None:
+        """Add the text of a token."""
+        self._pieces.append(piece)
+        self._ends.append(self._ends[-1] + len(piece))
+
+    def rewind(self, num_tokens: int) -> None:
+        """Take the last tokens back."""
+        if num_tokens:
+            del self._pieces[-num_tokens:], self._ends[-num_tokens:]
+
+    def end_of(self, count: int) -> int:
+        """Where the first `count` tokens end."""
+        return self._ends[count]
+
+    def tail(self, start: int) -> str:
+        """The text from `start` on."""
+        first = bisect_right(self._ends, start)
+        if first == len(self._ends):
+            return ""
+        begin = self._ends[first - 1] if first else 0
+        return "".join(self._pieces[first:])[start - begin :]
+
+    def whole(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)
+
+    def raw(self, place: int) -> int:
+        """Where the character at `place` is in the text itself."""
+        return place
+
+    def raw_end(self, place: int) -> int:
+        """Where the text itself ends that is there before `place`."""
+        return place
+
+    def folded(self, place: int) -> int:
+        """Where a place of the text itself is here."""
+        return place
+
+    def copy(self) -> NormalizedStream:
+        """An independent copy."""
+        twin = NormalizedStream()
+        twin._pieces, twin._ends, twin.num_lead = self._pieces.copy(), self._ends.copy(), self.num_lead
+        return twin
+
+
+class CasefoldedStream(NormalizedStream):
+    """A text as it is compared: `folded`, or else `seen`. Where more than `MAX_UNSEEN` characters in a row add nothing,
+    there is `HIDDEN`, or one more space if they are space. So a part of what is read is a bounded part of the text."""
+
+    def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
+        super().__init__()
+        self._read = fold_char if reading == "folded" else seen_char
+        self._keeps_spaces = reading != "folded"
+        self._places: list[int] = []  # of each character here, where it is in the text itself
+        self._num_raw = [0]
+        self._is_other = [False]  # after each token, whether it is another text
+        self._fold(lead)
+        self._pieces, self._ends, self._num_raw = [self.whole()], [self._ends[-1]], [self._num_raw[-1]]
+        del self._is_other[0]
+        self.num_lead = self.num_chars
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it is the text itself so far."""
+        return not self._is_other[-1]
+
+    def push(self, piece: str) -> None:
+        """Add the text of a token."""
+        self._fold(piece)
+
+    def _fold(self, piece: str) -> None:
+        if self._keeps_spaces and piece.isascii() and piece.isprintable():
+            self._add(piece, range(self._num_raw[-1], self._num_raw[-1] + len(piece)), piece)
+            return
+        ends_in_space = bool(self._places) and self.tail(self.num_chars - 1) == " "
+        base, made = self._num_raw[-1], []
+        places: list[int] = []
+        last = self._places[-1] if self._places else -1
+        for place, char in enumerate(piece, base):
+            read, is_long = self._read(char), place - last > MAX_UNSEEN
+            if is_long and not read:
+                read = HIDDEN
+            for each in read:
+                if each == " " and ends_in_space and not (self._keeps_spaces or is_long):
+                    continue
+                ends_in_space, last = each == " ", place
+                made.append(each)
+                places.append(place)
+        self._add("".join(made), places, piece)
+
+    def _add(self, read: str, places: Iterable[int], piece: str) -> None:
+        """Add what a piece is read as, with the places of its characters."""
+        super().push(read)
+        self._places.extend(places)
+        self._num_raw.append(self._num_raw[-1] + len(piece))
+        self._is_other.append(self._is_other[-1] or read != piece)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Take the last tokens back."""
+        super().rewind(num_tokens)
+        if num_tokens:
+            del self._num_raw[-num_tokens:], self._is_other[-num_tokens:]
+            del self._places[self._ends[-1] :]
+
+    def raw(self, place: int) -> int:
+        """Where the character at `place` is in the text itself."""
+        return self._places[place] if place < len(self._places) else self._num_raw[-1]
+
+    def raw_end(self, place: int) -> int:
+        """Where the text itself ends that is there before `place`."""
+        return self._places[place - 1] + 1 if place else 0
+
+    def folded(self, place: int) -> int:
+        """Where a place of the text itself is here."""
+        return bisect_left(self._places, place)
+
+    def copy(self) -> CasefoldedStream:
+        """An independent copy."""
+        twin = CasefoldedStream()
+        twin._is_other = self._is_other.copy()
+        twin._read, twin._keeps_spaces = self._read, self._keeps_spaces
+        twin._pieces, twin._ends, twin.num_lead = self._pieces.copy(), self._ends.copy(), self.num_lead
+        twin._places, twin._num_raw = self._places.copy(), self._num_raw.copy()
+        return twin
+
+
+@lru_cache(8192)
+def fold_char(char: str) -> str:
+    """What a character is compared as; nothing for one that nobody sees."""
+    if char.isspace():
+        return " "
+    return without_unseen("".join(part.casefold() for part in unicodedata.normalize("NFKD", char.casefold())))
+
+
+@lru_cache(8192)
+def seen_char(char: str) -> str:
+    """What a character is read as, in its own case; nothing for one that nobody sees."""
+    return without_unseen(unicodedata.normalize("NFKD", char))
+
+
+def without_unseen(text: str) -> str:
+    """A text without what nobody sees."""
+    kept: str = _UNSEEN.sub("", text)
+    return kept.replace(HIDDEN, "\ufffd")
+
+
+def read_text(text: str, reading: Reading) -> NormalizedStream:
+    """A text in one reading."""
+    return NormalizedStream(text) if reading == "written" else CasefoldedStream(text, reading)
+
+
+def fold(text: str) -> str:
+    """A text as it is compared."""
+    return CasefoldedStream(text).whole()

@@ -1,0 +1,222 @@
+"""From a request to its first sequence: requests that can never be served are refused here, and controllers are made.
+
+`InputProcessor` knows the model's limits, and nothing that changes while the engine runs. `ControllerOpenings` has the
+sequences whose controller is still being made. Such a sequence holds no blocks and is in no queue. If it ends
+meanwhile, its controller is dropped as soon as it is made. A controller may rewrite the prompt, so the sequence begins
+only after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+
+from bridle.config import EngineConfig
+from bridle.engine.control.controller_manager import ControllerManager, as_controller_error
+from bridle.engine.control.decision import both_masks, mask_of
+from bridle.engine.interfaces import Ask, ExecutorInfo
+from bridle.engine.multimodal.multimodal_inputs import check_media
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.request import Request
+from bridle.engine.scheduling.batching import Batching
+from bridle.engine.sequence import Sequence, root_key
+from bridle.engine.sequence_state import QueueState
+from bridle.errors import ContextOverflow, ControllerError, InternalError, InvalidRequest, UnsupportedFeature
+
+_Prompt = Future[tuple[int, ...]]
+
+#: Draws and splices that any controlled output may make beyond the number that follows from its length.
+_SPARE_MOVES = 256
+
+
+class InputProcessor:
+    """Checks requests against a model's limits and makes their sequences."""
+
+    def __init__(self, info: ExecutorInfo, config: EngineConfig) -> None:
+        self._info = info
+        self._config = config
+        self._max_input_tokens = Batching.of(config, info).max_input_tokens
+
+    def check(self, request: Request) -> None:
+        """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
+        sampling, vocab_size = request.sampling, self._info.vocab_size
+        check_task(self._info, request.embeds)
+        if not request.prompt:
+            raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
+        low, high = min(request.prompt), max(request.prompt)
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
+        if sampling.logit_bias:
+            self._check_named("logit_bias", sampling.logit_bias)
+        if sampling.allowed_token_ids:
+            self._check_named("allowed_token_ids", sampling.allowed_token_ids)
+        if sampling.n > self._config.max_forks:
+            raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
+        if request.runs or request.media:
+            check_media(request.media, request.runs, len(request.prompt))
+        max_len = self.max_len(request, len(request.prompt))
+        if request.generated:
+            self._check_generated(request, max_len)
+
+    def _check_named(self, field: str, tokens: Collection[int]) -> None:
+        """Raise `InvalidRequest` for an id that is never drawn."""
+        if max(tokens) >= self._info.num_drawable:
+            raise InvalidRequest(
+                f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
+            )
+        check_drawn(field, tokens, self._info)
+
+    def _check_generated(self, request: Request, max_len: int) -> None:
+        if not request.is_plain:
+            raise InvalidRequest("only a single output that nothing steers can go on from tokens", "generated")
+        num_tokens = len(request.prompt) + len(request.generated)
+        if num_tokens >= max_len:
+            raise InvalidRequest(f"{num_tokens} tokens are there already; the output ends at {max_len}", "generated")
+        if min(request.generated) < 0 or max(request.generated) >= self._info.vocab_size:
+            raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
+
+    def max_len(self, request: Request, num_prompt: int) -> int:
+        """The length at which an output is complete, with a prompt of so many tokens; raises `ContextOverflow`. No room
+        is needed beside a prompt whose vector is wanted."""
+        max_tokens = 0 if request.embeds else request.sampling.max_tokens
+        capacity = self._info.num_blocks * self._info.block_size
+        limit = min(self._info.max_model_len, capacity)
+        wanted = num_prompt + (1 if max_tokens is None else max_tokens)
+        if wanted > limit:
+            what = "the model's context" if limit == self._info.max_model_len else "the KV cache"
+            more = "" if max_tokens is None or request.embeds else f" and max_tokens is {max_tokens}"
+            raise ContextOverflow(
+                f"the prompt has {num_prompt} tokens{more}; at most {limit} tokens fit into {what}", "prompt"
+            )
+        if num_prompt > self._max_input_tokens:
+            raise ContextOverflow(
+                f"the prompt has {num_prompt} tokens; max_input_tokens is {self._max_input_tokens}", "prompt"
+            )
+        return limit if max_tokens is None else wanted
+
+    def new_sequence(self, request: Request, seq_id: int) -> Sequence:
+        """The first sequence of a checked request."""
+        sampling = request.sampling
+        eos = () if sampling.ignore_eos else self._info.eos_token_ids
+        seq = Sequence(
+            id=seq_id,
+            request=request,
+            index=0,
+            tokens=[],
+            num_prompt=0,
+            sampling=sampling,
+            max_len=0,
+            key=root_key(sampling.seed or 0),
+            queue=QueueState(request.priority),
+            stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+            runs=request.runs,
+        )
+        if sampling.allowed_token_ids:
+            seq.allowed = mask_of(sampling.allowed_token_ids, self._info.vocab_size)
+        if request.guard is not None and request.guard.allowed is not None:
+            seq.allowed = both_masks(seq.allowed, request.guard.allowed)
+        seq.set_prompt(request.prompt, self.max_len(request, len(request.prompt)))
+        return seq
+
+    def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
+        """Give the sequence the prompt that its controller wants. Raises `ControllerError` or `ContextOverflow`."""
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
+            raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
+        if seq.runs:
+            raise ControllerError("the controller has another prompt; one with pictures cannot be replaced")
+        seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
+
+    def max_moves(self, seq: Sequence) -> int:
+        """How many draws and splices a controlled output may make."""
+        return self._config.max_draws_factor * (seq.max_len - seq.num_prompt) + _SPARE_MOVES
+
+
+def check_task(info: ExecutorInfo, embeds: bool) -> None:
+    """Raise `UnsupportedFeature` if a model of this kind gives no vectors, or generates no text."""
+    if embeds and not info.embedding_size:
+        raise UnsupportedFeature("this model computes no embeddings here", "model")
+    if not embeds and info.task != "generate":
+        what = "vectors of texts: ask /v1/embeddings, /v1/score or /v1/rerank, or LLM.embed"
+        if info.task == "classify":
+            what = "labels of texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
+        raise UnsupportedFeature(f"this model generates no text; it gives {what}", "model")
+
+
+def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
+    """Raise `InvalidRequest` for an id that stands for no token and is never drawn."""
+    wrong = info.unnamed.among(tokens)
+    if wrong:
+        raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never drawn", field)
+
+
+class ControllerOpenings:
+    """Makes controllers. `begin` is called with each sequence whose prompt is final."""
+
+    def __init__(
+        self,
+        intake: InputProcessor,
+        steering: ControllerManager,
+        progress: OutputProcessor,
+        begin: Callable[[Sequence], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._intake = intake
+        self._steering = steering
+        self._progress = progress
+        self._begin = begin
+        self._clock = clock
+        self.waiting: dict[int, tuple[Sequence, _Prompt]] = {}
+
+    @property
+    def is_any_ready(self) -> bool:
+        """Whether `begin_ready` would begin something."""
+        return any(future.done() for _, future in self.waiting.values())
+
+    def open(self, seq: Sequence) -> None:
+        """Begin to make the controller of `seq`."""
+        seq.control.pool = self._steering.pool_for(seq.request.controller)
+        if seq.control.pool is None:
+            raise InternalError("a controller was accepted that no pool runs")
+        seq.control.opened_at = self._clock()
+        self.waiting[seq.id] = seq, seq.control.pool.open(seq.request)
+
+    def begin_ready(self) -> None:
+        """Begin the sequences whose controllers are ready, with the prompts that these want."""
+        for seq, future in list(self.waiting.values()):
+            if seq.is_finished:
+                del self.waiting[seq.id]
+                _abandon(seq, future)
+            elif future.done():
+                del self.waiting[seq.id]
+                self._begin_controlled(seq, future)
+
+    def _begin_controlled(self, seq: Sequence, future: _Prompt) -> None:
+        try:
+            prompt = tuple(future.result())
+            seq.control.opening_seconds = self._clock() - (seq.control.opened_at or 0.0)
+            if prompt != seq.request.prompt:
+                self._intake.replace_prompt(seq, prompt)
+            seq.control.max_moves = self._intake.max_moves(seq)
+        except Exception as error:
+            self._progress.fail_by_controller(seq, as_controller_error(error))
+            _abandon(seq, future)
+            return
+        if seq.trace is not None:
+            self._progress.tracer.opened(seq)
+        self._steering.add(seq, Ask(seq.id, request=seq.request))
+        self._begin(seq)
+        self._steering.ask()
+
+
+def _abandon(seq: Sequence, future: _Prompt) -> None:
+    """Drop the controller of a request that ended before its controller was asked anything; it may still be in the
+    making."""
+    pool, request = seq.control.pool, seq.request
+
+    def let_go(opened: _Prompt) -> None:
+        if pool is not None and not opened.cancelled() and opened.exception() is None:
+            pool.abandon(request)
+
+    if not future.cancel():
+        future.add_done_callback(let_go)

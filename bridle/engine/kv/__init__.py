@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: shared, found again by hash, freed, retained."""

@@ -1,0 +1,330 @@
+"""KV blocks of all sequences: shared by reference counts, found again by chained hashes, copied on write.
+
+Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
+
+1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed
+   one loses its hash.
+2. A block has a hash only if it is full and its KV was computed.
+3. Every block is free or referenced; free blocks with a hash are the prefix cache. Those that are parked are evicted
+   after all others (`KVRetention`).
+
+The hash of a full block covers all tokens up to its end, and the pictures among them: blake2b over (parent's hash,
+token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
+equal tokens and pictures.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+from itertools import takewhile
+
+from bridle.engine.kv.free_block_pool import FreeBlocks
+from bridle.engine.kv.kv_retention import KVRetention
+from bridle.engine.multimodal.multimodal_inputs import marks
+from bridle.engine.scheduling.step_plan import BlockCopy
+from bridle.engine.sequence import Sequence
+from bridle.errors import InternalError
+
+#: A sequence's blocks are reserved side by side for at most this many blocks ahead.
+_MAX_RESERVED = 64
+
+
+def root_hash(*parts: str) -> bytes:
+    """Start of a hash chain; different parts never share blocks."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def block_hash(parent: bytes, tokens: Iterable[int], media: bytes = b"") -> bytes:
+    """Hash of a full block of `tokens` that follows the chain `parent`; `media` are the marks of its pictures."""
+    return blake2b(parent + array("q", tokens).tobytes() + media, digest_size=16).digest()
+
+
+class BlockManager:
+    """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks, and holds no KV."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        model: str = "",
+        max_parked: int = 0,
+        park_seconds: float = 0.0,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._caching = enable_prefix_caching
+        self._model = model
+        self._free = FreeBlocks(num_blocks)
+        self._num_refs = [0] * num_blocks
+        self._hash_of: dict[int, bytes] = {}  # block -> hash, for hashed blocks, free or not
+        self._block_of: dict[bytes, int] = {}  # hash -> block
+        self._pinned: set[bytes] = set()  # hashes that are parked
+        self.parking = KVRetention(max_parked if enable_prefix_caching else 0, park_seconds, self._pin, self._unpin)
+        self.num_evicted = 0
+        self.num_copied = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content may still be reused."""
+        return self._free.num_cached
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    # -- needs -------------------------------------------------------------------------------------------
+
+    def num_needed(self, seq: Sequence, end: int) -> int:
+        """Blocks to take so that `seq` can write positions `num_computed .. end-1`, copies on write included."""
+        table = seq.kv.block_table
+        first = seq.kv.num_computed // self.block_size
+        fresh = max(self.blocks_for(end) - len(table), 0)
+        last = min(self.blocks_for(end), len(table))
+        return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
+
+    def can_write(self, seq: Sequence, end: int) -> bool:
+        """Whether `seq` can write positions `num_computed .. end-1` as things are; mostly true for a decode."""
+        size, kv = self.block_size, seq.kv
+        table = kv.block_table
+        if end > len(table) * size:
+            return False
+        for block in table[kv.num_computed // size : -(-end // size)]:
+            if self._num_refs[block] != 1 or block in self._hash_of:
+                return False
+        return True
+
+    def num_exclusive(self, seq: Sequence) -> int:
+        """Blocks that would become free if `seq` gave all of its up."""
+        return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)
+
+    # -- taking and giving back --------------------------------------------------------------------------
+
+    def match_prefix(self, seq: Sequence) -> int:
+        """How many leading tokens of `seq` the cache holds; at most `seq.max_reusable`. Changes nothing but the
+        hashes remembered on the sequence."""
+        if not self._caching:
+            return 0
+        self._extend_hashes(seq, seq.max_reusable)
+        num_blocks = 0
+        for digest in seq.kv.block_hashes[: seq.max_reusable // self.block_size]:
+            if digest not in self._block_of:
+                break
+            num_blocks += 1
+        return num_blocks * self.block_size
+
+    def missing_block(self, seq: Sequence) -> int | None:
+        """The number of the first block of waiting `seq` that the cache could hold and does not."""
+        number = self.match_prefix(seq) // self.block_size
+        return number if self._caching and number < seq.max_reusable // self.block_size else None
+
+    def num_missing(self, seq: Sequence) -> int:
+        """How many free blocks all tokens of `seq`, which holds no block, would take."""
+        cached = self._cached(seq)
+        num_idle = sum(self._num_refs[block] == 0 for block in cached)
+        return self.blocks_for(len(seq.tokens)) - len(cached) + num_idle
+
+    def _cached(self, seq: Sequence) -> list[int]:
+        num_blocks = self.match_prefix(seq) // self.block_size
+        return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
+
+    def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
+        """Give `seq`, which holds no block, what the cache has of it, if there is room for all of its tokens beside
+        `num_kept` blocks; returns whether there is. Cached blocks that nobody uses are free ones, and are used up like
+        those."""
+        if self.num_missing(seq) > len(self._free) - num_kept:
+            return False
+        cached = self._cached(seq)
+        num_cached = len(cached) * self.block_size
+        for block in cached:
+            if self._num_refs[block] == 0:
+                self._free.revive(block)
+            self._num_refs[block] += 1
+        seq.kv.block_table += cached
+        seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
+        if self.parking.num_blocks:
+            self.parking.claim(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
+        return True
+
+    def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
+        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free."""
+        table = seq.kv.block_table
+        copies = []
+        for i in range(seq.kv.num_computed // self.block_size, self.blocks_for(end)):
+            if i == len(table):
+                table.append(self._take(seq, table[-1] if table else None))
+            elif self._num_refs[table[i]] > 1:
+                copies.append(self._copy_on_write(seq, i))
+            elif table[i] in self._hash_of:
+                self._unpublish(seq, i)
+        return copies
+
+    def _copy_on_write(self, seq: Sequence, i: int) -> BlockCopy:
+        source = seq.kv.block_table[i]
+        target = self._take(seq, None)
+        self._release(source)
+        seq.kv.block_table[i] = target
+        seq.kv.num_mirrored_blocks = min(seq.kv.num_mirrored_blocks, i)
+        seq.kv.num_hashed = min(seq.kv.num_hashed, i)
+        self.num_copied += 1
+        return BlockCopy(source, target)
+
+    def _unpublish(self, seq: Sequence, i: int) -> None:
+        """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
+        digest = self._hash_of[seq.kv.block_table[i]]
+        if self.parking.num_blocks:
+            self.parking.lose(seq.request.tenant, digest)
+        del self._hash_of[seq.kv.block_table[i]], self._block_of[digest]
+        seq.kv.num_hashed = min(seq.kv.num_hashed, i)
+
+    def _take(self, seq: Sequence, after: int | None) -> int:
+        while self.parking.num_blocks and self._free.has_only_parked:
+            self.parking.evict_oldest()
+        expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
+        block, evicted = self._free.allocate(seq.id, after, min(expected, _MAX_RESERVED))
+        for old in evicted:
+            del self._block_of[self._hash_of.pop(old)]
+        self.num_evicted += len(evicted)
+        self._num_refs[block] = 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self._num_refs[block] -= 1
+        if self._num_refs[block]:
+            return
+        if block not in self._hash_of:
+            self._free.free_plain(block)
+        elif self._hash_of[block] in self._pinned:
+            self._free.free_parked(block)
+        else:
+            self._free.free_cached(block)
+
+    def free(self, seq: Sequence) -> None:
+        """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are
+        evicted first."""
+        for block in reversed(seq.kv.block_table):
+            self._release(block)
+        seq.kv.block_table.clear()
+        self._free.release_reservation(seq.id)
+
+    def truncate(self, seq: Sequence) -> None:
+        """Give back the blocks past the end of `seq`, which was cut to fewer tokens."""
+        keep = self.blocks_for(len(seq.tokens))
+        for block in reversed(seq.kv.block_table[keep:]):
+            self._release(block)
+        del seq.kv.block_table[keep:]
+        seq.kv.num_mirrored_blocks = min(seq.kv.num_mirrored_blocks, keep)
+        num_full = len(seq.tokens) // self.block_size
+        del seq.kv.block_hashes[num_full:]
+        seq.kv.num_hashed = min(seq.kv.num_hashed, num_full)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` refers to all of `parent`'s blocks; nothing is copied until one of them writes."""
+        child.kv.block_table = parent.kv.block_table.copy()
+        for block in child.kv.block_table:
+            self._num_refs[block] += 1
+
+    # -- prefix cache ------------------------------------------------------------------------------------
+
+    def publish(self, seq: Sequence) -> None:
+        """Offer the blocks that are now full and computed to the prefix cache."""
+        kv = seq.kv
+        num_full = kv.num_computed // self.block_size
+        if not self._caching or kv.num_hashed >= num_full:
+            return
+        self._extend_hashes(seq, kv.num_computed)
+        for i in range(kv.num_hashed, num_full):
+            block, digest = kv.block_table[i], kv.block_hashes[i]
+            if digest not in self._block_of and block not in self._hash_of:
+                self._block_of[digest] = block
+                self._hash_of[block] = digest
+        kv.num_hashed = num_full
+
+    def forget_content(self) -> None:
+        """All KV is gone (the executor was reset): no block may be reused. Every sequence must hold none."""
+        self.parking.clear()
+        for block in self._hash_of:
+            self._free.forget(block)
+        self._hash_of.clear()
+        self._block_of.clear()
+
+    # -- parked KV ---------------------------------------------------------------------------------------
+
+    def park(self, seq: Sequence, now: float) -> None:
+        """Hold back from eviction what `seq`, which is about to end, has in the prefix cache."""
+        digests = seq.kv.block_hashes[: min(seq.kv.num_hashed, seq.kv.num_computed // self.block_size)]
+        held = list(takewhile(self._block_of.__contains__, digests))
+        self.parking.park(seq.request.tenant, (seq.request.id, seq.index), seq.request.adapter, held, now)
+
+    def renew(self, seq: Sequence, now: float) -> None:
+        """Hold back for longer what `seq`, which waits for its turn, will go on from."""
+        num_cached = self.match_prefix(seq)
+        digests = seq.kv.block_hashes[: num_cached // self.block_size]
+        self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
+
+    def _pin(self, digest: bytes) -> None:
+        self._pinned.add(digest)
+        block = self._block_of[digest]
+        if self._num_refs[block] == 0:
+            self._free.park(block)
+
+    def _unpin(self, digest: bytes) -> None:
+        self._pinned.discard(digest)
+        block = self._block_of[digest]
+        if self._num_refs[block] == 0:
+            self._free.unpark(block)
+
+    def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
+        size, hashes = self.block_size, seq.kv.block_hashes
+        while (len(hashes) + 1) * size <= num_tokens:
+            request = seq.request
+            parent = hashes[-1] if hashes else root_hash(self._model, request.adapter or "", request.tenant)
+            start = len(hashes) * size
+            media = marks(seq.runs, start, start + size) if seq.runs else b""
+            hashes.append(block_hash(parent, seq.tokens[start : start + size], media))
+
+    # -- checks ------------------------------------------------------------------------------------------
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
+        refs = [0] * self.num_blocks
+        for seq in sequences:
+            self._check_sequence(seq)
+            for block in seq.kv.block_table:
+                refs[block] += 1
+        if refs != self._num_refs:
+            wrong = [b for b in range(self.num_blocks) if refs[b] != self._num_refs[b]]
+            raise InternalError(f"reference counts of blocks {wrong[:8]} do not match the block tables")
+        free = self._free.free_ids()
+        if len(free) != self.num_free or free != {b for b in range(self.num_blocks) if not refs[b]}:
+            raise InternalError(f"{self.num_free} blocks counted free, {len(free)} listed, of {self.num_blocks}")
+        if self._block_of != {digest: block for block, digest in self._hash_of.items()}:
+            raise InternalError("the two directions of the prefix cache's map disagree")
+        self._check_parked()
+
+    def _check_parked(self) -> None:
+        self.parking.check_integrity()
+        digests = self.parking.digests()
+        idle = {self._block_of[digest] for digest in digests if not self._num_refs[self._block_of[digest]]}
+        if digests != self._pinned or self._free.parked_ids() != idle:
+            raise InternalError(f"{len(digests)} blocks are parked, {len(self._free.parked_ids())} are held back")
+
+    def _check_sequence(self, seq: Sequence) -> None:
+        if seq.kv.num_computed > len(seq.kv.block_table) * self.block_size:
+            raise InternalError(
+                f"sequence {seq.id}: {seq.kv.num_computed} tokens computed in {len(seq.kv.block_table)} blocks"
+            )
+        if len(set(seq.kv.block_table)) != len(seq.kv.block_table):
+            raise InternalError(f"sequence {seq.id} lists a block twice: {seq.kv.block_table}")

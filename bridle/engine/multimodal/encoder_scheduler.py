@@ -1,0 +1,151 @@
+"""Chooses how far each sequence may be computed, while its pictures are being encoded.
+
+Encoding a picture takes far longer than a step, so it happens beside the steps, in a `MediaStore`. Only pictures that
+the next chunk of a sequence touches are asked for: what the prefix cache holds is not encoded again. A chunk ends
+before a picture that is not ready, and a sequence whose next token belongs to one sits the step out. While no request
+has pictures, all of this costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+from bridle.engine.interfaces import MediaStore
+from bridle.engine.multimodal.multimodal_inputs import align_to_item, is_whole
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
+
+
+class EncoderScheduler:
+    """Asks `store` (None: this model reads text alone) for what the next step needs; a step has `window` tokens at
+    most, `prompt_window` of them of prompts."""
+
+    def __init__(self, store: MediaStore | None = None, window: int = 1, prompt_window: int | None = None) -> None:
+        self._store = store
+        self._window = window
+        self._prompt_window = window if prompt_window is None else prompt_window
+        #: Live requests by the key of a medium. While there are none, no step is looked at.
+        self.num_users: Counter[bytes] = Counter()
+        self._ready: set[bytes] = set()
+        self.crowded_out: set[int] = set()  # sequences whose next picture found no room beside others
+        self._made_room_at = 0  # the last step in which such a one came first
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise `UnsupportedFeature` if no pictures can be encoded here, and `InvalidRequest` for one that never can.
+        Safe from any thread."""
+        if self._store is None:
+            raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
+        self._store.check(request.media)
+        has_whole = is_whole(request.runs, len(request.prompt))
+        if has_whole and request.sampling.prompt_logprobs is not None:
+            raise UnsupportedFeature(
+                "the tokens of a prompt with pictures see those behind them in this model, so they have no "
+                "log-probabilities",
+                "prompt_logprobs",
+            )
+        longest = max((run.length for run in request.runs if run.is_mutual), default=0)
+        if longest > self._prompt_window:
+            what = "a prompt with pictures" if has_whole else "a picture"
+            raise InvalidRequest(
+                f"{what} takes {longest} tokens here, which have to be computed in one step; a step has "
+                f"{self._prompt_window} (max_batch_prefill_tokens)",
+                "media",
+            )
+
+    def open(self, request: Request) -> None:
+        """Note that a request with pictures begins."""
+        assert self._store is not None  # else it was refused
+        for medium in request.media:
+            self._store.open(medium)
+            self.num_users[medium.key] += 1
+
+    def leave(self, request: Request) -> None:
+        """Note that a request that had begun is over."""
+        assert self._store is not None
+        for medium in request.media:
+            self._store.leave(medium.key)
+            self.num_users[medium.key] -= 1
+            if not self.num_users[medium.key]:
+                del self.num_users[medium.key]
+
+    def take_failures(self) -> Mapping[bytes, BridleError]:
+        """Media in use that cannot be encoded, and why; each is returned once."""
+        return self._store.take_failures() if self.num_users and self._store is not None else {}
+
+    def counts(self) -> Mapping[str, Any]:
+        """Counts about pictures for the statistics. Safe from any thread."""
+        return {} if self._store is None else self._store.counts()
+
+    def close(self) -> None:
+        """Stop encoding. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def begin_step(
+        self,
+        running: Iterable[Sequence],
+        next_in_line: Iterable[Sequence],
+        waiting: Iterable[Sequence],
+        cached: Callable[[Sequence], int],
+    ) -> None:
+        """Ask for what the next step needs, and let the others sit it out. `cached` says how much of a waiting
+        sequence, such as those of `next_in_line`, need not be computed."""
+        assert self._store is not None
+        starts: dict[int, int] = {}
+        wanted: dict[bytes, None] = {}
+        running = list(running)
+        for seq in chain(running, next_in_line):
+            if not seq.runs or seq.is_held:
+                continue
+            is_running = seq.queue.status is SequenceStatus.RUNNING
+            start = starts[seq.id] = seq.kv.num_computed if is_running else cached(seq)
+            stop = align_to_item(seq.runs, start, min(start + self._window, seq.target))
+            wanted.update((run.key, None) for run in seq.runs if run.position < stop and run.end > start)
+        self._ready = self._store.begin_step(list(wanted))
+        for seq in chain(running, waiting):
+            if seq.runs:
+                begin = starts.get(seq.id)
+                seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
+
+    def max_computable(self, seq: Sequence) -> int:
+        """How many tokens of `seq`, which has pictures, may be computed by the end of this step: up to the first that
+        is not ready."""
+        return self._reach(seq, seq.kv.num_computed)
+
+    def _reach(self, seq: Sequence, start: int) -> int:
+        for run in seq.runs:
+            if run.end > start and run.key not in self._ready:
+                return max(min(run.position, seq.target), start)
+        return seq.target
+
+    # -- pictures whose rows see each other ----------------------------------------------------------------------
+
+    def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
+        """The sequence whose picture found too little room and gets as much of this step as it needs: in every second
+        step one, so that the others go on."""
+        if step < self._made_room_at + 2:
+            return None
+        first = next((seq for seq in ready if seq.id in self.crowded_out), None)
+        if first is not None:
+            self._made_room_at = step
+            self.crowded_out.discard(first.id)
+        return first
+
+    def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
+        """How many tokens to compute in place of `num_tokens`, at most `most`, so that no picture is cut whose rows see
+        each other; 0 if such a one comes next and finds no room in this step."""
+        start = seq.kv.num_computed
+        whole = align_to_item(seq.runs, start, start + num_tokens) - start
+        if whole <= max(num_tokens, most):
+            return whole
+        self.crowded_out.add(seq.id)
+        return 0

@@ -1,0 +1,148 @@
+"""What requests hold beside tokens: pictures, as the numbers that a model's tower reads, and the places in the prompt
+where their features go. What is said of pictures holds for sounds and videos.
+
+A `MultiModalItem` is one picture, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
+of a prompt; one picture may have several runs. The tokens at these positions are placeholders: what is computed there
+depends on the picture, so whoever compares tokens for equality has to compare runs as well (`marks`). Runs say it, not
+token ids: a placeholder's id that was drawn or typed is text. Plain data; knows nothing of how pictures are read or
+encoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from bridle.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class MediaArray:
+    """Numbers that a tower reads: `data` are those of `shape`, row-major, in numpy's type `dtype`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalItem:
+    """One picture. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
+    `num_rows` rows. `pictures` are the keys of the pictures in a whole prompt, in order, so that they can be told apart
+    from it; without them it is encoded as one."""
+
+    key: bytes
+    arrays: tuple[MediaArray, ...]
+    num_rows: int
+    pictures: tuple[bytes, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(array.data) for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderRange:
+    """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
+    (time, height, width) is how the rows of the run lie in the picture, for models whose positions have three
+    coordinates, and neighbouring times of it are `pace` positions apart. Rows of a run that `is_mutual` see each other
+    in both directions, so they are computed in one step."""
+
+    position: int
+    length: int
+    key: bytes
+    offset: int = 0
+    grid: tuple[int, int, int] | None = None
+    is_mutual: bool = False
+    pace: float = 1.0
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
+
+
+Runs = tuple[PlaceholderRange, ...]
+
+#: The first array of a medium that is a whole prompt: the ids of its tokens. Behind it come the pixels of its pictures.
+PROMPT_IDS = "input_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalInputs:
+    """The pictures of a prompt, and where they stand in it."""
+
+    media: tuple[MultiModalItem, ...] = ()
+    runs: Runs = ()
+
+    def of(self, tenant: str) -> MultiModalInputs:
+        """The same with keys of a tenant: else a quick answer would tell that somebody else has sent a picture."""
+        if not tenant:
+            return self
+        salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        every = {key for each in self.media for key in (each.key, *each.pictures)}
+        keys = {key: blake2b(key, key=salt, digest_size=16).digest() for key in every}
+        media = tuple(
+            replace(each, key=keys[each.key], pictures=tuple(keys[key] for key in each.pictures)) for each in self.media
+        )
+        return MultiModalInputs(media, tuple(replace(run, key=keys[run.key]) for run in self.runs))
+
+
+NO_SIGHTS = MultiModalInputs()
+
+
+def marks(runs: Runs, start: int, end: int) -> bytes:
+    """What distinguishes tokens `start .. end-1` from the same tokens with other pictures: for every run among them
+    which rows of which medium stand where, and at which positions, where these depend on more."""
+    parts = []
+    for run in runs:
+        first, last = max(run.position, start), min(run.end, end)
+        if first < last:
+            numbers = (first - start, last - start, run.offset + first - run.position)
+            pace = b"" if run.pace == 1.0 else struct.pack("<d", run.pace)
+            parts.append(run.key + b"".join(number.to_bytes(8, "little") for number in numbers) + pace)
+    return b"".join(parts)
+
+
+def before(runs: Runs, num_tokens: int) -> Runs:
+    """The runs within the first `num_tokens` tokens."""
+    return runs if not runs or runs[-1].end <= num_tokens else tuple(run for run in runs if run.end <= num_tokens)
+
+
+def splits(runs: Runs, num_tokens: int) -> bool:
+    """Whether the first `num_tokens` tokens end inside a run."""
+    return any(run.position < num_tokens < run.end for run in runs)
+
+
+def align_to_item(runs: Runs, start: int, end: int) -> int:
+    """Where a chunk from `start` to `end` has to end instead, so that it cuts no run whose rows see each other: before
+    the run, or, if it begins there or within it, behind it."""
+    for run in runs:
+        if run.is_mutual and run.position < end < run.end:
+            return run.position if run.position > start else run.end
+    return end
+
+
+def is_whole(runs: Runs, num_prompt: int) -> bool:
+    """Whether all tokens of a prompt, its text too, see each other."""
+    return len(runs) == 1 and runs[0].is_mutual and runs[0].length == num_prompt
+
+
+def check_media(media: Iterable[MultiModalItem], runs: Runs, num_prompt: int) -> None:
+    """Raise `InvalidRequest` unless runs are in order, within the prompt and within their media."""
+    rows = {medium.key: medium.num_rows for medium in media}
+    last = 0
+    for run in runs:
+        if run.length < 1 or run.position < last or run.end > num_prompt:
+            raise InvalidRequest(
+                f"a picture stands at positions {run.position} to {run.end - 1}; it must come after {last - 1} and "
+                f"before {num_prompt}",
+                "media",
+            )
+        if run.key not in rows or run.offset < 0 or run.offset + run.length > rows[run.key]:
+            raise InvalidRequest(
+                "a place in the prompt names rows of a picture that the request does not have", "media"
+            )
+        last = run.end

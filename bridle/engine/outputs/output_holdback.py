@@ -1,0 +1,101 @@
+"""What of an output may still go, and is held back from its client: tokens that could become part of a banned phrase,
+or of what a policy forbids.
+
+`OutputProcessor` asks here which tokens go out with a new one, and whether there is another way where everything is
+banned. This module knows nothing of schedules and events beside those of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bridle.engine.guardrails.guardrail_matcher import GuardrailMatcher
+from bridle.engine.guardrails.guardrails import GuardrailMatch, Guardrails, RuleFailed
+from bridle.engine.interfaces import TextDecoder
+from bridle.engine.outputs.stop_strings import OutputText, Released
+from bridle.engine.sequence import Sequence
+from bridle.outputs import TokenEvent
+
+#: The last tokens of a prompt with which something forbidden may begin.
+_MAX_LEAD_TOKENS = 256
+
+
+def watch_of(seq: Sequence, guard: Guardrails, decoder: TextDecoder) -> GuardrailMatcher:
+    """What holds the text to the rules, with the end of the prompt."""
+    most = _MAX_LEAD_TOKENS if guard.looks_through else min(guard.reach, _MAX_LEAD_TOKENS)
+    num_tokens = min(len(seq.tokens), most)
+    at = len(seq.tokens) - num_tokens
+    state = decoder.open(seq.tokens[:at], seq.sampling.skip_special_tokens)
+    lead = "".join([state.push(token) for token in seq.tokens[at:]])
+    return GuardrailMatcher(guard, guard.tail(lead))
+
+
+def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int, forced: bool) -> Released:
+    """The effect of a token on a text with a guard. What a rule cannot decide counts as forbidden."""
+    usage = seq.output.usage
+    try:
+        released = text.push(token, forced)
+    except RuleFailed as failure:
+        return Released("", num_banned=1, hit=GuardrailMatch(replace(failure.rule, action="fail")))
+    for budget in guard.budgets if released.hit is None else ():
+        if budget.max_work is not None and usage.sampled_tokens + usage.forced_tokens >= budget.max_work:
+            return released._replace(hit=GuardrailMatch(budget))
+    return released
+
+
+def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]:
+    """Hold a new token back, and return the tokens that go out: those none of whose text can become part of a banned
+    phrase, and all before them; each with the text up to its end, so that what stays held can go."""
+    output = seq.output
+    output.held.append(event)
+    num_settled = min(text.num_settled - text.num_told, len(output.held))
+    if num_settled <= 0:
+        return []
+    hidden = "".join([each.text for each in output.held])
+    settled, kept = output.held[:num_settled], output.held[num_settled:]
+    *pieces, rest = text.split(hidden, sum(len(each.text) for each in output.unsent), num_settled)
+    output.held = [replace(each, text="" if i else rest) for i, each in enumerate(kept)]
+    output.num_retries = 0
+    text.goes_by_last = False
+    output.bans = {at: tokens for at, tokens in output.bans.items() if at >= seq.num_prompt + text.num_told}
+    return [replace(each, text=piece) for each, piece in zip(settled, pieces, strict=True)]
+
+
+def trim(seq: Sequence, num_chars: int) -> int:
+    """Take characters off the end of the text that no client has: an earlier token that is held back has text of later
+    ones, which are gone. Returns how many went."""
+    output, left = seq.output, num_chars
+    for each in reversed(output.unsent):
+        kept = max(len(each.text) - left, 0)
+        left, each.text = left - len(each.text) + kept, each.text[:kept]
+    for number in reversed(range(len(output.held))):
+        text = output.held[number].text
+        kept = max(len(text) - left, 0)
+        left, output.held[number] = left - len(text) + kept, replace(output.held[number], text=text[:kept])
+    return num_chars - left
+
+
+def release(seq: Sequence) -> list[TokenEvent]:
+    """Hold nothing back any longer; returns what was held."""
+    held, seq.output.held = seq.output.held, []
+    if held and seq.output.text is not None:
+        seq.output.text.num_told += len(held)
+    return held
+
+
+def find_alternative(seq: Sequence) -> bool:
+    """Whether there may be another way where bans left nothing to draw.
+
+    Bans that forbid how a phrase begins may forbid too much. So they are lifted, and from here on, until text is
+    released, phrases go by how they end: that leaves out no way. What has no way out is then a ban of its own.
+    """
+    text = seq.output.text
+    if text is None or not seq.output.bans.get(len(seq.tokens)):
+        return False
+    if text.goes_by_last:
+        seq.output.num_banned = text.num_since_drawn()
+        return seq.output.num_banned > 0
+    text.goes_by_last = True
+    seq.output.bans.clear()
+    seq.clamp_computed()
+    return True

@@ -1,0 +1,387 @@
+"""Applies the results of a step to the sequences, and makes the events that report them.
+
+It appends sampled and forced tokens, takes tokens back, checks the stopping criteria, fills in log-probabilities and
+ends outputs. All changes to a sequence's tokens go through here, so the counts are kept here. This module knows nothing
+of controllers and devices.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bridle.engine.guardrails.policy_enforcement import PolicyEnforcer
+from bridle.engine.interfaces import TextDecoder
+from bridle.engine.outputs.output_holdback import hold, push_guarded, release, trim, watch_of
+from bridle.engine.outputs.stop_strings import OutputText, Released
+from bridle.engine.outputs.trace_recorder import TraceRecorder
+from bridle.engine.scheduling.scheduler import Scheduler
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import PendingToken
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import BridleError, InvalidRequest
+from bridle.outputs import (
+    BY_ITSELF,
+    Embedded,
+    Event,
+    Finished,
+    FinishReason,
+    Forked,
+    Logprob,
+    PromptEvent,
+    PromptProgress,
+    Rewind,
+    TokenEvent,
+)
+
+_NO_TEXT = Released("")
+#: Endings that come at once, even if the client still lacks scores.
+_ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
+
+
+class OutputProcessor:
+    """Changes sequences and collects the events of the step under way.
+
+    `on_finish(seq, event)` takes each `Finished` event: the engine decides when it goes out.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        statistics: EngineStatistics,
+        decoder: TextDecoder | None,
+        on_finish: Callable[[Sequence, Finished], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._statistics = statistics
+        self._decoder = decoder
+        self._on_finish = on_finish
+        self.events: list[Event] = []
+        self.tracer = TraceRecorder(self.events.append, decoder)
+        self.policing = PolicyEnforcer(self, statistics, decoder)
+
+    # -- tokens ------------------------------------------------------------------------------------------
+
+    def begin(self, seq: Sequence) -> None:
+        """Begin a sequence whose prompt is final. Tokens that another engine generated for it give no events, since the
+        client has them."""
+        seq.output.usage.prompt_tokens = seq.num_prompt
+        self._statistics.num_prompt_tokens += seq.num_prompt
+        self._open_text(seq)
+        if seq.request.generated:
+            seq.resume_from(seq.request.generated)
+            if seq.output.text is not None:
+                for token in seq.request.generated:
+                    seq.output.text.push(token)
+                seq.output.text.num_told = len(seq.request.generated)
+
+    def _open_text(self, seq: Sequence) -> None:
+        """Start the text of a sequence that has generated nothing yet."""
+        if self._decoder is None or not (seq.request.detokenize or seq.request.guard):
+            return
+        state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
+        sampling = seq.sampling
+        watch = None if seq.request.guard is None else watch_of(seq, seq.request.guard, self._decoder)
+        seq.output.text = OutputText(
+            state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch
+        )
+
+    def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
+        """Append one token; returns whether it ends the output."""
+        output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
+        seq.tokens.append(token)
+        self._count(seq, forced)
+        if output.text is None:
+            released = _NO_TEXT
+        elif seq.request.guard is None:
+            released = output.text.push(token, forced)
+        else:
+            released = push_guarded(seq, output.text, seq.request.guard, token, forced)
+        text, stop, num_taken, num_banned, hit = released
+        if seq.trace is not None:
+            self.tracer.token(seq, token, text, forced=forced)
+        if wants_logprobs and not forced:
+            output.num_scored = len(seq.tokens)
+            logprob = self._spelled(seq, logprob)
+        if output.prompt_sent and not (forced and wants_logprobs):
+            event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
+            if output.text is not None and output.text.may_go:
+                self.events += hold(seq, output.text, event)
+            else:
+                self.events.append(event)
+        else:
+            output.unsent.append(PendingToken(token, text, forced))
+        if num_banned:
+            output.num_banned, output.hit = num_banned, hit
+            return True
+        if num_taken:
+            self.events += release(seq)
+            self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
+            if seq.trace is not None:
+                self.tracer.rewind(seq, 0, num_taken)
+        return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
+
+    def _count(self, seq: Sequence, forced: bool) -> None:
+        if forced:
+            seq.output.usage.forced_tokens += 1
+            self._statistics.num_forced_tokens += 1
+        else:
+            seq.output.usage.sampled_tokens += 1
+            self._statistics.num_sampled_tokens += 1
+
+    def count_replaced(self, seq: Sequence) -> None:
+        """Count a drawn token that a splice replaced before it entered the sequence."""
+        self._count(seq, forced=False)
+        seq.output.usage.rewound_tokens += 1
+        self._statistics.num_rewound_tokens += 1
+
+    def count_drafts(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
+        """Count the drafts of one step, and those of them that were drawn."""
+        seq.output.usage.drafted_tokens += num_drafted
+        seq.output.usage.accepted_tokens += num_right
+        self._statistics.num_drafted_tokens += num_drafted
+        self._statistics.num_accepted_tokens += num_right
+
+    def rewind(self, seq: Sequence, num_tokens: int) -> None:
+        """Take back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
+        if num_tokens == 0:
+            return
+        output = seq.output
+        num_generated = min(num_tokens, seq.num_generated)
+        num_unsent = min(num_generated, len(output.unsent))
+        dropped = output.unsent[len(output.unsent) - num_unsent :]
+        del output.unsent[len(output.unsent) - num_unsent :]
+        num_held = min(num_generated - num_unsent, len(output.held))
+        num_hidden = sum(len(item.text) for item in dropped)
+        num_hidden += sum(len(event.text) for event in output.held[len(output.held) - num_held :])
+        del output.held[len(output.held) - num_held :]
+        seq.truncate(len(seq.tokens) - num_tokens)
+        self._scheduler.on_rewind(seq)
+        num_chars = 0
+        if output.text is not None:
+            num_chars = output.text.rewind(num_generated, num_hidden)
+            num_trimmed = trim(seq, num_chars)
+            num_chars, num_hidden = num_chars - num_trimmed, num_hidden + num_trimmed
+            if num_tokens > num_generated:
+                self._open_text(seq)
+        output.bans = {at: tokens for at, tokens in output.bans.items() if at <= len(seq.tokens)}
+        output.usage.rewound_tokens += num_generated
+        self._statistics.num_rewound_tokens += num_generated
+        num_told = num_generated - num_unsent - num_held
+        if seq.trace is not None:
+            self.tracer.rewind(seq, num_generated, num_chars + num_hidden, num_tokens - num_generated)
+        if num_told or num_chars:
+            self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
+
+    def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
+        """Append tokens that were not drawn, up to one that ends the output. Where a policy replaces a part of the
+        text, what follows it still follows. Returns False, and drops the rest, if another way is to be taken."""
+        waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
+        while waiting:
+            if num_spelled:
+                num_spelled -= 1
+            else:  # however many matches there are among them, all of them are one attempt
+                seq.output.num_retries = min(seq.output.num_retries, num_retries)
+            has_ended = self.append(seq, waiting.popleft(), forced=True)
+            if seq.output.num_banned:
+                replaced = self.policing.ban(seq)
+                if replaced is None:
+                    self.policing.note_change(seq, len(waiting))
+                    return False
+                waiting.extendleft(reversed(replaced))
+                num_spelled += len(replaced)
+            elif has_ended:
+                break
+        return True
+
+    def put_right(self, seq: Sequence) -> bool:
+        """Take back what is forbidden, and append what a policy puts in its place. Returns False if another way is to
+        be taken instead."""
+        replaced = self.policing.ban(seq)
+        return replaced is not None and self.force(seq, replaced)
+
+    # -- log-probabilities -------------------------------------------------------------------------------
+
+    def add_scores(self, seq: Sequence, scores: list[Logprob]) -> None:
+        """Note the log-probabilities of the tokens from `num_scored` on."""
+        output = seq.output
+        for bare in scores:
+            score = self._spelled(seq, bare)
+            if output.num_scored < seq.num_prompt:
+                output.prompt_logprobs.append(score)
+            elif output.unsent:
+                self._send(seq, output.unsent.pop(0), score)
+            output.num_scored += 1
+            self.note_prompt(seq)
+
+    def _spelled(self, seq: Sequence, logprob: Logprob | None) -> Logprob | None:
+        if logprob is None or self._decoder is None or not seq.request.detokenize:
+            return logprob
+        return logprob.spelled(self._decoder.token_text)
+
+    def note_prompt(self, seq: Sequence) -> None:
+        """Tell the client, once, that the prompt was computed, unless its scores are still to come."""
+        wants_scores = seq.sampling.prompt_logprobs is not None
+        if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
+            return
+        seq.output.prompt_sent = True
+        seq.output.usage.cached_tokens = seq.kv.num_cached
+        if seq.trace is not None:
+            self.tracer.prompt(seq)
+        logprobs: tuple[Logprob | None, ...] = ()
+        if wants_scores:
+            logprobs = (*[None] * (seq.num_prompt - len(seq.output.prompt_logprobs)), *seq.output.prompt_logprobs)
+        prompt = tuple(seq.tokens[: seq.num_prompt])
+        self.events.append(
+            PromptEvent(
+                seq.request.id,
+                seq.index,
+                prompt,
+                seq.output.usage.cached_tokens,
+                logprobs,
+                queued=seq.queue.seconds or 0.0,
+                opening=seq.control.opening_seconds,
+            )
+        )
+        if seq.output.unsent and seq.sampling.logprobs is None:
+            self._send_all(seq)
+
+    def note_progress(self, sequences: Iterable[Sequence]) -> None:
+        """Tell how far the prompts are of which a step has computed a part, and not the end."""
+        for seq in sequences:
+            is_begun = seq.kv.num_computed > 0  # else it was preempted meanwhile
+            if is_begun and not (seq.output.prompt_sent or seq.is_finished):
+                num_cached = seq.kv.num_cached
+                num_computed = max(min(seq.kv.num_computed, seq.num_prompt) - num_cached, 0)
+                self.events.append(PromptProgress(seq.request.id, seq.index, num_computed, num_cached))
+
+    def _send(self, seq: Sequence, held: PendingToken, logprob: Logprob | None) -> None:
+        """Send a token that was held back."""
+        event = TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced)
+        if seq.output.text is not None and seq.output.text.may_go:
+            self.events += hold(seq, seq.output.text, event)
+        else:
+            self.events.append(event)
+
+    def _send_all(self, seq: Sequence) -> None:
+        """Send the tokens that were held back, without scores."""
+        while seq.output.unsent:
+            self._send(seq, seq.output.unsent.pop(0), None)
+
+    # -- endings -----------------------------------------------------------------------------------------
+
+    def _check_stop(self, seq: Sequence, stop_string: str | None) -> bool:
+        """End the output if its newest token completes it; returns whether it does."""
+        if seq.tokens[-1] in seq.stop_ids:
+            self.finish(seq, FinishReason.STOP, seq.tokens[-1])
+        elif stop_string is not None:
+            self.finish(seq, FinishReason.STOP, stop_string)
+        elif len(seq.tokens) >= seq.max_len:
+            self.finish(seq, FinishReason.LENGTH)
+        else:
+            return bool(seq.request.stopping) and self._check_criteria(seq)
+        return True
+
+    def _check_criteria(self, seq: Sequence) -> bool:
+        """End the output if one of the user's own criteria says so, or fails: that ends its request, not the engine."""
+        for criterion in seq.request.stopping:
+            try:
+                stop = criterion(seq.tokens, seq.num_prompt)
+            except Exception as error:
+                self.fail(seq, InvalidRequest(f"a stopping criterion raised {error!r}", "stopping_criteria"))
+                return True
+            if stop is not None:
+                is_length = stop is FinishReason.LENGTH
+                self.finish(seq, FinishReason.LENGTH if is_length else FinishReason.STOP, None if is_length else stop)
+                return True
+        return False
+
+    def finish(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        stop: int | str | None = None,
+        error: BridleError | None = None,
+    ) -> None:
+        """End the output: now, or once the scores that the client asked for are known."""
+        if seq.is_finished:
+            return
+        guard = seq.request.guard
+        if guard is not None and reason is FinishReason.CONTROLLER and isinstance(stop, str):
+            stop = guard.clean(stop)
+        if reason not in _ABRUPT and seq.wants_scores:
+            seq.output.ending = reason, stop
+            seq.control.clear_hold()
+            seq.clamp_computed()
+            return
+        if reason not in _ABRUPT:
+            self.note_prompt(seq)
+        elif not seq.output.prompt_sent:
+            seq.output.usage.cached_tokens = seq.kv.num_cached
+        if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
+            self._send_all(seq)
+        tail = "" if guard is None else self.policing.close(seq)
+        if seq.output.held:
+            self.events += release(seq)
+        tail += seq.output.text.flush() if seq.output.text is not None else ""
+        seq.output.usage.completion_tokens = seq.num_generated
+        self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
+        self._statistics.finished[reason.value] += 1
+        event = Finished(
+            seq.request.id, seq.index, reason, seq.output.usage, tail, stop, error, held=seq.control.held_seconds
+        )
+        self._on_finish(seq, event)
+
+    def drop_held(self, seq: Sequence, num_tokens: int) -> None:
+        """Take back the last `num_tokens` of those that are held back, and the text of the others."""
+        output = seq.output
+        kept = len(output.held) - num_tokens
+        if seq.trace is not None:
+            self.tracer.rewind(seq, num_tokens, sum(len(event.text) for event in output.held))
+        output.held[:] = [replace(event, text="") for event in output.held[:kept]]
+        seq.truncate(len(seq.tokens) - num_tokens)
+        self._scheduler.on_rewind(seq)
+        output.usage.rewound_tokens += num_tokens
+        self._statistics.num_rewound_tokens += num_tokens
+
+    def embed(self, seq: Sequence, vector: array[float]) -> None:
+        """Send the vector of a computed prompt, and end the output, whose request asked only for that."""
+        self.events.append(Embedded(seq.request.id, seq.index, vector))
+        self.finish(seq, FinishReason.STOP)
+
+    def finish_when_scored(self, seq: Sequence) -> None:
+        """End an output that waited only for its scores."""
+        if seq.output.ending is not None and not seq.wants_scores:
+            reason, stop = seq.output.ending
+            self.finish(seq, reason, stop)
+
+    def fail(self, seq: Sequence, error: BridleError) -> None:
+        """End the output with an error."""
+        self.finish(seq, FinishReason.ERROR, error=error)
+
+    def fail_by_controller(self, seq: Sequence, error: BridleError) -> None:
+        """End the output with the error of its controller."""
+        guard = seq.request.guard
+        self.fail(seq, error if guard is None else guard.clean_error(error))
+
+    def announce_fork(self, parent: Sequence, child: Sequence) -> None:
+        """Tell the client of a new output, before any other event of it."""
+        self._statistics.num_forks += 1
+        held = parent.output.held
+        num_hidden = sum(len(event.text) for event in held)
+        text = parent.output.text.released_text(num_hidden) if parent.output.text else ""
+        num_told = parent.num_generated - len(held)
+        if child.output.text is not None and parent.output.text is not None:
+            child.output.text.num_told = parent.output.text.num_told
+        child.output.held = [replace(event, index=child.index) for event in held]
+        if child.trace is not None:
+            self.tracer.fork(parent, child)
+        self.events.append(Forked(child.request.id, child.index, parent.index, num_told, text))
+
+    def take_events(self) -> list[Event]:
+        """The events since the last call."""
+        events = self.events.copy()
+        self.events.clear()
+        return events

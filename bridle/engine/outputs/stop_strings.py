@@ -1,0 +1,282 @@
+"""The text of one output: finds stop strings and banned phrases, and holds text back that might still become one.
+
+It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is held
+until the next tokens decide. A rewind takes back held text first, and reports how much of the released text disappears.
+This module knows nothing of wire formats.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from bridle.engine.guardrails.guardrail_matcher import GuardrailMatcher, first_token
+from bridle.engine.guardrails.guardrails import GuardrailMatch, TextRule
+from bridle.engine.interfaces import TextState
+
+
+class Released(NamedTuple):
+    """The effect of one token on the text: `text` is released now, `stop` is the stop string that it completes.
+
+    `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
+    after a rewind changed the text that follows them. `num_banned` counts the last tokens that must go, because the
+    text holds a banned phrase or what an operator's rule `hit`; nothing is released then. A `hit` without them ends the
+    output.
+    """
+
+    text: str
+    stop: str | None = None
+    num_taken: int = 0
+    num_banned: int = 0
+    hit: GuardrailMatch | None = None
+
+
+class OutputText:
+    """Growing text of one output, token by token. A `watch` holds it to an operator's rules."""
+
+    def __init__(
+        self,
+        state: TextState,
+        stop: Sequence[str],
+        include_stop: bool,
+        banned: Sequence[str] = (),
+        watch: GuardrailMatcher | None = None,
+    ) -> None:
+        self._state = state
+        self._watch = watch
+        self._stop = tuple(stop)
+        self._banned = tuple(banned)
+        self._include_stop = include_stop
+        self.may_go = bool(banned) or watch is not None  # so tokens are told only once none of their text has to go
+        self._window = max(map(len, (*stop, *banned)), default=0)
+        self._pieces: list[str] = []  # characters that became certain with each token
+        self._num_chars = 0
+        self._num_released = 0
+        self._is_closed = False  # a stop string ended it
+        self.closed_by = "", ""  # name and version of the policy that changed its end
+        # Of each token where the text ends after it, whether it was forced, and whether it ends inside of a character;
+        # kept only where tokens may have to go.
+        self._ends: list[int] = []
+        self._forced: list[bool] = []
+        self._is_cut: list[bool] = []
+        self.num_told = 0  # tokens that the client knows, which do not go
+        self.goes_by_last = False  # a banned phrase goes by its last token that was drawn, not by its first
+
+    @property
+    def num_settled(self) -> int:
+        """How many tokens have all of their text released, and leave nothing at their end that could become a stop
+        string or a banned phrase if the tokens after them went."""
+        count = bisect_right(self._ends, self._num_released)
+        while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
+            count -= 1
+        if self._watch is None:
+            return count
+        count = self._watch.num_settled(count, self.num_told)
+        while self.num_told < count and self._is_cut[count - 1]:  # what replaces its other part has to begin before it
+            count = self._watch.num_settled(count - 1, self.num_told)
+        return count
+
+    def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
+        """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
+        the next `num_tokens` tokens to be told, and what lies beyond them."""
+        start = self._num_released - num_after - len(hidden)
+        ends = self._ends[self.num_told : self.num_told + num_tokens]
+        places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]
+        self.num_told += num_tokens
+        return [hidden[begin:stop] for begin, stop in pairwise(places)]
+
+    def push(self, token: int, forced: bool = False) -> Released:
+        """Append a token. One that was `forced` stays, even if it says a banned phrase."""
+        piece = self._state.push(token)
+        self._pieces.append(piece)
+        self._num_chars += len(piece)
+        if self.may_go:
+            self._ends.append(self._num_chars)
+            self._forced.append(forced)
+            self._is_cut.append(self._state.is_waiting)
+        hit = None if self._watch is None else self._watch.push(piece)
+        if hit is not None and hit.is_replaced and self._num_until(hit.end) is None:
+            hit = None  # it is found again with the rest of that character
+        if hit is not None and isinstance(hit.rule, TextRule):
+            return Released("", num_banned=self._num_hit(hit), hit=hit)
+        if self._window:
+            released = self._release(len(piece))
+            return released if hit is None else released._replace(hit=hit)
+        self._num_released = self._num_chars
+        return Released(piece, hit=hit)
+
+    def _num_hit(self, hit: GuardrailMatch) -> int:
+        """How many tokens must go because of a match. Where another way is to be taken, the first of them is one that
+        was drawn, if any was. Where it is replaced, no character may be cut in two."""
+        first = first_token(self._ends, hit.start, self.num_told)
+        while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
+            first -= 1
+        if hit.takes_another_way:
+            drawn = [at for at in range(first, len(self._ends)) if not self._forced[at]]
+            first = drawn[-1 if self.goes_by_last else 0] if drawn else first
+        return len(self._ends) - min(first, len(self._ends) - 1)
+
+    def is_drawn(self, num_tokens: int) -> bool:
+        """Whether the first of the last `num_tokens` tokens was drawn."""
+        return not self._forced[-num_tokens]
+
+    def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
+        """The text before a match in the last `num_tokens` tokens, the text behind it in the tokens in which it ends,
+        and how many tokens follow those."""
+        assert self._watch is not None
+        begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
+        num_until = self._num_until(hit.end) or len(self._ends)
+        behind = self._watch.slice(hit.end, self._ends[num_until - 1])
+        return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
+
+    def _num_until(self, end: int) -> int | None:
+        """How many tokens have the text up to `end` and cut no character in two; None if the last token does."""
+        first = bisect_left(self._ends, end)
+        return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
+
+    def close(self, hidden: str) -> tuple[int, str] | None:
+        """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
+        for these and for all that is `hidden`; None if nothing has to go."""
+        hit = None if self._watch is None else self._watch.pending(self._num_chars)
+        if self._watch is None or hit is None or hit.start >= self._num_chars:
+            return None
+        self.closed_by = hit.policy, hit.rule.version
+        first = min(first_token(self._ends, hit.start, self.num_told), len(self._ends) - 1)
+        begin = self._ends[first - 1] if first else 0
+        shown_until = self._num_released - len(hidden)
+        begin = max(begin, shown_until)
+        whole = "".join(self._pieces)[: self._num_chars] + ("" if self._is_closed else self._state.flush())
+        self._is_closed = True
+        rest = self._watch.guard.clean(whole[begin:], self._watch.before(begin))
+        return len(self._ends) - first, whole[shown_until:begin] + rest
+
+    def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
+        """Take tokens back; returns the number of released characters that disappear.
+
+        The last `num_unsent` released characters never left the engine; those among them that stay are held again.
+        """
+        if num_tokens == 0:
+            return 0
+        self._num_chars -= self._state.rewind(num_tokens)
+        del self._pieces[-num_tokens:], self._ends[-num_tokens:]
+        del self._forced[-num_tokens:], self._is_cut[-num_tokens:]
+        self.num_told = min(self.num_told, len(self._ends))
+        if self._watch is not None:
+            self._watch.rewind(num_tokens)
+        visible = self._num_released - num_unsent
+        self._num_released = min(visible, self._num_chars)
+        return visible - self._num_released
+
+    def flush(self) -> str:
+        """End the output; returns the text that was still held, or nothing if a stop string ended it."""
+        if self._is_closed:
+            return ""
+        tail = self._state.flush()
+        if tail:
+            self._pieces.append(tail)
+            self._num_chars += len(tail)
+        num_held = self._num_chars - self._num_released
+        self._num_released = self._num_chars
+        return self._tail(num_held) if num_held else ""
+
+    def released_text(self, num_unsent: int = 0) -> str:
+        """All text released so far, but for the last `num_unsent` characters of it."""
+        return "".join(self._pieces)[: self._num_released - num_unsent]
+
+    def copy(self) -> OutputText:
+        """An independent copy, for a fork."""
+        watch = None if self._watch is None else self._watch.copy()
+        twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned, watch)
+        twin._pieces = self._pieces.copy()
+        twin.num_told, twin.goes_by_last = self.num_told, self.goes_by_last
+        twin._ends, twin._forced, twin._is_cut = self._ends.copy(), self._forced.copy(), self._is_cut.copy()
+        twin._num_chars = self._num_chars
+        twin._num_released = self._num_released
+        return twin
+
+    def _release(self, num_new: int) -> Released:
+        held = self._num_chars - self._num_released
+        tail = self._tail(max(held, num_new + self._window - 1))
+        base = self._num_chars - len(tail)  # position in the text of tail[0]
+        match = _find_first(self._stop, tail, len(tail) - num_new)
+        end = len(tail)
+        if match is not None:
+            start, stop = match
+            end = start + (len(stop) if self._include_stop else 0)
+        if self._banned and (num_banned := self._num_banned(tail[:end], base, len(tail) - num_new)):
+            return Released("", num_banned=num_banned)
+        if match is not None:
+            return self._cut(tail, base, end, stop)
+        end = len(tail) - self._partial_match(tail)
+        start = self._num_released - base
+        if end <= start:
+            return Released("")
+        self._num_released = base + end
+        return Released(tail[start:end])
+
+    def _cut(self, tail: str, base: int, end: int, stop: str) -> Released:
+        """End the text `end` characters into `tail`."""
+        start = self._num_released - base
+        self._num_chars = self._num_released = base + end
+        self._is_closed = True
+        return Released(tail[start:end], stop, max(start - end, 0))
+
+    def _num_banned(self, tail: str, base: int, new_from: int) -> int:
+        """How many tokens must go so that no banned phrase is left that ends in the new text, 0 for none. The first of
+        them is one of the phrase that was drawn; a phrase that was forced as a whole stays."""
+        most = 0
+        for phrase in self._banned:
+            start = tail.find(phrase, max(new_from - len(phrase) + 1, 0))
+            if start < 0:
+                continue
+            token = max(bisect_right(self._ends, base + start), self.num_told)  # the first that ends after the start
+            drawn = [at for at in range(token, len(self._ends)) if not self._forced[at]]
+            if drawn:
+                most = max(most, len(self._ends) - drawn[-1 if self.goes_by_last else 0])
+        return most
+
+    def num_since_drawn(self) -> int:
+        """How many tokens go if the last one goes that was drawn and is not told; 0 if there is none."""
+        drawn = [at for at in range(self.num_told, len(self._ends)) if not self._forced[at]]
+        return len(self._ends) - drawn[-1] if drawn else 0
+
+    def _partial_match(self, tail: str) -> int:
+        """Length of the longest end of `tail` that begins a stop string or a banned phrase."""
+        best = 0
+        for stop in (*self._stop, *self._banned):
+            for length in range(min(len(stop) - 1, len(tail)), best, -1):
+                if tail.endswith(stop[:length]):
+                    best = length
+                    break
+        return best
+
+    def _until(self, end: int) -> str:
+        """The last characters before place `end`, as many as a match can begin in."""
+        num_after = self._num_chars - end
+        tail = self._tail(num_after + self._window - 1)
+        return tail[: len(tail) - num_after]
+
+    def _tail(self, num_chars: int) -> str:
+        """The last `num_chars` characters (fewer if there are not as many)."""
+        if num_chars <= 0:
+            return ""
+        parts: list[str] = []
+        missing = num_chars
+        for piece in reversed(self._pieces):
+            parts.append(piece)
+            missing -= len(piece)
+            if missing <= 0:
+                break
+        return "".join(reversed(parts))[-num_chars:]
+
+
+def _find_first(texts: Sequence[str], tail: str, new_from: int) -> tuple[int, str] | None:
+    """Find the text that begins first among those that end in the new text."""
+    found: tuple[int, str] | None = None
+    for text in texts:
+        start = tail.find(text, max(new_from - len(text) + 1, 0))
+        if start >= 0 and (found is None or start < found[0]):
+            found = (start, text)
+    return found

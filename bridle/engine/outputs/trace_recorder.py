@@ -1,0 +1,315 @@
+"""Makes the records of traced outputs, at the moments at which things happen to them.
+
+A sequence that is not traced has no `TraceState`, and whoever does something to one looks at that alone. So this module
+is not called for it. It knows nothing of formats and files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
+from bridle.engine.scheduling.scheduler import Scheduled
+from bridle.engine.scheduling.step_plan import SampleRow, StepResult
+from bridle.engine.sequence import Sequence as Output
+from bridle.engine.sequence_state import NO_DRAW, TraceBudget, TraceState
+from bridle.outputs import Finished, Traced, Usage
+from bridle.traces import (
+    MAX_BIASES,
+    MAX_LIVE_RECORDS,
+    ChunkRecord,
+    Cost,
+    Draw,
+    EndRecord,
+    ForkRecord,
+    Later,
+    LogRecord,
+    PromptRecord,
+    Record,
+    ReplacedRecord,
+    RewindRecord,
+    StoredRecord,
+    TokenRecord,
+    WaitRecord,
+)
+
+#: What a usage counts.
+_COUNTS = tuple(each.name for each in fields(Usage))
+
+
+class TraceRecorder:
+    """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
+
+    `num_live` requests are traced now, and have `num_live_records`; the engine tells of its steps only while there is
+    one. `num_records` were ever made, and `num_cut` were not, because a request or all of them had too many.
+    """
+
+    def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
+        self._emit = emit
+        self._decoder = decoder
+        self.num_live = 0
+        self.num_live_records = self.num_cut = 0
+        self._num_over = 0  # records of requests that have ended
+        self._step = 0
+        self._cost: Cost | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._num_over + self.num_live_records
+
+    # -- requests and steps ------------------------------------------------------------------------------
+
+    def begin(self, seq: Output) -> None:
+        """Trace the first sequence of a request."""
+        self.num_live += 1
+        seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
+
+    def begin_step(self, step: int) -> None:
+        """Note that a step begins: forced tokens of its beginning cost no forward pass."""
+        self._step, self._cost = step, None
+
+    def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
+        """Note what a step computed, between these points of the clock: before and after forward, after control, after
+        sampling. Its draws cost this."""
+        began, computed, steered, sampled = times
+        self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
+        for item in scheduled:
+            seq = item.seq
+            trace = seq.trace
+            if trace is None:
+                continue
+            start, end = item.row.start, item.end
+            if end - start == 1 and start >= trace.num_seen and end == len(seq.tokens):
+                trace.num_seen = end  # the usual case: the record of the token that is drawn says it all
+            elif not seq.is_finished:  # its controller may have failed meanwhile
+                self._chunk(item, trace)
+
+    def _chunk(self, item: Scheduled, trace: TraceState) -> None:
+        start, end = item.row.start, item.end
+        num_again = max(min(end, trace.num_seen) - start, 0)
+        trace.num_seen = max(trace.num_seen, end)
+        if end - start > 1 or num_again or end < len(item.seq.tokens):
+            self._add(item.seq, ChunkRecord(item.seq.index, self._step, start, end - start, num_again, self._cost))
+
+    # -- tokens ------------------------------------------------------------------------------------------
+
+    def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
+        """Note what the token drew from that comes next."""
+        assert seq.trace is not None
+        seq.trace.drawn = row.bias, is_draft, result.draws, number
+
+    def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
+        """Record a token that was just appended."""
+        trace, request, index = seq.trace, seq.request, seq.index
+        assert trace is not None
+        if not self._has_room(trace.room):
+            return
+        decoder = self._decoder if request.detokenize else None
+        at = len(seq.tokens) - seq.num_prompt - 1
+        made: Later  # one flat tuple, so that there is little for the collector of garbage to go through
+        if forced:
+            made = _forced_token, decoder, index, self._step, at, token, text, trace.by, trace.answered
+        else:
+            drawn, trace.drawn = trace.drawn, NO_DRAW
+            made = _drawn_token, decoder, index, self._step, at, token, text, *drawn, trace.answered, self._cost
+        trace.answered = 0.0
+        self._emit(Traced(request.id, index, made))
+
+    def replaced(self, seq: Output, token: int) -> None:
+        """Record a drawn token whose place a splice takes."""
+        trace = seq.trace
+        assert trace is not None
+        _, _, draws, number = trace.drawn
+        draw = _draw_of(self._decoder if seq.request.detokenize else None, draws, number)
+        self._add(seq, ReplacedRecord(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
+        trace.drawn = NO_DRAW
+
+    def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
+        """Record that tokens and characters were taken back."""
+        trace = seq.trace
+        assert trace is not None
+        trace.num_seen = min(trace.num_seen, len(seq.tokens))
+        self._add(seq, RewindRecord(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
+
+    def prompt(self, seq: Output) -> None:
+        """Record that the prompt is computed."""
+        if not self._has_room(_room_of(seq)):
+            return
+        decoder = self._decoder if seq.request.detokenize else None
+        tokens, cached = seq.tokens[: seq.num_prompt], seq.output.usage.cached_tokens
+        seconds = seq.queue.seconds or 0.0, seq.control.opening_seconds
+        self._emit(
+            Traced(seq.request.id, seq.index, (_prompt, decoder, seq.index, self._step, tokens, cached, *seconds))
+        )
+
+    def fork(self, parent: Output, child: Output) -> None:
+        """Record a new output."""
+        self._add(child, ForkRecord(child.index, self._step, parent.index, parent.num_generated))
+
+    def end(self, seq: Output, event: Finished) -> None:
+        """Record the end of an output."""
+        trace = seq.trace
+        assert trace is not None
+        self._end_wait(seq, trace)
+        error = None if event.error is None else f"{event.error.code}: {event.error}"
+        usage = {name: getattr(event.usage, name) for name in _COUNTS}
+        record = EndRecord(seq.index, self._step, event.reason.value, event.text, event.stop, error, usage)
+        record.num_cut, record.modules = trace.room.num_cut, trace.modules
+        self._emit(Traced(seq.request.id, seq.index, record))
+        if event.is_last:
+            self.num_live -= 1
+            self.num_live_records -= trace.room.num_records
+            self._num_over += trace.room.num_records
+
+    # -- controllers -------------------------------------------------------------------------------------
+
+    def opened(self, seq: Output) -> None:
+        """Note what the names of the controllers meant."""
+        assert seq.trace is not None
+        pool = seq.control.pool
+        seq.trace.modules = pool.modules_of(seq.request) if isinstance(pool, ModulePool) else ()
+
+    def asked(self, seq: Output, now: float) -> None:
+        """Note that the controller was asked."""
+        assert seq.trace is not None
+        seq.trace.asked_at = now
+
+    def heard(self, seq: Output, answer: Answer, now: float) -> None:
+        """Note an answer, and record what the controller said beside it."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.asked_at is not None:
+            trace.answered += now - trace.asked_at
+            trace.asked_at = None
+        for record in self._said(seq, answer):
+            trace.room.num_said -= _size(record)
+            if trace.room.num_said < 0:
+                self._cut(trace.room)
+            else:
+                self._add(seq, record)
+
+    def _said(self, seq: Output, answer: Answer) -> list[LogRecord | StoredRecord]:
+        wrote: list[LogRecord | StoredRecord] = [
+            StoredRecord(seq.index, self._step, *stored) for stored in answer.stored
+        ]
+        return [LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
+
+    def held(self, seq: Output, decision: Decision | None, now: float) -> None:
+        """Note one more step in which the controller holds the output: by its decision, or because it is late."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.wait is None:
+            names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
+            trace.wait, trace.waits_since = WaitRecord(seq.index, self._step, decision is None, names), now
+        trace.wait.num_steps += 1
+        trace.wait.seconds = now - trace.waits_since
+
+    def resumed(self, seq: Output, now: float) -> None:
+        """Record the wait that is over, if there was one."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.wait is not None:
+            trace.wait.seconds = now - trace.waits_since
+            self._end_wait(seq, trace)
+
+    def _end_wait(self, seq: Output, trace: TraceState) -> None:
+        wait, trace.wait = trace.wait, None
+        if wait is not None:
+            self._add(seq, wait)
+
+    # -- helpers -----------------------------------------------------------------------------------------
+
+    def _add(self, seq: Output, record: Record) -> None:
+        if self._has_room(_room_of(seq)):
+            self._emit(Traced(seq.request.id, seq.index, record))
+
+    def _has_room(self, room: TraceBudget) -> bool:
+        """Take room for one more record, if there is some."""
+        if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
+            self._cut(room)
+            return False
+        room.num_records += 1
+        self.num_live_records += 1
+        return True
+
+    def _cut(self, room: TraceBudget) -> None:
+        room.num_cut += 1
+        self.num_cut += 1
+
+    def _spell(self, seq: Output, token: int) -> str:
+        return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""
+
+
+# -- records that are made when they are read: a step only notes what they are made of ------------------------
+
+
+def _prompt(
+    decoder: TextDecoder | None,
+    output: int,
+    step: int,
+    tokens: list[int],
+    num_cached: int,
+    queued: float,
+    opening: float,
+) -> PromptRecord:
+    texts = [_spelled(decoder, token) for token in tokens]
+    return PromptRecord(output, step, tokens, texts, num_cached, queued, opening)
+
+
+def _forced_token(
+    decoder: TextDecoder | None,
+    output: int,
+    step: int,
+    at: int,
+    token: int,
+    text: str,
+    by: str | None,
+    answer: float,
+) -> TokenRecord:
+    return TokenRecord(output, step, at, token, text, _spelled(decoder, token), True, by, answer=answer)
+
+
+def _drawn_token(
+    decoder: TextDecoder | None,
+    output: int,
+    step: int,
+    at: int,
+    token: int,
+    text: str,
+    bias: tuple[tuple[int, float], ...],
+    is_draft: bool,
+    draws: Sequence[Draw | None],
+    number: int,
+    answer: float,
+    cost: Cost | None,
+) -> TokenRecord:
+    told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[:MAX_BIASES]])
+    draw, spelled = _draw_of(decoder, draws, number), _spelled(decoder, token)
+    return TokenRecord(
+        output, step, at, token, text, spelled, False, None, is_draft, draw, told, len(bias), answer, cost
+    )
+
+
+def _draw_of(decoder: TextDecoder | None, draws: Sequence[Draw | None], number: int) -> Draw | None:
+    draw = draws[number] if draws else None
+    if draw is not None and decoder is not None:
+        for odds in (draw.before, draw.after):
+            if odds is not None:
+                odds.texts = tuple([decoder.token_text(token) for token, _ in odds.top])
+    return draw
+
+
+def _spelled(decoder: TextDecoder | None, token: int) -> str:
+    return "" if decoder is None else decoder.token_text(token)
+
+
+def _room_of(seq: Output) -> TraceBudget:
+    assert seq.trace is not None
+    return seq.trace.room
+
+
+def _size(record: LogRecord | StoredRecord) -> int:
+    return len(record.text) if isinstance(record, LogRecord) else len(record.name) + len(record.value)

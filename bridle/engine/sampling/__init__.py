@@ -1,0 +1,1 @@
+"""From decisions and logits to sampled tokens: which row each token is drawn from."""

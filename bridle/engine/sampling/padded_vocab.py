@@ -1,0 +1,88 @@
+"""Ids of a model that stand for no token: the last ones, where logits are longer than the vocabulary, and gaps in it.
+
+A model reads them in prompts, and they are never drawn. This module knows no tokenizer;
+`bridle.serving.models.vocab_checks` finds them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+from bridle.engine.control.decision import mask_allows
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedVocab:
+    """`spans` are the first and one past the last id of each run of them, in order, with named ids in between."""
+
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, tokens: Iterable[int]) -> PaddedVocab:
+        """These ids, in any order."""
+        spans: list[tuple[int, int]] = []
+        for token in sorted(set(tokens)):
+            first = spans.pop()[0] if spans and spans[-1][1] == token else token
+            spans.append((first, token + 1))
+        return cls(tuple(spans))
+
+    @classmethod
+    def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
+        """What `bounds` gave. Raises `ValueError` if these are no such numbers."""
+        if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
+            raise ValueError(f"{len(bounds)} numbers are no spans of ids")
+        return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The numbers of all spans, one after the other."""
+        return tuple(chain.from_iterable(self.spans))
+
+    @property
+    def end(self) -> int:
+        """One more than the last of them; 0 if there are none."""
+        return self.spans[-1][1] if self.spans else 0
+
+    def __bool__(self) -> bool:
+        return bool(self.spans)
+
+    def __contains__(self, token: int) -> bool:
+        at = bisect_right(self.spans, token, key=_first)
+        return at > 0 and token < self.spans[at - 1][1]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(range(*span) for span in self.spans)
+
+    def among(self, tokens: Iterable[int]) -> set[int]:
+        """Those of `tokens` that are of these."""
+        return set(self).intersection(tokens) if self.spans else set()
+
+    def end_of(self, vocab_size: int) -> int:
+        """One more than the last id below `vocab_size` that has a token."""
+        return self.spans[-1][0] if self.spans and self.end >= vocab_size else vocab_size
+
+    def resized(self, vocab_size: int, known: int) -> PaddedVocab:
+        """Those of a model with `vocab_size` ids, of which only the first `known` are meant here."""
+        return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
+
+    def bar(self, mask: bytes, vocab_size: int) -> bool:
+        """Whether `mask` allows no id below `vocab_size` but these (padding bits do not count)."""
+        allowed = mask.lstrip(b"\0")
+        first = 8 * (len(mask) - len(allowed))
+        if any(mask_allows(mask, token) and token not in self for token in range(first, min(first + 8, vocab_size))):
+            return False  # what nearly every mask is known by
+        bits = int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
+        for first, end in self.spans:
+            bits &= ~(((1 << (end - first)) - 1) << first)
+        return not bits
+
+
+#: Each id has a token.
+NONE_UNNAMED = PaddedVocab()
+
+
+def _first(span: tuple[int, int]) -> int:
+    return span[0]

@@ -1,0 +1,264 @@
+"""Between logits and tokens: which branch draws from which row, and what happens with the drawn token.
+
+A sequence whose last token was computed owns a logits row. Its controller's decision (or the lack of one) says how it
+goes on. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
+before sampling and may create sequences, `commit` applies the results, and `undo` takes a failed step's forks back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Vectors
+from dataclasses import dataclass, field, replace
+
+from bridle.engine.control.controller_lookahead import PLAIN
+from bridle.engine.control.controller_manager import ControllerManager
+from bridle.engine.control.decision import Branch, Splice
+from bridle.engine.interfaces import Ask
+from bridle.engine.outputs.output_holdback import find_alternative
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.engine.sampling.sample_rows import draw_row
+from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun, StepResult
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.verifier import (
+    NONE_RIGHT,
+    AcceptedDrafts,
+    DraftVerifier,
+    PlannedDraw,
+    drafted_rows,
+    num_guessed,
+)
+from bridle.errors import BridleError, ControllerError, InvalidRequest
+from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The outputs of one request: those that are not over, by sequence id, and how many there ever were."""
+
+    sequences: dict[int, Sequence]
+    num_created: int = 1
+
+
+@dataclass(slots=True)
+class PlannedSamples:
+    """The draws of one step, and the sequences that it creates."""
+
+    batch: SampleBatch
+    draws: list[PlannedDraw] = field(default_factory=list)
+    forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
+    spread: list[Sequence] = field(default_factory=list)  # sequences that got forks for their request's n outputs
+    embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # whose logits row is wanted as it was
+
+
+class SamplePlanner:
+    """Turns decisions into sampling rows and forks, and results into tokens."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        steering: ControllerManager,
+        progress: OutputProcessor,
+        outputs: Mapping[str, Outputs],
+        new_id: Callable[[], int],
+        max_outputs: int,
+        unnamed: PaddedVocab = NONE_UNNAMED,
+    ) -> None:
+        self._scheduler = scheduler
+        self._steering = steering
+        self._progress = progress
+        self._outputs = outputs
+        self._new_id = new_id
+        self._max_outputs = max_outputs
+        self._unnamed = unnamed
+        self._drafted = DraftVerifier(scheduler, steering, progress, self._accept)
+
+    # -- before sampling ---------------------------------------------------------------------------------
+
+    def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
+        """Make the rows for all branches of the sequences that go on in this step."""
+        out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
+        wanting = [item for item in scheduled if item.seq.wants_scores]
+        out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
+        for item in scheduled:
+            if not draws_next(item):
+                continue
+            if item.seq.request.embeds:
+                out.embeds.append((item.seq, item.last_logit))
+            else:
+                self._branch_one(item, out)
+        return out
+
+    def _branch_one(self, item: Scheduled, out: PlannedSamples) -> None:
+        seq = item.seq
+        branches = PLAIN if seq.control.pool is None else self._steering.branches(seq)
+        spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
+        if spreads:  # a single forced splice needs no row, and was applied before
+            branches *= seq.sampling.n
+        if not branches or (len(branches) > 1 and not self._may_have(seq, len(branches))):
+            return
+        if spreads:
+            seq.draws.was_forked = True
+            out.spread.append(seq)
+        owners = [seq]
+        if len(branches) > 1:
+            owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
+            seq.draws.num_forks += 1
+        for branch, owner in zip(branches, owners, strict=True):
+            draw = PlannedDraw(owner, branch, None, item)
+            if branch.sample:
+                draw.row = len(out.batch.rows)
+                out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
+                if item.drafts and len(branches) == 1 and not branch.splices:
+                    draw.ways = self._drafted.ways(item)
+                    out.batch.rows += drafted_rows(draw)
+            out.draws.append(draw)
+
+    def _may_have(self, seq: Sequence, num_branches: int) -> bool:
+        """Whether the request may have that many more outputs; if not, the sequence fails."""
+        total = self._outputs[seq.request.id].num_created + num_branches - 1
+        limit = max(self._max_outputs, seq.sampling.n)
+        if total > limit:
+            self._progress.fail(seq, ControllerError(f"the fork makes {total} outputs; at most {limit}"))
+            return False
+        return True
+
+    def _fork(self, seq: Sequence, number: int, out: PlannedSamples) -> Sequence:
+        outputs = self._outputs[seq.request.id]
+        child = seq.fork(self._new_id(), outputs.num_created, number)
+        outputs.num_created += 1
+        outputs.sequences[child.id] = child
+        self._scheduler.add_fork(seq, child)
+        if child.is_controlled:
+            self._steering.add(child, Ask(child.id, parent=seq.id, branch=number, index=child.index))
+        out.forks.append((seq, child))
+        return child
+
+    def undo(self, out: PlannedSamples) -> None:
+        """Remove the forks of a step that failed before it had any result."""
+        for _, child in reversed(out.forks):
+            outputs = self._outputs[child.request.id]
+            del outputs.sequences[child.id]
+            outputs.num_created -= 1
+            self._steering.forget(child)
+            self._scheduler.remove(child)
+        for parent in {id(parent): parent for parent, _ in out.forks}.values():
+            parent.draws.num_forks -= 1
+        for seq in out.spread:
+            seq.draws.was_forked = False
+
+    # -- after sampling ----------------------------------------------------------------------------------
+
+    def commit(
+        self, scheduled: list[Scheduled], out: PlannedSamples, result: StepResult, vectors: Vectors[array[float]] = ()
+    ) -> None:
+        """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
+        scores = {run.seq_id: values for run, values in zip(out.batch.scores, result.scores, strict=True)}
+        for item in scheduled:
+            seq = item.seq
+            if seq.is_finished:
+                continue
+            if not seq.output.prompt_sent and item.end >= seq.num_prompt:
+                self._progress.note_prompt(seq)
+            if seq.id in scores:
+                self._progress.add_scores(seq, scores[seq.id])
+                self._progress.finish_when_scored(seq)
+        for (seq, _), vector in zip(out.embeds, vectors, strict=True):
+            self._progress.embed(seq, vector)
+        for parent, child in out.forks:
+            self._progress.announce_fork(parent, child)
+        num_right: dict[int, tuple[AcceptedDrafts, int]] = {}
+        for draw in out.draws:
+            if draw.row is not None and draw.seq.trace is not None:
+                self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
+            if draw.row is None:
+                splice = draw.branch.splices[0]
+                self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
+            elif draw.ways:
+                right = self._drafted.accept(draw, draw.row, out.batch, result)
+                num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
+            else:
+                mu = result.mus[draw.row] if result.mus else None
+                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
+        for item in scheduled:
+            if item.drafts:
+                right, num_drafted = num_right.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
+                self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
+                self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
+
+    def _accept(self, draw: PlannedDraw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
+        """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
+        seq = draw.seq
+        if token < 0:
+            if not find_alternative(seq):
+                self._steering.mark_answered_ahead(seq)
+                self._progress.fail(seq, _nothing_left(seq))
+            elif seq.output.num_banned:
+                self._progress.put_right(seq)
+                self._steering.report(seq)
+            return
+        seq.draws.num_draws += 1
+        candidates = None
+        if draw.branch.top_logprobs and logprob is not None:
+            candidates, logprob = logprob.top[: draw.branch.top_logprobs], _as_asked(seq.sampling, logprob)
+        splice = _matching(draw.branch.splices, token) if draw.branch.splices else None
+        if splice is not None and splice.backtrack:
+            self._progress.count_replaced(seq)
+            if seq.trace is not None:
+                self._progress.tracer.replaced(seq, token)
+            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
+            return
+        if mu is not None and draw_has_mirostat(seq, draw.branch):
+            seq.draws.mus.append((len(seq.tokens) + 1, mu))
+        self._progress.append(seq, token, logprob, forced=False)
+        is_kept = not seq.output.num_banned or self._progress.put_right(seq)
+        if seq.control.pool is None:
+            return
+        if splice is not None and is_kept and not seq.is_over:
+            is_kept = self._progress.force(seq, splice.ff_tokens)
+        self._steering.report(seq, *((token, candidates) if is_kept else ()))
+
+
+def draws_next(item: Scheduled) -> bool:
+    """Whether the next token is drawn after this step: all tokens are computed, and the output goes on."""
+    seq = item.seq
+    return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
+
+
+def score_run(item: Scheduled) -> ScoreRun | None:
+    """The known tokens whose log-probabilities can be read off this row's logits."""
+    seq = item.seq
+    first = max(seq.output.num_scored, item.row.start + 1)
+    last = min(item.end + 1, seq.num_to_score)
+    if first >= last:
+        return None
+    logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first of them
+    num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
+    return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
+
+
+def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
+    """Whether Mirostat had a part in the draw of a branch."""
+    return (branch.sampling or seq.sampling).has_mirostat
+
+
+def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:
+    """The part of `logprob` that the client asked for."""
+    return None if sampling.logprobs is None else replace(logprob, top=logprob.top[: sampling.logprobs])
+
+
+def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:
+    return next((s for s in splices if not s.when_sampled or token in s.when_sampled), None)
+
+
+def _nothing_left(seq: Sequence) -> BridleError:
+    if seq.output.bans.get(len(seq.tokens)) and not seq.sampling.banned_phrases:
+        return ControllerError("every way to go on leads to what a policy forbids")
+    if seq.output.bans.get(len(seq.tokens)):
+        return InvalidRequest("every way to go on leads to one of the banned_phrases", "banned_phrases")
+    message = "no token can be drawn: mask and bias forbid all, or the model's logits are not numbers"
+    return ControllerError(message) if seq.is_controlled else InvalidRequest(message, "logit_bias")

@@ -1,0 +1,69 @@
+"""The row that draws a token: how a controller lets it be drawn, and what the request itself wants of each draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Vector
+
+from bridle.engine.control.decision import Branch, both_masks
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.engine.sequence import Sequence
+from bridle.sampling import SamplingParams
+from bridle.traces import NUM_CANDIDATES
+
+Tokens = tuple[tuple[int, ...], ...]
+
+
+def draw_row(
+    owner: Sequence,
+    branch: Branch,
+    mirror: int,
+    index: int,
+    drafts: Vector[int] = (),
+    place: int = 0,
+    num_draws: int = 0,
+) -> SampleRow:
+    """The row that draws for `owner` from logits row `index` of the `mirror`, after the first `place` drafts with so
+    many draws among them."""
+    own, bias = owner.sampling, branch.bias
+    sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
+    if branch.top_logprobs:
+        sampling = _with_candidates(sampling, branch.top_logprobs)
+    if own.min_tokens and owner.num_generated + place < own.min_tokens:
+        bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
+    if own.bad_words_ids:
+        tokens = owner.tokens + list(drafts[:place])
+        bias = (*bias, *_completing(own.bad_words_ids, tokens, owner.num_generated + place))
+    if banned := owner.output.bans.get(len(owner.tokens) + place):
+        bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
+    mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
+    mu = owner.draws.mus[-1][1] if owner.draws.mus else None
+    number, num_ahead = owner.draws.num_draws + num_draws, len(drafts) - place
+    num_traced = 0 if owner.trace is None else NUM_CANDIDATES
+    return SampleRow(mirror, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
+
+
+def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
+    """Biases that forbid the last token of each of `words` whose other tokens the output ends in."""
+    last = len(tokens)
+    return [
+        (word[-1], -math.inf)
+        for word in words
+        if len(word) - 1 <= num_generated and tuple(tokens[last - len(word) + 1 :]) == word[:-1]
+    ]
+
+
+def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
+    """The controller's override of the sampling, with the client's wishes for log-probabilities: an override changes
+    how a token is drawn, not what the client is told."""
+    if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
+        return override
+    return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
+
+
+def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
+    """The sampling with candidates for the controller: computed after mask and bias, unless the client
+    asked otherwise."""
+    if sampling.logprobs is None:
+        return sampling.with_(logprobs=count, logprobs_mode="processed")
+    return sampling.with_(logprobs=max(count, sampling.logprobs))

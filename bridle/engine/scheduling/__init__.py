@@ -1,0 +1,1 @@
+"""Who computes which tokens in the next step: scheduler, admission order, step plans."""

@@ -1,0 +1,74 @@
+"""Decides which waiting sequences are admitted, in which order, and when.
+
+The order is by level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share
+there. Between levels, the one comes first whose oldest member is due first: a level counts as much as a number of
+seconds of waiting. All waiting sequences age alike. So requests that came soon after may pass one of a low level, but
+none that came later than the head start of their level. A sequence that is admitted before others of a higher level
+belongs to that level from then on: it is not preempted at once for those that it had waited longer than.
+
+A prompt makes every stream beside it wait. So it may have to wait itself: until enough others wait with it to make the
+pause worth while, or until the streams have run undisturbed for long enough. `PrefillGate` decides this, and only
+counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+from operator import attrgetter
+
+from bridle.engine.sequence import Sequence as TokenSequence
+
+
+def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
+    """`waiting` in the order of admission. It is given in order of level, and within a level of urgency. A level is
+    worth `seconds` of waiting."""
+    if not waiting or waiting[0].queue.level == waiting[-1].queue.level:
+        return list(waiting)
+    levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("queue.level"))]
+    return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
+
+
+def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
+    """For each place in the order, the highest level (the smallest number) among the sequences that are ready there or
+    after it."""
+    ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
+    return list(accumulate(ready, min))[::-1]
+
+
+_NOBODY = 1 << 30
+
+
+def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
+    """Each member with the date at which its level would be due if it were the first. The dates only grow, as merging
+    needs it."""
+    ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
+    oldest = reversed(list(accumulate(ages, min)))
+    dates: Iterable[float] = (level * seconds + since for since in oldest)
+    return [(date, level, seq) for date, seq in zip(dates, members, strict=True)]
+
+
+class PrefillGate:
+    """Open if nothing decodes, if `ratio` times as many prompts are queued as sequences decode, or after `max_steps`
+    steps in a row in which sequences decoded and no prompt was computed."""
+
+    def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
+        self.ratio = ratio
+        self.max_steps = max_steps
+        #: Whether no prompt ever waits, so that nothing need be counted.
+        self.is_always_open = ratio == 0 or max_steps == 0
+        self._num_steps = 0  # of decoding alone, in a row
+
+    def is_open(self, num_queued: int, num_decoding: int) -> bool:
+        """Whether queued prompts may be admitted now."""
+        if num_decoding == 0 or self._num_steps >= self.max_steps:
+            return True
+        return num_queued >= self.ratio * num_decoding
+
+    def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
+        """Note what a planned step holds."""
+        if had_prompts:
+            self._num_steps = 0
+        elif had_decodes:
+            self._num_steps += 1

@@ -1,0 +1,251 @@
+"""Launch ahead: a step is planned and computed before the tokens of the one before it are there.
+
+This is the order of a step over an `AsyncExecutor`, whose device goes on working while the engine does other things:
+
+    draw(k)                       its masks are there
+    plan(k+1), forward(k+1)       the tokens of k have names: the device has them
+    take(k), commit(k), ask       text, stops, events and controllers, while forward(k+1) runs
+    collect(k+1), branch(k+1)     what controllers answer, up to the end of forward(k+1) and a grace
+    draw(k+1)
+
+Nothing of this changes an output. A row whose sequence turns out to have ended, or to go on after other tokens than
+were planned, was computed in vain: what is still true of its KV counts, the rest is written again. Blocks that such a
+sequence gives back are written by later steps only, and the device does its work in order. Blocks are hashed once
+their tokens are known.
+
+Some steps wait for the tokens before them: those of sequences that may have several at once, because they have drafts
+or because their controllers spliced last time. So forced tokens that come in a row cost no further step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bridle.engine.control.controller_manager import ControllerManager
+from bridle.engine.interfaces import AsyncExecutor
+from bridle.engine.sampling.sample_planner import PlannedSamples, SamplePlanner, draws_next
+from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.verifier import PlannedDraw
+from bridle.errors import InternalError
+
+#: Answers that come while the device computes are looked for this often, in seconds.
+_LOOK = 0.0005
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step between its plan and its tokens. `planned`, `began`, `computed` and `steered` are times of the engine's
+    clock: before it was planned, before and after its launch, before its draw. `rows` are those of `scheduled` that
+    hold."""
+
+    plan: StepPlan
+    scheduled: list[Scheduled]
+    planned: float
+    branched: PlannedSamples
+    began: float = 0.0
+    computed: float = 0.0
+    steered: float = 0.0
+    rows: list[Scheduled] = field(default_factory=list)
+    #: Of each row: how many tokens its sequence had, those with names included, and how many of them are needed.
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCallbacks:
+    """What the engine does at the end of a step, in whatever order steps run: `set_future_result` counts one whose
+    tokens came at a time, and applies them; `recover` goes on after one that failed; `embed` gives the vectors of a
+    step."""
+
+    conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
+    recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]
+    embed: Callable[[int, PlannedSamples], list[array[float]]]
+
+
+class OverlapScheduler:
+    """Runs steps in this order. At most one step has drawn and was not taken."""
+
+    def __init__(
+        self,
+        executor: AsyncExecutor,
+        scheduler: Scheduler,
+        steering: ControllerManager,
+        branching: SamplePlanner,
+        ends: StepCallbacks,
+        clock: Callable[[], float],
+        step_timeout: float,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._steering = steering
+        self._branching = branching
+        self._ends = ends
+        self._clock = clock
+        self._step_timeout = step_timeout
+        self._last: InFlightStep | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether tokens are being drawn that were not taken yet."""
+        return self._last is not None
+
+    # -- the end of a step, with the beginning of the next -----------------------------------------------
+
+    def finish_previous_step(self) -> InFlightStep | None:
+        """Take the tokens that are being drawn, and apply them. The next step is launched before if it can be, and
+        returned: it lacks its draw."""
+        last, self._last = self._last, None
+        if last is None:
+            return None
+        following = self._plan_after(last) if self._may_go_ahead(last) else None
+        fault = None if following is None else self._launch(following)
+        try:
+            result = self._take(last.plan.step)
+        except Exception as error:
+            self._give_up(last, following, error)
+            return None
+        self._ends.conclude(last, result, [], self._clock())
+        if following is None:
+            return None
+        if fault is not None:
+            self._ends.recover(following.scheduled, following.branched, fault)
+            return None
+        self._confirm(following, last, result)
+        return following
+
+    def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
+        """Give up the step that was drawn, and the one after it: both are computed again, with the same draws."""
+        scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
+        scheduled |= {item.seq.id: item for item in last.scheduled}
+        self._ends.recover(list(scheduled.values()), last.branched, error)
+
+    def _may_go_ahead(self, last: InFlightStep) -> bool:
+        """Whether the next step can be planned without the tokens of the last one."""
+        if self._scheduler.is_searching or any(item.drafts for item in last.rows):
+            return False
+        draws = last.branched.draws
+        return all(map(_gives_one_token, draws)) and not self._scheduler.speculation.may_draft(
+            draw.seq for draw in draws
+        )
+
+    def _plan_after(self, last: InFlightStep) -> InFlightStep | None:
+        """Plan the next step as if the tokens of the last one were there, under their names. A sequence to which its
+        token is the last is left out."""
+        planned = self._clock()
+        named: list[Sequence] = []
+        for draw in last.branched.draws:
+            if draw.row is not None and len(draw.seq.tokens) + 1 < draw.seq.max_len:
+                draw.seq.append_placeholder(draw.row)
+                named.append(draw.seq)
+        try:
+            plan, scheduled = self._scheduler.schedule(has_drafts=False)
+            sizes = [(len(item.seq.tokens), item.seq.target) for item in scheduled]
+        finally:
+            for seq in named:
+                seq.pop_placeholder()
+        if not (plan.rows or plan.forks or plan.freed):
+            return None
+        return InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)), sizes=sizes)
+
+    def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
+        """Note which of the tokens that had names are those that entered their sequences."""
+        rows = {draw.seq.id: draw.row for draw in last.branched.draws}
+        for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
+            row = rows.get(item.seq.id)
+            if row is not None and not item.seq.is_finished:
+                item.seq.resolve_placeholder(num_tokens - 1, result.tokens[row])
+
+    # -- the beginning of a step -------------------------------------------------------------------------
+
+    def run(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
+        """Launch a step whose tokens are all known, and let it draw."""
+        flight = InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)))
+        fault = self._launch(flight)
+        if fault is None:
+            self.draw(flight)
+        else:
+            self._ends.recover(scheduled, flight.branched, fault)
+
+    def _launch(self, flight: InFlightStep) -> Exception | None:
+        """Let the device compute a step; gives the error if it cannot."""
+        flight.began = self._clock()
+        try:
+            self._executor.forward(flight.plan)
+        except Exception as error:
+            return error
+        flight.computed = self._clock()
+        return None
+
+    def draw(self, flight: InFlightStep) -> None:
+        """Let a launched step draw, once the controllers of its sequences have answered. What cannot wait for the next
+        call is taken at once."""
+        try:
+            self._settle(flight)
+            if self._steering.sequences:
+                self._await_answers(flight.rows)
+            flight.steered = self._clock()
+            flight.branched = branched = self._branching.branch(flight.plan.step, flight.rows)
+            self._executor.sample_async(branched.batch)
+            if branched.draws and not (branched.embeds or branched.batch.scores):
+                self._last = flight
+                return
+            result = self._take(flight.plan.step)
+            sampled = self._clock()
+            vectors = self._ends.embed(flight.plan.step, branched) if branched.embeds else []
+        except Exception as error:
+            self._ends.recover(flight.scheduled, flight.branched, error)
+            return
+        self._ends.conclude(flight, result, vectors, sampled)
+
+    def _settle(self, flight: InFlightStep) -> None:
+        """Find the rows that hold, and record that they were computed. Of the others counts what is still true."""
+        sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
+        flight.rows = [
+            item
+            for item, size in zip(flight.scheduled, sizes, strict=True)
+            if not item.seq.is_finished and _is_as_planned(item, size)
+        ]
+        held = {item.seq.id for item in flight.rows}
+        for item in flight.scheduled:
+            if not item.seq.is_finished and item.seq.id not in held:
+                item.seq.keep_computed(item.end)
+        self._scheduler.commit(flight.rows)
+
+    def _await_answers(self, rows: list[Scheduled]) -> None:
+        """Wait for controllers while the device computes, and for a grace from then on. So what a controller may take
+        does not depend on how soon a step was launched, and a pool that learns how long it may take learns that."""
+        due = _unanswered([item.seq for item in rows if draws_next(item)])
+        if due:
+            self._steering.collect_answers()
+            due = _unanswered(due)
+        while due and not self._executor.await_forward(_LOOK):
+            self._steering.collect_answers()
+            due = _unanswered(due)
+        if due:
+            self._steering.collect_answers(due, self._clock() + self._step_timeout)
+
+    def _take(self, step: int) -> StepResult:
+        result = self._executor.get_result()
+        if result.step != step:
+            raise InternalError(f"the executor answered step {result.step} instead of {step}")
+        return result
+
+
+def _gives_one_token(draw: PlannedDraw) -> bool:
+    """Whether a draw most likely gives its sequence one token, and no other."""
+    return draw.row is not None and not draw.ways and draw.seq.control.spliced_at != len(draw.seq.tokens)
+
+
+def _is_as_planned(item: Scheduled, size: tuple[int, int]) -> bool:
+    """Whether a live sequence has the tokens with which its row was planned, lacks no more than these, and may go
+    on."""
+    seq, kv = item.seq, item.seq.kv
+    is_same = size == (len(seq.tokens), seq.target) and kv.num_mirrored_tokens >= size[0]
+    return is_same and kv.num_computed == item.row.start and not seq.is_held
+
+
+def _unanswered(sequences: list[Sequence]) -> list[Sequence]:
+    return [seq for seq in sequences if seq.is_controlled and seq.control.answer is None and not seq.is_finished]

@@ -1,0 +1,135 @@
+"""Shares the part of a step that computes prompts between the prompts that want it.
+
+Up to half of a step's prompt tokens goes to the prompts with the fewest tokens left to compute, the rest in order of
+urgency. So a short prompt does not wait for a long one that came before it, and no number of short prompts takes more
+than half from the prompt that is first in line. Sizes count in powers of two: prompts of about the same size keep their
+order of urgency, and so the turns of their users. A prompt of a more urgent level always comes first.
+
+A short prompt may be admitted before a longer one that waits for room in the KV cache, but not for ever: a prompt lets
+at most `MAX_PASSES` others take room that it waits for.
+
+Of prompts with a common beginning one computes it. The others wait, and find it in the prefix cache. While a prompt
+waits in this way, the prompt that it waits for has its turn among the short ones.
+
+This module chooses. It takes no blocks, and admits no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+
+#: How many prompts may take room that another waits for, before it.
+MAX_PASSES = 64
+#: Of so many waiting prompts it is looked up how much of them is cached. Of the others only those count that are no
+#: longer than two steps, with their whole length.
+_MAX_MATCHED = 64
+
+_Wish = tuple[Sequence, int]  # who wants how many tokens
+
+
+class PromptShares:
+    """Knows the prompts that are being computed, for one step at a time: `begin` comes first."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._begun: dict[bytes, list[Sequence]] = {}  # by the hash of their first block
+        #: Blocks that prompts which have begun will still take.
+        self.num_owed = 0
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """Note which prompts are being computed, without those that their controllers hold up."""
+        self._begun, self.num_owed = {}, 0
+        for seq in running:
+            if seq.kv.is_prefilling and not seq.is_held:
+                self.add(seq)
+
+    def add(self, seq: Sequence) -> None:
+        """Note one more of them."""
+        self.num_owed += self._blocks.blocks_for(len(seq.tokens)) - len(seq.kv.block_table)
+        if seq.kv.block_hashes:
+            self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)
+
+    def provider(self, seq: Sequence) -> Sequence | None:
+        """The prompt that computes the next block that waiting `seq` lacks, if one does."""
+        number = self._blocks.missing_block(seq)
+        if number is None or seq.kv.block_hashes[0] not in self._begun:
+            return None
+        missing, start = seq.kv.block_hashes[number : number + 1], number * self._blocks.block_size
+        for other in self._begun[seq.kv.block_hashes[0]]:
+            kv = other.kv
+            if kv.block_hashes[number : number + 1] == missing and kv.num_computed <= start and other.is_ready:
+                return other
+        return None
+
+    def split(self, budget: int, begun: list[_Wish], order: list[Sequence]) -> dict[int, int]:
+        """How many tokens of the budget are kept for which sequences, by id: up to half of it, the shortest first.
+
+        `begun` are running sequences and how many tokens each wants, `order` the waiting ones in order of admission.
+        """
+        left, shares = budget // 2, dict[int, int]()
+        room = _Room(self._blocks, self.num_owed, next((seq for seq in order if seq.is_ready), None))
+        claimed: set[bytes] = set()  # blocks that waiting sequences will compute
+        for seq, num_tokens in sorted(begun + self._waiting(2 * budget, order), key=_shortness):
+            if left <= 0:
+                break
+            if seq.queue.status is SequenceStatus.WAITING:
+                provider = self.provider(seq)
+                if provider is None and not (self._claim(seq, claimed) and room.take(seq)):
+                    continue
+                seq = provider or seq
+            num_tokens = min(num_tokens, left)
+            shares[seq.id] = shares.get(seq.id, 0) + num_tokens
+            left -= num_tokens
+        return shares
+
+    def _claim(self, seq: Sequence, claimed: set[bytes]) -> bool:
+        """Add the next block of waiting `seq` to those that will be computed; returns False if it is one already."""
+        number = self._blocks.missing_block(seq)
+        if number is None:
+            return True
+        digest = seq.kv.block_hashes[number]
+        is_new = digest not in claimed
+        claimed.add(digest)
+        return is_new
+
+    def _waiting(self, most: int, order: list[Sequence]) -> list[_Wish]:
+        """The waiting sequences that may be short, each with what it lacks."""
+        looked_up = [seq for seq in order[:_MAX_MATCHED] if seq.is_ready]
+        wishes = [(seq, seq.target - self._blocks.match_prefix(seq)) for seq in looked_up]
+        others = order[_MAX_MATCHED:]
+        return wishes + [(seq, seq.target) for seq in others if len(seq.tokens) <= most and seq.is_ready]
+
+
+class _Room:
+    """The free blocks of a step, some of which are kept for the sequence that is first in line, `head`."""
+
+    def __init__(self, blocks: BlockManager, num_owed: int, head: Sequence | None) -> None:
+        self._blocks = blocks
+        self._head = head
+        self._left = blocks.num_free - num_owed
+        self._kept = 0 if head is None else blocks.num_missing(head)
+
+    def take(self, seq: Sequence) -> bool:
+        """Take room for all of `seq`; returns whether there is as much that it may have."""
+        need = self._blocks.num_missing(seq)
+        if need > self._left:
+            return False
+        head = self._head
+        if seq is head:
+            self._kept = 0
+        elif head is not None and need > self._left - self._kept:
+            if head.queue.num_passes >= MAX_PASSES or seq.queue.level > head.queue.level:
+                return False
+            head.queue.num_passes += 1
+        self._left -= need
+        return True
+
+
+def _shortness(wish: _Wish) -> tuple[int, int, float, int]:
+    """Sort key: by level, then by size class, then by urgency."""
+    seq, num_tokens = wish
+    return seq.queue.level, num_tokens.bit_length(), seq.request.place, seq.id

@@ -1,0 +1,526 @@
+"""Who computes which tokens in the next step.
+
+There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
+token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
+of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
+none waits for ever (`waiting`). Where several prompts want tokens, up to half of the prompts' budget goes to the
+shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had
+their time (`PrefillGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the
+sequence whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler
+knows nothing of sampling, controllers or text.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Literal
+
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.multimodal.multimodal_inputs import align_to_item
+from bridle.engine.scheduling.admission_order import PrefillGate, admission_order, overtaken_levels
+from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
+from bridle.engine.scheduling.prefill_sharing import PromptShares
+from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+from bridle.engine.spec_decode.proposers import Drafts
+from bridle.engine.spec_decode.speculation import Speculation
+
+_Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, how many tokens, block copies for it
+_Picked = dict[int, _Pick]
+_NO_COPIES: list[BlockCopy] = []
+#: A step may have so many rows of logits for the sake of drafts, even where it has few sequences.
+_DRAFTED_ROWS = 64
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One planned row, with the sequence that it belongs to. `drafts` are computed after its `end`."""
+
+    seq: Sequence
+    row: PlanRow
+    last_logit: int  # the number of the logits row of its last token that is no draft
+    end: int  # position after that token
+    drafts: tuple[int, ...] = ()
+
+
+class Scheduler:
+    """Owns the queues. `schedule` makes a plan, `commit` records that it was computed."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        *,
+        kv: Literal["paged", "sequences"] = "paged",
+        clock: Callable[[], float] = time.monotonic,
+        max_batch_prefill_tokens: int | None = None,
+        chunked_prefill: bool = True,
+        gate: PrefillGate | None = None,
+        priority_seconds: float = 10.0,
+        rotation: LoRAScheduler | None = None,
+        media: EncoderScheduler | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.speculation = speculation or Speculation()
+        self.rotation = rotation or LoRAScheduler(max_num_seqs)
+        self.media = media or EncoderScheduler()
+        self._priority_seconds = priority_seconds
+        self._clock = clock
+        self._by_sequence = kv == "sequences"
+        self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
+        self.max_num_seqs = max_num_seqs
+        self.max_batch_prefill_tokens = min(max_batch_prefill_tokens or max_num_batched_tokens, max_num_batched_tokens)
+        self._in_chunks = chunked_prefill
+        self._gate = gate or PrefillGate()
+        self._prompt_budget = 0  # what prompts may still use of the step that is being planned
+        self._shares: dict[int, int] = {}  # what is kept of that step for which sequences, by id, beside that budget
+        self._prompt_shares = PromptShares(blocks)
+        self.running: dict[int, Sequence] = {}
+        self.waiting: list[Sequence] = []  # ordered by _urgency
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0  # of prompts, found in the prefix cache
+        self._suspects: set[int] = set()
+        self._forks: list[ForkRow] = []
+        self._freed: list[int] = []
+        self._step = 0
+        self._in_order = True  # whether `running` goes from most to least urgent
+        self._cursor = 0  # where the next step starts if not all running sequences fitted
+
+    # -- membership --------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that holds no blocks."""
+        seq.queue.status = SequenceStatus.WAITING
+        if seq.queue.queued_at is None:
+            seq.queue.queued_at = self._clock()
+            if seq.sampling.speculate or seq.sampling.prediction_ids:
+                self.speculation.on_sequence_added(seq)
+        insort(self.waiting, seq, key=_urgency)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
+        executor."""
+        self.blocks.fork(parent, child)
+        self.blocks.truncate(child)  # the parent may hold blocks for drafts
+        child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
+        child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
+        self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))
+        self.running[child.id] = child
+        self._in_order = False
+
+    def remove(self, seq: Sequence, parks: bool = False) -> None:
+        """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
+        if parks:
+            self.blocks.park(seq, self._clock())
+        if seq.queue.status is SequenceStatus.RUNNING:
+            del self.running[seq.id]
+        elif seq.queue.status is SequenceStatus.WAITING:
+            self.waiting.remove(seq)
+        self.blocks.free(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.guessing.forget(seq)
+        self._suspects.discard(seq.id)
+        self.media.crowded_out.discard(seq.id)
+        self._freed.append(seq.id)
+        seq.queue.status = SequenceStatus.FINISHED
+
+    def on_rewind(self, seq: Sequence) -> None:
+        """Free the blocks past the end of a sequence whose tokens were cut.
+
+        A backend that keeps KV by sequence frees it only with the next row, so there the blocks stay counted.
+        """
+        if not self._by_sequence:
+            self.blocks.truncate(seq)
+        self.speculation.guessing.cut(seq)
+
+    # -- planning ----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The number of the step that was planned last."""
+        return self._step
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether sequences are computed alone, to find out which one makes a step fail."""
+        return bool(self._suspects)
+
+    def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
+        """The next plan and its rows with their sequences, in the same order; there may be drafts in it unless told
+        otherwise."""
+        self._step += 1
+        if self.rotation.num_users:
+            self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
+        if self.media.num_users:
+            self.media.begin_step(self.running.values(), self._next_in_line(), self.waiting, self.blocks.match_prefix)
+        picked = self._pick_suspect() if self._suspects else self._pick()
+        plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
+        self._forks, self._freed = [], []
+        for _, _, copies in picked:  # in the order in which the blocks were taken
+            if copies:
+                plan.copies.extend(copies)
+        drafts: Drafts = {}
+        if self.speculation.is_used and has_drafts and not self._suspects:
+            drafts = self._draft(picked, plan)
+        if self.rotation.num_users:
+            picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
+        scheduled = []
+        num_logits = 0
+        for seq, num_tokens, _ in picked:
+            drafted = drafts.get(seq.id, ())
+            row = seq.plan_row(num_tokens, drafted)
+            plan.rows.append(row)
+            num_logits += row.num_logits
+            last_logit = num_logits - 1 - len(drafted)
+            scheduled.append(Scheduled(seq, row, last_logit, row.start + num_tokens, drafted))
+        return plan, scheduled
+
+    def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
+        """Drafts behind the picked tokens, as far as the step and the free blocks have room for them."""
+        num_tokens = sum(count for _, count, _ in picked)
+        room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
+        complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
+        drafts = self.speculation.draft([seq for seq, _ in complete.values()], num_tokens, room)
+        for seq_id in list(drafts):
+            seq, count = complete[seq_id]
+            fitting = self._shorten(seq, count + len(drafts[seq_id])) - count
+            if fitting > 0:
+                drafts[seq_id] = drafts[seq_id][:fitting]
+                plan.copies.extend(self.blocks.allocate(seq, seq.kv.num_computed + count + fitting))
+            else:
+                del drafts[seq_id]
+        return drafts
+
+    def _next_in_line(self) -> list[Sequence]:
+        """The waiting sequences that there are seats for, without those that their controllers hold up."""
+        num_seats = self.max_num_seqs - len(self.running)
+        if num_seats <= 0 or not self.waiting:
+            return []
+        order = admission_order(self.waiting, self._priority_seconds)
+        return [seq for seq in order if not seq.is_held][:num_seats]
+
+    def _pick(self) -> list[_Pick]:
+        picked: _Picked = {}
+        if not self._in_order:
+            self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
+            self._in_order = True
+        ready = [seq for seq in self.running.values() if seq.is_ready]  # the most urgent first
+        self._prompt_budget = self.max_batch_prefill_tokens
+        is_open = self._gate.is_always_open or self._gate.is_open(
+            sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
+        )
+        if self._in_chunks:
+            self._share_out(ready, is_open)
+            budget = self._pick_running(picked, ready)
+            if is_open:
+                self._pick_waiting(picked, budget)
+            self._shares = {}
+        else:
+            self._pick_whole(picked, ready, is_open)
+        if not self._gate.is_always_open:
+            had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
+            self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
+        return list(picked.values())
+
+    def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
+        """Keep a part of the prompts' budget for the shortest of them, if there are several."""
+        several = [seq for seq in ready if seq.kv.is_prefilling or len(seq.tokens) - seq.kv.num_computed > 1]
+        begun = [(seq, num_wanted) for seq in several if (num_wanted := self._num_wanted(seq)) > 0]
+        has_queue = is_open and self.waiting and len(self.running) < self.max_num_seqs
+        if not has_queue and len(begun) < 2:
+            return
+        self._prompt_shares.begin(self.running.values())
+        num_decoding = sum(not seq.kv.is_prefilling for seq in ready)
+        budget = min(self._prompt_budget, self.max_num_batched_tokens - num_decoding)
+        order = admission_order(self.waiting, self._priority_seconds) if has_queue else []
+        self._shares = self._prompt_shares.split(budget, begun, order)
+        if self._shares:
+            self._prompt_budget = budget - sum(self._shares.values())
+
+    def _num_wanted(self, seq: Sequence) -> int:
+        """How many tokens a running sequence could use of the prompts' budget."""
+        end = self.media.max_computable(seq) if seq.runs else seq.target
+        return end - seq.kv.num_computed - (not seq.kv.is_prefilling)
+
+    def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
+        """Pick prompts, each computed whole, or, if no prompt is to be computed now, the decoding sequences."""
+        self._pick_running(picked, [seq for seq in ready if seq.kv.is_prefilling])
+        if is_open:
+            self._pick_waiting(picked, self._prompt_budget)
+        if not picked:
+            self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
+
+    def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
+        """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of
+        the prompts' budget. Returns what is left of the step's budget."""
+        budget = self.max_num_batched_tokens
+        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        if len(ready) > most:
+            ready = self._rotate(ready, most)
+        first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
+        if first is not None:
+            ready = [first, *(seq for seq in ready if seq is not first)]
+            self._prompt_budget += sum(self._shares.values())
+            self._shares = {}
+        unserved = len(ready)
+        for seq in ready:
+            unserved -= 1
+            kv = seq.kv
+            if self._shares:
+                self._prompt_budget += self._shares.pop(seq.id, 0)
+            if seq.queue.status is not SequenceStatus.RUNNING:
+                continue  # preempted a moment ago
+            if self._by_sequence:
+                self.blocks.truncate(seq)
+            if budget <= 0:
+                break  # a picture that was crowded out has taken all of the step
+            end = self.media.max_computable(seq) if seq.runs else seq.target
+            num_tokens = min(end - kv.num_computed, max(budget - unserved, 1))
+            num_own = 0 if kv.is_prefilling else 1
+            num_tokens = min(num_tokens, num_own + self._prompt_budget)
+            if seq.runs:
+                room = budget if seq is first else max(budget - unserved, 1)
+                num_tokens = self.media.uncut(seq, num_tokens, min(room, self._prompt_budget))
+            if num_tokens == 0:
+                continue
+            self._prompt_budget -= num_tokens - num_own
+            if self.blocks.can_write(seq, kv.num_computed + num_tokens):
+                picked[seq.id] = seq, num_tokens, _NO_COPIES
+            elif num_tokens := self._make_room(seq, num_tokens, picked):
+                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, kv.num_computed + num_tokens)
+            budget -= num_tokens
+        return budget
+
+    def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
+        """As many of the sequences as one step takes; each step begins where the last ended."""
+        start = self._cursor % len(ready)
+        self._cursor = start + most
+        return (ready + ready)[start : start + most]
+
+    def _pick_waiting(self, picked: _Picked, budget: int) -> None:
+        """Admit waiting sequences in order, while there is room for all tokens of each. None overtakes another but
+        those that have a share of the step."""
+        most = self._prompt_budget + sum(self._shares.values())
+        if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
+            return
+        self._prompt_shares.begin(self.running.values())
+        queue = admission_order(self.waiting, self._priority_seconds)
+        levels: Iterable[int] = repeat(queue[0].queue.level)
+        if self.waiting[0].queue.level != self.waiting[-1].queue.level:
+            levels = overtaken_levels(queue)
+        self.waiting = []
+        kept: list[Sequence] = []
+        num_provided = 0  # sequences that wait until others have computed what they begin with
+        has_room, num_seen = True, 0
+        for seq, level in zip(queue, levels, strict=False):
+            is_next = has_room and self._prompt_budget > 0
+            if budget <= 0 or len(self.running) + num_provided >= self.max_num_seqs or not (is_next or self._shares):
+                break
+            share = self._shares.pop(seq.id, 0)
+            self._prompt_budget += share
+            room = min(budget, self._prompt_budget)
+            if not seq.is_ready or not (is_next or share):
+                kept.append(seq)
+            elif self._is_provided(seq, picked):
+                num_provided += 1
+                kept.append(seq)
+            elif not self._admit_in_turn(seq, room, picked, has_room):
+                has_room = False
+                kept.append(seq)
+            else:
+                if level < seq.queue.level:
+                    self._raise_to(level, seq)
+                num_tokens = self._begin(seq, room, picked)
+                budget -= num_tokens
+                self._prompt_budget -= num_tokens
+            num_seen += 1
+        self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
+
+    def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
+        """Pick as many tokens of an admitted sequence as there is room for; returns how many."""
+        num_tokens = min(seq.target - seq.kv.num_computed, room)
+        if seq.runs:
+            num_tokens = min(self.media.max_computable(seq) - seq.kv.num_computed, room)
+            num_tokens = self.media.uncut(seq, num_tokens, room)
+        if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
+            picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
+        self._prompt_shares.add(seq)
+        return num_tokens
+
+    def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
+        """Whether another sequence computes, in this step, what `seq` lacks first. Where queued prompts wait for each
+        other, they are computed together instead."""
+        if not (self._in_chunks and self._gate.is_always_open):
+            return False
+        provider = self._prompt_shares.provider(seq)
+        return provider is not None and provider.id in picked
+
+    def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
+        """Admit `seq` if there is room for it. `has_room` says whether there was for all before it."""
+        if not self._in_chunks and not self._fits_whole(seq, room, picked):
+            return False
+        return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
+
+    def _raise_to(self, level: int, seq: Sequence) -> None:
+        """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
+        seq.queue.level = level
+        self._in_order = False
+
+    def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
+        """Whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step begins a step
+        of its own."""
+        return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
+
+    def _admit_over_suspended(self, seq: Sequence) -> bool:
+        """Admit `seq`, if need be by preempting sequences whose controllers wait, since they might wait for
+        this one."""
+        while not self._admit(seq, self._prompt_shares.num_owed):
+            idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
+            if not idle:
+                return False
+            self.preempt(max(idle, key=_urgency))
+            self._prompt_shares.begin(self.running.values())
+        return True
+
+    def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
+        """Admit a waiting sequence if there is room for all of its tokens beside `num_kept` blocks."""
+        if not self.blocks.admit(seq, num_kept):
+            return False
+        seq.queue.num_passes = 0
+        seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
+        if seq.queue.seconds is None and seq.queue.queued_at is not None:
+            seq.queue.seconds = self._clock() - seq.queue.queued_at
+        if not (seq.output.prompt_sent or seq.kv.num_mirrored_tokens):  # else it was computed before
+            num_cached = min(seq.kv.num_computed, seq.num_prompt)
+            self.num_cached_tokens += num_cached - seq.kv.num_cached
+            seq.kv.num_cached = num_cached
+        if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
+            self._in_order = False
+        self.running[seq.id] = seq
+        return True
+
+    def _pick_suspect(self) -> list[_Pick]:
+        """After a failed step: pick one of its sequences alone, to find out which one makes the step fail."""
+        live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
+        if not live:
+            self._suspects.clear()
+            return self._pick()
+        seq = live[0]
+        if seq.queue.status is SequenceStatus.WAITING:
+            while not self._admit(seq):
+                victim = self._victim(seq, ())
+                if victim is None:
+                    return []
+                self.preempt(victim)
+            self.waiting.remove(seq)
+        num_tokens = min(self.media.max_computable(seq) - seq.kv.num_computed, self.max_batch_prefill_tokens)
+        num_tokens = (
+            align_to_item(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
+        )
+        num_tokens = self._make_room(seq, num_tokens, {})
+        if not num_tokens:
+            return []
+        return [(seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens))]
+
+    # -- making room -------------------------------------------------------------------------------------
+
+    def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
+        """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
+        while True:
+            missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
+            if missing <= 0:
+                return num_tokens
+            victim = self._victim(seq, picked)
+            if victim is None:
+                return self._shorten(seq, num_tokens)
+            self.preempt(victim)
+
+    def _shorten(self, seq: Sequence, num_tokens: int) -> int:
+        """How many of `num_tokens` the free blocks can hold."""
+        while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
+            num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
+            num_tokens = max(num_tokens - seq.kv.num_computed, 0)
+        whole = align_to_item(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
+        return whole if whole <= num_tokens else 0
+
+    def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
+        """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
+        taken = set(picked)
+        others = [s for s in self.running.values() if s is not seq and s.id not in taken]
+        if not others:
+            return None
+        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, _urgency(s)))
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
+        del self.running[seq.id]
+        self.blocks.free(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.guessing.forget(seq)
+        self.media.crowded_out.discard(seq.id)
+        seq.kv.forget()
+        if self._by_sequence:
+            seq.forget_mirror()
+            self._freed.append(seq.id)
+        self.add(seq)
+        self.num_preemptions += 1
+
+    # -- after the step ----------------------------------------------------------------------------------
+
+    def commit(self, scheduled: list[Scheduled]) -> None:
+        """Record that the plan was computed: advance the counters, and offer full blocks to the prefix cache."""
+        for item in scheduled:
+            item.seq.kv.num_computed = item.end
+            if item.end >= item.seq.target:
+                item.seq.kv.is_prefilling = False
+            self.blocks.publish(item.seq)
+        if self._suspects:
+            self._suspects.difference_update(item.seq.id for item in scheduled)
+
+    def advance(self, seq: Sequence) -> None:
+        """Record that a draft was drawn: its token was computed in this step."""
+        seq.kv.num_computed += 1
+        self.blocks.publish(seq)
+
+    def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
+        """Forget the drafts of a row but the first `num_right`. Of the `num_guessed` that were no certainty,
+        `num_drawn` were drawn. Where all tokens are computed by now, because less was foreseen than was drafted, the
+        last is computed again for its logits."""
+        seq = item.seq
+        self.speculation.guessing.learn(seq, num_guessed, num_drawn)
+        if not seq.is_finished:
+            seq.clamp_computed()
+            seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)
+            if not self._by_sequence:
+                self.blocks.truncate(seq)
+
+    def reset(self, suspects: Iterable[Sequence] = ()) -> None:
+        """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.
+
+        `suspects` are then computed one at a time until each has passed a step.
+        """
+        for seq in list(self.running.values()):
+            self.preempt(seq)
+        for seq in self.waiting:
+            seq.forget_mirror()
+        self.blocks.forget_content()
+        self._forks, self._freed = [], []
+        self._suspects = {seq.id for seq in suspects if not seq.is_finished}
+
+
+def _urgency(seq: Sequence) -> tuple[int, float, int]:
+    """Sort key: sequences with smaller keys run first."""
+    return seq.queue.level, seq.request.place, seq.id
+
+
+def _adapter(pick: _Pick) -> str:
+    """Sort key of rows within a plan."""
+    return pick[0].request.adapter or ""

@@ -1,0 +1,158 @@
+"""One step as plain data: what to run, what to sample, and the results.
+
+These values are all that passes between the scheduler and whatever computes (an `Executor`). They can be printed, built
+by hand in a test and sent over a wire; they hold no tensors and no references to engine objects. Every message carries
+its step number, so that stale ones can be recognized and dropped.
+
+The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row sends
+only what the mirror does not know yet. Rows are made by the hundred in every step, so for speed they are not frozen;
+nobody may change one. A plan is applied in this order: forks, freed, copies, rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bridle.engine.multimodal.multimodal_inputs import Runs
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
+from bridle.traces import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRow:
+    """`child` starts as a copy of `parent`'s mirror, cut to `num_tokens` tokens and `num_blocks` blocks."""
+
+    parent: int
+    child: int
+    num_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy KV block `source` to block `target`, all layers, before any row of this plan writes."""
+
+    source: int
+    target: int
+
+
+def placeholder_for_row(row: int) -> int:
+    """What stands in a plan for the token that row `row` of the last batch draws; naming twice gives the row again."""
+    return -1 - row
+
+
+@dataclass(slots=True)
+class PlanRow:
+    """Compute `num_scheduled` tokens of one sequence, from position `start` on.
+
+    The mirror first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks` blocks and appends
+    `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
+    truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
+    numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
+    computed like any other, and the next row does not keep those that were not drawn. `runs` are the pictures among the
+    new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a name
+    (`placeholder_for_row`): only executors that answer late get such rows.
+    """
+
+    seq_id: int
+    start: int
+    num_scheduled: int
+    num_logits: int = 1
+    num_kept: int = 0
+    new_tokens: tuple[int, ...] = ()
+    num_kept_blocks: int = 0
+    new_blocks: tuple[int, ...] = ()
+    num_prompt: int = 0
+    adapter: str | None = None
+    runs: Runs = ()
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one forward pass computes. Rows are in packing order; decodes and prefill chunks are mixed freely."""
+
+    step: int
+    rows: list[PlanRow] = field(default_factory=list)
+    forks: list[ForkRow] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_scheduled for row in self.rows)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(row.num_logits for row in self.rows)
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """Draw one token from logits row `logits_index`; several rows may name the same one (a fork).
+
+    `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
+    of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
+    -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
+    `mu` is the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead`
+    tokens are drafts that follow the row's position: for this draw they do not exist. A traced row tells what it drew
+    from, with the best `num_traced` tokens.
+    """
+
+    seq_id: int
+    logits_index: int
+    sampling: SamplingParams
+    key: int = 0
+    draw: int = 0
+    mask: bytes | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    mu: float | None = None
+    num_ahead: int = 0
+    num_traced: int = 0
+
+    def history(self, tokens: list[int]) -> list[int]:
+        """Those of the mirror's `tokens` that precede the draw."""
+        return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRun:
+    """Report the log-probability of known `tokens`: token i is predicted by logits row `logits_start + i`.
+
+    `num_top` alternatives are reported with each (0 for none).
+    """
+
+    seq_id: int
+    logits_start: int
+    tokens: tuple[int, ...]
+    num_top: int = 0
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """All tokens and scores to read off the logits of step `step`, in which `unnamed` ids do not count."""
+
+    step: int
+    rows: list[SampleRow] = field(default_factory=list)
+    scores: list[ScoreRun] = field(default_factory=list)
+    unnamed: PaddedVocab = NONE_UNNAMED
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The results of step `step`, in the order of the `SampleBatch`.
+
+    `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
+    is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]` is Mirostat's
+    state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a traced row drew from,
+    perhaps made when it is read; there are none if no row is traced.
+    """
+
+    step: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob | None] = field(default_factory=list)
+    scores: list[list[Logprob]] = field(default_factory=list)
+    mus: list[float] = field(default_factory=list)
+    draws: Sequence[Draw | None] = field(default_factory=list)

@@ -1,0 +1,141 @@
+"""Which drafts are worth their rows: the rule of `Speculation`, as arithmetic over chances and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.proposers import Proposer
+
+#: The most tokens that are drafted at once where the engine decides.
+MOST_DRAFTS = 16
+#: So many times its cost a draft has to be worth: what is known of either is known about. In a batch it has to be worth
+#: more, since a token that one sequence alone wins ends nothing sooner.
+_MARGIN, _MARGIN_AMONG_OTHERS = 1.1, 0.2
+
+
+@dataclass(slots=True)
+class DraftRequest:
+    """A sequence that may get up to `limit` drafts: as many as are worth it if it `is_free`, else all of them."""
+
+    seq: Sequence
+    limit: int
+    is_free: bool
+
+
+@dataclass(slots=True)
+class DraftProposal:
+    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is drawn."""
+
+    wish: DraftRequest
+    parts: list[tuple[int, ...]]
+    chance: float  # that a guessed token is right if those before it are
+    is_paid: bool = False  # its drafter took its time for it, after it was weighed
+    asking: float = 0.0  # seconds that what steers the sequence takes to be asked about a part
+
+    def tokens(self, num_parts: int) -> tuple[int, ...]:
+        """Those of the first parts."""
+        return tuple(token for part in self.parts[:num_parts] for token in part)
+
+
+@dataclass(slots=True)
+class BaseStep:
+    """The step that drafts are added to: its seconds, those of one more row and of one more token without logits, and
+    the tokens that it gives anyway."""
+
+    seconds: float
+    row: float
+    other: float
+    num_sure: int
+    room: int
+
+    @property
+    def margin(self) -> float:
+        """So many times its cost a draft has to be worth."""
+        return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
+
+    def cost(self, size: float, chance: float) -> float:
+        """Seconds of a part of so many tokens. The first is a guess, right with this `chance`; then the others would be
+        computed anyway, but without logits."""
+        return self.row * size - chance * self.other * (size - 1)
+
+
+def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> int:
+    """How many tokens are worth guessing for each of so many sequences, if a token is right with this chance and costs
+    so many seconds: as long as one more for each of them gives more tokens a second."""
+    expected, seconds, margin = float(step.num_sure), step.seconds, step.margin
+    for depth in range(MOST_DRAFTS):
+        likely = chance ** (depth + 1)
+        if likely * seconds <= margin * cost * expected:
+            return depth
+        expected += likely * num_alike
+        seconds += cost * num_alike
+    return MOST_DRAFTS
+
+
+def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
+    """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
+    if step.margin * step.row * step.num_sure < step.seconds:
+        return wishes
+    return [wish for wish in wishes if not wish.is_free]
+
+
+def worth_asking(
+    wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
+) -> dict[int, int]:
+    """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
+    and the model's time, gives more tokens a second than the step would without."""
+    counts: dict[int, int] = {}
+    expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
+    going, place = wishes, 0
+    while going:
+        place += 1
+        each = step.row + model.seconds(len(going)) / len(going)
+        likely = [(wish, chances[wish.seq.id] ** place) for wish in going]
+        kept = [
+            (wish, chance)
+            for wish, chance in likely
+            if place <= wish.limit and (not wish.is_free or chance * seconds > margin * each * expected)
+        ][:room]
+        for wish, chance in kept:
+            counts[wish.seq.id] = place
+            expected += chance
+        seconds += each * len(kept)
+        room -= len(kept)
+        going = [wish for wish, _ in kept]
+    return counts
+
+
+def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
+    """The first parts, as far as they have room."""
+    ends = accumulate(map(len, parts))
+    return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
+
+
+def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
+    """How many parts of the guesses are computed: what was asked for or weighed before, and of the others the likeliest
+    ones, as long as each gives more tokens a second than the step would without it."""
+    counts: dict[int, int] = {}
+    expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
+    free: list[tuple[float, int, int]] = []
+    for guess in guesses:
+        chances = [guess.chance ** (place + 1) for place in range(len(guess.parts))]
+        if guess.wish.is_free and not guess.is_paid:
+            sizes = map(len, guess.parts)
+            free += [(-chance, guess.wish.seq.id, size) for chance, size in zip(chances, sizes, strict=True)]
+            continue
+        counts[guess.wish.seq.id] = taken = len(fitting(guess.parts, len(guess.parts), room))
+        room -= len(guess.tokens(taken))
+        expected += sum(chances[:taken])
+        seconds += step.row * taken
+    asking = {guess.wish.seq.id: guess.asking for guess in guesses}
+    full: set[int] = set()
+    for chance, seq_id, size in sorted(free, key=lambda each: each[0]):
+        cost = step.cost(size, -chance) + asking[seq_id]
+        if seq_id in full or size > room or -chance * seconds <= margin * cost * expected:
+            full.add(seq_id)
+            continue
+        counts[seq_id] = counts.get(seq_id, 0) + 1
+        room, expected, seconds = room - size, expected - chance, seconds + cost
+    return counts

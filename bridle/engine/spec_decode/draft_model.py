@@ -1,0 +1,244 @@
+"""Drafts by a smaller model of the same vocabulary: an executor of its own, with its own KV, that runs ahead.
+
+The drafter keeps a shadow of each sequence, which is a sequence of its own: the same tokens, its own blocks, and a
+counter of what the draft model has computed. Whatever happened to the sequence since it was last asked about (tokens
+drawn, forced or taken back, a fork, a preemption), the shadow takes over its tokens, keeps the KV of those that both
+share, and computes what is missing; blocks of prompts are found again by their hashes as those of the engine are. One
+forward pass then gives one token of every sequence; `DraftStep` says how that is drawn. A draft model that fails drafts
+nothing, and no request notices.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bridle.engine.control.decision_validator import DecisionValidator
+from bridle.engine.interfaces import Executor
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.request import Request
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.engine.scheduling.step_plan import BlockCopy, SampleBatch, StepPlan
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import QueueState
+from bridle.engine.spec_decode.draft_step import DraftStep, first_way
+from bridle.engine.spec_decode.proposers import Drafts, Wish
+from bridle.engine.spec_decode.step_cost import StepCost
+
+_log = logging.getLogger(__name__)
+
+#: After so many failures in a row the draft model is not asked any more.
+_MAX_FAILURES = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """What the draft model has of a sequence: `own` is its tokens as of late, with what was drafted after the first
+    `num_known`."""
+
+    own: Sequence
+    num_known: int
+
+
+class ModelDrafter:
+    """Implements `Proposer` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
+    which never draws `unnamed` ids."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        unnamed: PaddedVocab = NONE_UNNAMED,
+    ) -> None:
+        info = self._info = executor.info
+        self._executor = executor
+        self._clock = clock
+        self._rules = DecisionValidator(vocab_size, unnamed)
+        self._unnamed = unnamed.resized(info.vocab_size, min(vocab_size, info.vocab_size))
+        caching, self._by_sequence = info.kv == "paged", info.kv == "sequences"
+        self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
+        self._shadows: dict[int, _Shadow] = {}
+        self._freed: list[int] = []
+        self._step = 0
+        self._num_failures = 0  # in a row
+        self._cost = StepCost()
+
+    # -- what a drafter does -------------------------------------------------------------------------------
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Run the draft model as often as the longest wish says. A sequence of which it has too much to catch up gets
+        a part of that computed, and no draft yet. While nothing is wished, what it costs is slowly forgotten."""
+        if self._num_failures >= _MAX_FAILURES:
+            return {}
+        try:
+            going = turns = self._begin(wishes)
+            if not turns:
+                self._cost.fade()
+            while going:
+                going = self._advance(going)
+        except Exception as error:  # whatever it is, the sequences go on without drafts
+            self._fail(error)
+            return {}
+        self._num_failures = 0
+        return {turn.seq.id: drafted for turn in turns if (drafted := tuple(turn.own.tokens[len(turn.seq.tokens) :]))}
+
+    def seconds(self, num_sequences: int) -> float:
+        """As measured; 0 until it was."""
+        return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
+
+    def cut(self, seq: Sequence) -> None:
+        """Note how many tokens are still those that the shadow has."""
+        shadow = self._shadows.get(seq.id)
+        if shadow is not None:
+            shadow.num_known = min(shadow.num_known, len(seq.tokens))
+
+    def forget(self, seq: Sequence) -> None:
+        """Give the shadow's blocks back; full ones stay as cache."""
+        shadow = self._shadows.pop(seq.id, None)
+        if shadow is not None:
+            self.blocks.free(shadow.own)
+            self._freed.append(seq.id)
+
+    def close(self) -> None:
+        """Close the executor."""
+        self._executor.close()
+
+    # -- following -----------------------------------------------------------------------------------------
+
+    def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
+        """The turns of this call. Of several outputs of a request one begins, and the others find its blocks later."""
+        turns: list[DraftStep] = []
+        begun: set[str] = set()
+        for seq, limit in wishes:
+            is_new = seq.id not in self._shadows
+            if is_new and seq.request.id in begun:
+                continue
+            turn = self._turn(seq, limit)
+            if turn is not None:
+                turns.append(turn)
+                if is_new and turn.own.kv.num_computed + self._info.block_size < len(seq.tokens):
+                    begun.add(seq.request.id)
+        return turns
+
+    def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
+        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot go on from there, or if it is not
+        known how the sequence does."""
+        limit = min(limit, self._info.max_model_len - len(seq.tokens))
+        shadow = self._shadows.get(seq.id)
+        num_known = shadow.num_known if shadow else 0
+        if limit <= 0 or max(seq.tokens[num_known:], default=0) >= self._info.vocab_size:
+            return None
+        way = first_way(seq, self._rules)
+        if way is None:
+            return None
+        if shadow is None:
+            shadow = self._shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
+            self.blocks.admit(shadow.own)  # what the cache has of it; without room for the rest, nothing
+        else:
+            self._follow(shadow, seq)
+        return DraftStep(seq, shadow.own, limit, way, self._info.vocab_size)
+
+    def _new_shadow(self, seq: Sequence) -> Sequence:
+        sampling = seq.sampling
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            sampling = sampling.with_(logprobs=None, prompt_logprobs=None)
+        return Sequence(
+            id=seq.id,
+            request=Request(seq.request.id, (), sampling, tenant=seq.request.tenant),
+            index=seq.index,
+            tokens=seq.tokens.copy(),
+            num_prompt=seq.num_prompt,
+            sampling=sampling,
+            max_len=min(seq.max_len, self._info.max_model_len),
+            key=seq.key,
+            queue=QueueState(seq.queue.level),
+        )
+
+    def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
+        """Take over what came after the tokens that are known; drafts that came true keep their KV."""
+        own, num_same = shadow.own, shadow.num_known
+        for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
+            if drafted != token:
+                break
+            num_same += 1
+        own.truncate(num_same)
+        own.tokens += seq.tokens[num_same:]
+        own.num_prompt, shadow.num_known = seq.num_prompt, len(seq.tokens)
+        own.kv.num_computed = min(own.kv.num_computed, num_same)
+        own.clamp_computed()
+        if not self._by_sequence:
+            self.blocks.truncate(own)
+
+    # -- computing -----------------------------------------------------------------------------------------
+
+    def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
+        """One forward pass: a token for each sequence that is caught up. Returns those that go on."""
+        began = self._clock()
+        self._step += 1
+        plan = StepPlan(self._step)
+        picked = self._pick(turns, plan.copies)
+        plan.freed, self._freed = self._freed, []  # with those that made room for this pass
+        drawing = [turn for turn in picked if turn.own.kv.num_computed + turn.num_tokens == len(turn.own.tokens)]
+        plan.rows = [turn.own.plan_row(turn.num_tokens) for turn in picked]
+        if not (plan.rows or plan.freed):
+            return []
+        self._executor.forward(plan)
+        for turn in picked:
+            turn.own.kv.num_computed += turn.num_tokens
+            self.blocks.publish(turn.own)
+        if not drawing:
+            return []
+        rows = [turn.row(index) for index, turn in enumerate(drawing)]
+        batch = SampleBatch(self._step, rows, unnamed=self._unnamed)
+        tokens = self._executor.sample(batch).tokens
+        going = [turn for turn, token in zip(drawing, tokens, strict=True) if self._append(turn, token)]
+        if plan.num_tokens == len(drawing):
+            self._cost.note(len(drawing), self._clock() - began)
+        return going
+
+    def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
+        """What one pass computes: the sequences that lack least come first."""
+        budget = self._info.max_num_batched_tokens
+        picked: list[DraftStep] = []
+        for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
+            own = turn.own
+            turn.num_tokens = min(len(own.tokens) - own.kv.num_computed, budget)
+            end = own.kv.num_computed + turn.num_tokens
+            if not turn.num_tokens or len(picked) == self._info.max_num_seqs or not self._make_room(own, end, turns):
+                continue
+            if self._by_sequence:  # such an executor frees what was cut with the next row
+                self.blocks.truncate(own)
+            copies += self.blocks.allocate(own, end)
+            picked.append(turn)
+            budget -= turn.num_tokens
+        picked.sort(key=lambda turn: turn.num_tokens > 1)
+        return picked
+
+    def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
+        """Whether `own` can be computed up to `end`, if need be after the shadows of idle sequences are dropped."""
+        busy = {turn.own.id for turn in turns}
+        idle = (shadow.own for seq_id, shadow in list(self._shadows.items()) if seq_id not in busy)
+        while self.blocks.num_needed(own, end) > self.blocks.num_free:
+            victim = next(idle, None)
+            if victim is None:
+                return False
+            self.forget(victim)
+        return True
+
+    def _append(self, turn: DraftStep, token: int) -> bool:
+        """Take a drafted token in; returns whether another one is wanted after it."""
+        return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
+
+    def _fail(self, error: Exception) -> None:
+        """Drop all shadows, because nothing is known of the executor's state."""
+        self._num_failures += 1
+        ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
+        _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)
+        for shadow in list(self._shadows.values()):
+            self.forget(shadow.own)
+        self.blocks.forget_content()
+        self._freed.clear()
+        self._executor.reset()

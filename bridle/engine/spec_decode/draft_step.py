@@ -1,0 +1,110 @@
+"""One draft of a smaller model under way: how each of its tokens is drawn, and what is forced between them.
+
+A token is drawn as the one that it stands for would be: with the parameters, the key and the number of that draw, with
+what the request forbids at its place, and under the mask of the controller as far as that says before the step what
+it would answer after the tokens so far. What it forces there enters the draft. Where it says nothing, the
+draft ends, since nothing could be drawn behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.engine.control.decision import Branch, Decision, mask_words
+from bridle.engine.control.decision_validator import DecisionValidator
+from bridle.engine.interfaces import supports_draft_masks
+from bridle.engine.sampling.sample_rows import draw_row
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.engine.sequence import Sequence
+
+_PLAIN = Branch()
+
+
+@dataclass(slots=True, eq=False)
+class DraftStep:
+    """A sequence that gets `left` further tokens of a model with `vocab_size` ids. `own` are its tokens with those that
+    were drafted, `way` is how the next one is drawn."""
+
+    seq: Sequence
+    own: Sequence
+    left: int
+    way: Branch
+    vocab_size: int
+    num_drawn: int = 0
+    num_tokens: int = 0  # of the forward pass under way
+
+    def row(self, index: int) -> SampleRow:
+        """The row that drafts a token from logits row `index`.
+
+        A draw is a point between 0 and 1, the same for both models, that is looked up in the probabilities added up in
+        the order of the vocabulary. Where the two models agree about these, they give the same token even at a high
+        temperature; draws of the draft model's own would agree only as often as two samples of one distribution do.
+        """
+        drafted = self.drafted
+        row = draw_row(self.seq, self.way, self.own.id, index, drafted, len(drafted), self.num_drawn)
+        row.sampling, row.num_traced = self.own.sampling, 0
+        if self.way.sampling is not None:
+            row.sampling = self.way.sampling.with_(logprobs=None, prompt_logprobs=None)
+        if row.bias:
+            row.bias = tuple((token, addend) for token, addend in row.bias if token < self.vocab_size)
+        if row.mask is not None:
+            num_bytes = 4 * mask_words(self.vocab_size)
+            row.mask = row.mask[:num_bytes].ljust(num_bytes, b"\0")
+        return row
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """What was drafted so far."""
+        return tuple(self.own.tokens[len(self.seq.tokens) :])
+
+    def append(self, token: int, rules: DecisionValidator) -> bool:
+        """Take a drafted token in; returns whether another one is wanted after it."""
+        self.own.tokens.append(token)
+        self.left -= 1
+        self.num_drawn += 1
+        return self.left > 0 and token not in self.seq.stop_ids and self._go_on(rules)
+
+    def _go_on(self, rules: DecisionValidator) -> bool:
+        """Find out how the next token is drawn, after those that are forced before it."""
+        pool = self.seq.control.pool
+        if pool is None or not supports_draft_masks(pool):
+            return True
+        while len(self.own.tokens) < self.own.max_len:
+            decision = pool.draft_decision(self.seq.id, self.drafted)
+            if decision is None or rules.problem(self.seq, decision, self.num_drawn) is not None:
+                return False
+            if is_plain_draw(decision):
+                self.way = decision.branches[0]
+                return True
+            if not self._force(decision):
+                return False
+        return False
+
+    def _force(self, decision: Decision) -> bool:
+        """Append what is forced; returns whether that is all that `decision` says."""
+        if not decision.is_forced or decision.branches[0].splices[0].backtrack:
+            return False
+        tokens = decision.branches[0].splices[0].ff_tokens
+        if not tokens or max(tokens) >= self.vocab_size:
+            return False
+        self.own.tokens += tokens
+        return True
+
+
+def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
+    """How the next token of `seq` is drawn; None if that is not known, or if no draft can be held against it."""
+    pool, decision = seq.control.pool, seq.control.answer
+    if pool is None:
+        return _PLAIN
+    if decision is None:
+        if not supports_draft_masks(pool):
+            return _PLAIN
+        decision = pool.draft_decision(seq.id, ())
+    if decision is None or not is_plain_draw(decision) or rules.problem(seq, decision) is not None:
+        return None
+    return decision.branches[0]
+
+
+def is_plain_draw(decision: Decision) -> bool:
+    """Whether a token is drawn in one way, and kept."""
+    return decision.is_draw and len(decision.branches) == 1 and not decision.branches[0].splices

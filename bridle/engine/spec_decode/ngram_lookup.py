@@ -1,0 +1,145 @@
+"""Drafts without a model: what followed the last time the same few tokens stood there.
+
+The text that is looked into is the client's prediction, if there is one, then prompt and output. Wherever the output
+copies from it (code that is edited, answers that quote, JSON with the keys of the prompt), the copy goes on as it did
+there: prompt lookup (Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Of the places where the last
+`NGRAM` tokens stood before, the one that agrees furthest back is taken, among the latest few.
+
+A copy that meets another token than its own is taken up again where the text is like it a few tokens further on, or
+else behind the token that was changed: edits mostly change little.
+
+Every token costs one entry of a dictionary, and taking tokens back undoes exactly what appending them did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+#: So many tokens must agree before a copy is expected.
+NGRAM = 3
+#: So many earlier places are compared, the latest first, each so far back.
+_MAX_PLACES = 8
+_MAX_AGREEMENT = 32
+#: So many tokens further on a copy may go on, and so often in a row it may meet another token than its own.
+_MAX_GAP, _MAX_MISSES = 8, 2
+_Key = tuple[int, ...]
+
+
+class NgramIndex:
+    """The text of one sequence, searchable by its last tokens. `prediction` is what the client expects as output."""
+
+    def __init__(self, prediction: Sequence[int] = ()) -> None:
+        self._text = list(prediction)
+        self._num_predicted = len(self._text)
+        self._latest: dict[_Key, int] = {}  # an n-gram -> the position after its latest occurrence
+        self._before: list[int | None] = []  # per position of the text: the occurrence before that one
+        self._index(self._num_predicted)
+        self._next = 0 if self._text else None  # where the copy under way goes on
+        self._num_misses = 0  # how often in a row it met another token
+        self._agreement = NGRAM  # how many tokens in a row were its own since it last met another one
+
+    def follow(self, tokens: Sequence[int], num_prompt: int, limit: int) -> None:
+        """Bring the text up to `tokens`, of which the first `num_prompt` are prompt: at most `limit` of them at once.
+
+        The caller tells of tokens that were taken back with `cut`.
+        """
+        first = self._num_predicted
+        known = len(self._text) - first
+        fresh = tokens[known : known + limit]
+        for token in fresh[max(num_prompt - known, 0) :]:
+            if self._next is None:
+                break
+            self._next = self._behind(token, self._next)
+        self._text += fresh
+        self._index(len(self._text))
+
+    def _behind(self, token: int, place: int) -> int | None:
+        """Where the copy that stands at `place` goes on after `token`."""
+        text = self._text
+        if place < len(text) and text[place] == token:
+            self._num_misses = 0
+            self._agreement += 1
+            return place + 1
+        self._num_misses += 1
+        self._agreement = 0
+        if self._num_misses > _MAX_MISSES or place + 1 >= len(text):
+            return None
+        near = text[place + 1 : place + 1 + _MAX_GAP]
+        if token in near:
+            return place + near.index(token) + 2
+        behind = text[max(place - self._num_misses, 0) : place]
+        return place if self._num_misses > 1 and token in behind else place + 1
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens of the sequence."""
+        size = self._num_predicted + num_tokens
+        while len(self._before) > size:
+            end = len(self._before)
+            before = self._before.pop()
+            if end >= NGRAM:
+                key = tuple(self._text[end - NGRAM : end])
+                if before is None:
+                    del self._latest[key]
+                else:
+                    self._latest[key] = before
+        if len(self._text) > size:
+            del self._text[size:]
+            self._next = None
+
+    def __len__(self) -> int:
+        """How many tokens of the sequence are known."""
+        return len(self._text) - self._num_predicted
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        """At most `limit` tokens that may come next; none if nothing like the end of the text stood there before."""
+        if self._next is None or self._agreement < NGRAM:
+            found = self._search()
+            if found is not None:
+                self._next, self._num_misses, self._agreement = found, 0, NGRAM
+        start = self._next
+        if start is None:
+            return ()
+        part = self._text[start : start + limit]
+        while part and len(part) < limit and start + len(part) >= len(self._text):
+            part += part[: limit - len(part)]  # the copy has come to its own beginning: the text repeats itself
+        return tuple(part)
+
+    def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+        """The same, if `tokens` came first. Nothing is remembered of them."""
+        size, going_on = len(self), (self._next, self._num_misses, self._agreement)
+        self._text += tokens
+        self._index(len(self._text))
+        self._next = None
+        found = self.draft(limit)
+        self.cut(size)
+        self._next, self._num_misses, self._agreement = going_on
+        return found
+
+    def _index(self, end: int) -> None:
+        text, before, latest = self._text, self._before, self._latest
+        before += [None] * (min(end, NGRAM - 1) - len(before))
+        first = len(before) - NGRAM + 1  # where the next n-gram begins
+        for last, key in enumerate(
+            zip(*(text[first + place : end] for place in range(NGRAM)), strict=False), first + NGRAM
+        ):
+            before.append(latest.get(key))
+            latest[key] = last
+
+    def _search(self) -> int | None:
+        """Where the text after the longest earlier copy of its end begins."""
+        text, best, most = self._text, None, 0
+        place = self._before[-1] if self._before else None
+        for _ in range(_MAX_PLACES):
+            if place is None:
+                break
+            agreement = _agreement(text, place)
+            if agreement > most:
+                best, most = place, agreement
+            place = self._before[place - 1]
+        return best
+
+
+def _agreement(text: Sequence[int], place: int) -> int:
+    """How many tokens before `place` are the last ones of the text."""
+    size, most = len(text), min(place, _MAX_AGREEMENT)
+    return next((n for n in range(most) if text[place - 1 - n] != text[size - 1 - n]), most)

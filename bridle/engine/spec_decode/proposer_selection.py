@@ -1,0 +1,276 @@
+"""What drafters guess: which of them is asked about which sequence, what its controller makes of that, and how often
+each was right.
+
+What a controller proposes comes first, then what the text itself says, then what the draft model says. What is guessed
+is weighed in `Speculation`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import supports_draft_filtering
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.cost_model import (
+    BaseStep,
+    DraftProposal,
+    DraftRequest,
+    depth_worth,
+    fitting,
+    worth_asking,
+)
+from bridle.engine.spec_decode.proposers import LookupDrafter, ProposalDrafter, Proposer
+from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
+
+#: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
+_CHOSEN = 0.8
+#: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
+_LEAST_COPIED = 0.2
+
+
+@dataclass(slots=True)
+class DraftBackoff:
+    """Steps in which the same sequences are not looked at, because no draft was worth looking for or none was found.
+    Each rest is longer than the one before."""
+
+    length: int = 0
+    left: int = 0
+    who: tuple[int, int] = (0, 0)  # how many sequences, and the last of them
+    is_due: bool = False  # nothing was looked for in the step under way
+    was_due: bool = False  # nor for those whose controllers are told ahead
+
+    def begin(self, sequences: list[Sequence], longest: int) -> None:
+        self.length = self.left = min(2 * self.length + 1, longest)
+        self.who = len(sequences), sequences[-1].id
+
+    def end(self) -> None:
+        self.length = self.left = 0
+
+    def holds(self, sequences: list[Sequence]) -> bool:
+        """Whether the next step is one of rest."""
+        return self.left > 0 and bool(sequences) and self.who == (len(sequences), sequences[-1].id)
+
+    def goes_on(self, sequences: list[Sequence]) -> bool:
+        """Whether this step is one of rest."""
+        if not self.holds(sequences):
+            self.left = 0
+            return False
+        self.left -= 1
+        return True
+
+
+class ProposerSelector:
+    """Asks the drafters, and learns what asking costs and gives. `rest` is ended by what is looked for."""
+
+    def __init__(self, model: Proposer | None, vocab_size: int, timer: Callable[[], float], rest: DraftBackoff) -> None:
+        self._proposals = ProposalDrafter(vocab_size)
+        self._lookup = LookupDrafter()
+        self._model = model
+        self._drafters: tuple[Proposer, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
+        self._modelled, self._copied = (
+            AcceptanceRate(),
+            AcceptanceRate(),
+        )  # how often either was right, whatever the sequence
+        self.num_sequences = 1  # of the step that was planned last
+        self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers, seconds of a part
+        self._sizes: dict[type, Average] = defaultdict(Average)  # and its rows
+        self._foreseeing: dict[type, Average] = defaultdict(Average)
+        self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
+        self.timer = timer
+        self._rest = rest
+        self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
+
+    def hear(self, seq: Sequence, decision: Decision) -> None:
+        """Take in what a controller proposes with its answer."""
+        self._proposals.hear(seq, decision)
+
+    def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
+        """What drafters say, each about what those before it say nothing about."""
+        guesses = self.take_proposals(wishes)
+        guesses += self._look_up(_others(wishes, guesses), step)
+        if self._model is not None:
+            guesses += self._ask(self._model, _others(wishes, guesses), step)
+        return guesses
+
+    def take_proposals(self, wishes: list[DraftRequest]) -> list[DraftProposal]:
+        """What controllers propose."""
+        found = self._proposals.draft((wish.seq, wish.limit) for wish in wishes)
+        guesses = []
+        for wish in wishes:
+            if wish.seq.id in found:
+                drafts = wish.seq.drafts
+                drafts.source = drafts.proposed
+                guesses.append(
+                    DraftProposal(
+                        wish,
+                        self._lead(wish.seq, found[wish.seq.id], wish.limit),
+                        drafts.proposed.chance,
+                        asking=self._asking(wish.seq),
+                    )
+                )
+                drafts.proposed.decay()
+        return guesses
+
+    def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
+        """What the text itself says, where that was right as often as the draft model is, and often enough to pay.
+        Elsewhere it is only watched."""
+        chances = self._copied_chances([wish.seq for wish in wishes])
+        ranked = sorted(chances.values())
+        room, guesses = step.room, []
+        for wish in sorted(wishes, key=lambda wish: -chances[wish.seq.id]):
+            seq, chance = wish.seq, chances[wish.seq.id]
+            num_alike = len(ranked) - bisect_left(ranked, chance)
+            cost = self._asking(seq) + step.cost(max(self._sizes[type(seq.control.pool)].each, 1.0), chance)
+            depth = depth_worth(chance, cost, step, num_alike) if wish.is_free else wish.limit
+            if not depth:
+                self._foreseeing[type(seq.control.pool)].fade()
+            if not depth or (self._model is not None and chance < self._model_chance(seq)):
+                self.track_unverified(seq, self._copy(seq, 1))
+                continue
+            self._rest.is_due = False
+            limit = wish.limit
+            if seq.is_controlled:  # asking it takes time: no further than there is room for
+                limit = min(limit, depth, -(-max(room, 0) // num_alike))
+            if tokens := self._copy(seq, limit):
+                seq.drafts.source = seq.drafts.copied
+                parts = self._lead(seq, tokens, limit)
+                guesses.append(DraftProposal(wish, parts, chance, asking=self._asking(seq)))
+                room -= sum(map(len, parts)) if seq.is_controlled else 0
+        return guesses
+
+    def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
+        """That what the text says is right, by sequence id: by this sequence, and before that by all others."""
+        num_steps = self._rest.length + 1
+        self._copied.decay(num_steps)
+        chances = {}
+        for seq in sequences:
+            self._settle_watched(seq)
+            chances[seq.id] = seq.drafts.copied.chance_among(self._copied, _LEAST_COPIED, self.num_sequences)
+            seq.drafts.copied.decay(num_steps)
+        return chances
+
+    def _copy(self, seq: Sequence, limit: int) -> tuple[int, ...]:
+        return self._lookup.draft([(seq, limit)]).get(seq.id, ())
+
+    def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
+        """Remember what the text says comes next where that is not computed: whether it was right is learnt for
+        nothing."""
+        seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
+
+    def _settle_watched(self, seq: Sequence) -> None:
+        """Hold the last guess that was only watched against the token that came."""
+        watched, seq.drafts.watched = seq.drafts.watched, None
+        if watched is not None and watched[0] < len(seq.tokens):
+            is_right = int(seq.tokens[watched[0]] == watched[1])
+            seq.drafts.copied.note(1, is_right)
+            self._copied.note(1, is_right)
+
+    def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
+        """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
+        Where these are others than were guessed, the text is asked how it goes on after them."""
+        pool = seq.control.pool
+        if not tokens or not supports_draft_filtering(pool):
+            return singles(tokens)
+        began = self.timer()
+        parts: list[tuple[int, ...]] = []
+        room = seq.max_len - len(seq.tokens) - 1
+        while tokens:
+            found, is_other = pool.filter_draft(seq.id, tokens)
+            parts += found
+            if not is_other or len(parts) >= limit:
+                break
+            path = [token for part in parts for token in part]
+            tokens = self._lookup.draft_after(seq, path, min(limit - len(parts), room - len(path)))
+        spent = self.timer() - began
+        self._leading[type(pool)].note(max(len(parts), 1), spent)
+        self._sizes[type(pool)].note(len(parts), sum(map(len, parts)))
+        self._seconds_ahead += spent
+        return fitting(parts, limit, room)
+
+    def _asking(self, seq: Sequence) -> float:
+        """Seconds that it takes to ask what steers `seq` about a drafted token."""
+        if not seq.is_controlled:
+            return 0.0
+        if seq.drafts.foretold is not None:
+            return self._waiting.of_row()
+        kind = type(seq.control.pool)
+        return self._leading[kind].each + self._foreseeing[kind].each
+
+    def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
+        """Note how long it took to ask what steers `seq` about the drafts of a step."""
+        self._foreseeing[type(seq.control.pool)].note(max(num_known, 1), seconds)
+        self._seconds_ahead += seconds
+
+    def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:
+        """Note how long a step waited for controllers that are far away."""
+        told = [seq.drafts.foretold for seq in sequences if seq.drafts.foretold is not None]
+        if told:
+            self._waiting.note(sum(map(len, told)), seconds)
+
+    def take_seconds_ahead(self) -> float:
+        """Seconds since the last call that drafters and foreseeing took: they are no cost of rows."""
+        seconds, self._seconds_ahead = self._seconds_ahead, 0.0
+        return seconds
+
+    def _ask(self, model: Proposer, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
+        """What the draft model says, as far ahead as it is worth its time."""
+        chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
+        counts = worth_asking(wishes, chances, model, step)
+        self._rest.is_due &= not counts
+        num_steps = self._rest.length + 1
+        self._modelled.decay(num_steps)
+        began = self.timer()
+        found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
+        self._seconds_ahead += self.timer() - began
+        guesses = []
+        for wish in wishes:
+            drafts = wish.seq.drafts
+            if wish.seq.id in found:
+                drafts.source = drafts.modelled
+                parts = self._lead(wish.seq, found[wish.seq.id], wish.limit)
+                guesses.append(DraftProposal(wish, parts, chances[wish.seq.id], is_paid=True))
+            drafts.modelled.decay(num_steps)
+        return guesses
+
+    def _model_chance(self, seq: Sequence) -> float:
+        """That what the draft model says is right: by this sequence, and before that by all others."""
+        return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
+
+    def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
+        """Note how many of the drafts of a step were drawn."""
+        source = seq.drafts.source or seq.drafts.copied
+        source.note(num_drafted, num_right)
+        if source is seq.drafts.modelled:
+            self._modelled.note(num_drafted, num_right)
+        elif source is seq.drafts.copied:
+            self._copied.note(num_drafted, num_right)
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what drafters keep of a sequence that is over or gives up its room."""
+        for drafter in self._drafters:
+            drafter.forget(seq)
+
+    def cut(self, seq: Sequence) -> None:
+        """Note that tokens of `seq` were taken back."""
+        seq.drafts.watched = None
+        for drafter in self._drafters:
+            drafter.cut(seq)
+
+    def close(self) -> None:
+        """Release what drafters hold."""
+        for drafter in self._drafters:
+            drafter.close()
+
+
+def _others(wishes: list[DraftRequest], guesses: list[DraftProposal]) -> list[DraftRequest]:
+    """The wishes for which there is no guess."""
+    guessed = {guess.wish.seq.id for guess in guesses}
+    return [wish for wish in wishes if wish.seq.id not in guessed]
+
+
+def singles(tokens: Iterable[int]) -> list[tuple[int, ...]]:
+    return [(token,) for token in tokens]

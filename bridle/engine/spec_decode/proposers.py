@@ -1,0 +1,148 @@
+"""What guesses how sequences go on: one interface, and the guesses that need no model.
+
+A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
+since each guess is held against what is then drawn (`SamplePlanner`). `ProposalDrafter` takes what a
+controller proposes, `LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in
+`draft_model` asks a smaller model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from bridle.engine.control.decision import MAX_PROPOSED, Decision
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import Proposal
+from bridle.engine.spec_decode.ngram_lookup import NgramIndex
+
+#: Tokens of a text that are made searchable in one step.
+_MOST_INDEXED = 4096
+
+#: A sequence, and how many tokens are wanted for it at most.
+Wish = tuple[Sequence, int]
+#: Guessed tokens by sequence id; a sequence for which there is no guess is not in it.
+Drafts = dict[int, tuple[int, ...]]
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of sequences. What it keeps of one follows its tokens, and goes with its KV."""
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Guess the tokens that follow those of each sequence."""
+        raise NotImplementedError
+
+    def seconds(self, num_sequences: int) -> float:
+        """How long one token for each of so many sequences takes; 0 if that is nothing beside a step."""
+        raise NotImplementedError
+
+    def cut(self, seq: Sequence) -> None:
+        """Note that tokens of `seq` were taken back."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what is kept for a sequence that is over, or gives up its room."""
+
+    def close(self) -> None:
+        """Release what the drafter holds. Idempotent."""
+
+
+class ProposalDrafter:
+    """Drafts what a controller has proposed, as long as it comes true. It lies at the sequence itself."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def hear(self, seq: Sequence, decision: Decision) -> None:
+        """Take in what an answer proposes, up to a token that does not exist: for that the answer is refused, once it
+        is due. One that proposes nothing leaves the last proposal as it is."""
+        if len(decision.branches) != 1 or not decision.is_draw:
+            return
+        tokens = decision.branches[0].draft
+        if not tokens or not isinstance(tokens, tuple):
+            return
+        tokens = tokens[:MAX_PROPOSED]
+        known = next((i for i, token in enumerate(tokens) if not self._is_known(token)), len(tokens))
+        seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """What is left of the proposals."""
+        return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
+
+    def _is_known(self, token: object) -> bool:
+        return isinstance(token, int) and 0 <= token < self._vocab_size
+
+    def seconds(self, num_sequences: int) -> float:
+        """Nothing."""
+        return 0.0
+
+    def cut(self, seq: Sequence) -> None:
+        """Forget a proposal that began behind the end; one that was under way goes on from there."""
+        proposal = seq.drafts.proposal
+        if proposal is not None:
+            proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
+            if proposal.num_true < 0:
+                seq.drafts.proposal = None
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing is kept beside the sequence."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
+    """At most `limit` tokens that the controller of `seq` has proposed to come next. A proposal that has not come true
+    is forgotten, and so is one at whose end the sequence is."""
+    proposal, answer = seq.drafts.proposal, seq.control.answer
+    if proposal is None or (answer is not None and (len(answer.branches) != 1 or not answer.is_draw)):
+        return ()
+    fresh = seq.tokens[proposal.at + proposal.num_true :]
+    if fresh:
+        if tuple(fresh) != proposal.tokens[proposal.num_true : proposal.num_true + len(fresh)]:
+            seq.drafts.proposal = None
+            return ()
+        proposal.num_true += len(fresh)
+    if proposal.num_true == len(proposal.tokens):
+        seq.drafts.proposal = None
+    return proposal.tokens[proposal.num_true : proposal.num_true + limit]
+
+
+class LookupDrafter:
+    """Drafts what followed where the same few tokens stood before: in the client's prediction, prompt and output."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, NgramIndex] = {}
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Copy on, for the sequences whose whole text is searchable by now."""
+        found: Drafts = {}
+        for seq, limit in wishes:
+            text = self._texts.get(seq.id)
+            if text is None:
+                text = self._texts[seq.id] = NgramIndex(seq.sampling.prediction_ids[: seq.max_len])
+            text.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
+            if len(text) == len(seq.tokens) and (tokens := text.draft(limit)):
+                found[seq.id] = tokens
+        return found
+
+    def draft_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+        """Copy on after tokens that may follow those of `seq`, which was just drafted for."""
+        text = self._texts.get(seq.id)
+        return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
+
+    def seconds(self, num_sequences: int) -> float:
+        """Microseconds: nothing."""
+        return 0.0
+
+    def cut(self, seq: Sequence) -> None:
+        """Take the same tokens back in the text."""
+        if seq.id in self._texts:
+            self._texts[seq.id].cut(len(seq.tokens))
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop the text: so much is kept as KV is."""
+        self._texts.pop(seq.id, None)
+
+    def close(self) -> None:
+        """Drop all texts."""
+        self._texts.clear()

@@ -1,0 +1,203 @@
+"""How many tokens of which sequences are drafted, so that one pass may give several tokens of one sequence.
+
+A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is drawn. It never
+changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
+is not what was drawn is forgotten, with all that follow it (`SamplePlanner`). So this module decides about time alone.
+
+A draft is worth its row if the chance that it is right, by what was right of late, exceeds the share of the step that
+a row takes, times the tokens that the step gives anyway. A full batch, whose rows are not cheap and whose tokens are
+many, thus gets none. What is copied from the text costs no time, so that it is guessed first and then weighed; a draft
+model is weighed before it is run. A request may say how many drafts it wants at most: it gets these until steps have
+shown what rows cost, and then as many of them as are worth it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import supports_lookahead, supports_remote_lookahead
+from bridle.engine.scheduling.step_plan import StepPlan
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.cost_model import MOST_DRAFTS, BaseStep, DraftProposal, DraftRequest, worth_while, worthy
+from bridle.engine.spec_decode.proposer_selection import DraftBackoff, ProposerSelector, singles
+from bridle.engine.spec_decode.proposers import Drafts, Proposer, proposed
+from bridle.engine.spec_decode.step_cost import StepCost
+from bridle.errors import InvalidRequest
+from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
+
+#: The most tokens that controllers are told ahead in one step.
+_MOST_TOLD = 64
+#: Seconds that it takes to clone the guest of a controller that is far away, as was measured: for what is told to more
+#: than one of them there has to be so much time in a step.
+_CLONE_SECONDS = 1.25e-3
+#: A row of more tokens than this is taken for a part of a prompt.
+_MOST_FORCED = 32
+#: After so many steps it is known what rows cost.
+_ENOUGH_STEPS = 16
+#: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
+_LONGEST_REST = 8
+#: The same after steps in which the text said nothing.
+_LONGEST_SILENCE = 3
+
+
+class Speculation:
+    """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
+    `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
+
+    def __init__(
+        self,
+        default: int | None = None,
+        model: Proposer | None = None,
+        vocab_size: int = 1 << 31,
+        timer: Callable[[], float] = time.thread_time,
+    ) -> None:
+        if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
+            raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
+        self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
+        self.is_used = self._default != 0  # whether any request has asked for drafts
+        self._rest = DraftBackoff()
+        self.guessing = ProposerSelector(model, vocab_size, timer, self._rest)
+        self.cost = StepCost()
+
+    def on_sequence_added(self, seq: Sequence) -> None:
+        """Note that a sequence begins. Once one asks for drafts, or has them proposed, costs are learned."""
+        asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
+        self.is_used = self.is_used or bool(predicted if asked is None else asked)
+
+    def _wanted(self, seq: Sequence) -> int:
+        """How many drafts the request of `seq` asks for."""
+        wanted = seq.sampling.speculate
+        if wanted is None:
+            has_proposal = seq.drafts.proposal is not None and bool(proposed(seq, 1))
+            return AUTO_DRAFTS if seq.sampling.prediction_ids or has_proposal else self._default
+        return wanted
+
+    def on_decision(self, seq: Sequence, decision: Decision) -> None:
+        """Take in what a controller proposes with its answer."""
+        self.guessing.hear(seq, decision)
+        if seq.drafts.proposal is not None:
+            self.is_used = self.is_used or seq.sampling.speculate != 0
+            self._rest.end()
+
+    def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
+        """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
+        asked now. `draft` gives no others for them."""
+        if not self.is_used:
+            return {}
+        chosen = list(sequences)
+        for seq in chosen:
+            seq.drafts.foretold = ()
+        if self._rest.holds(chosen):
+            return {}
+        wishes = self._wishes(chosen)
+        if not wishes:
+            return {}
+        num_sequences = max(self.guessing.num_sequences, len(chosen))
+        seconds = self.cost.of_step(num_sequences)
+        step = BaseStep(seconds, self.cost.of_row(), self.cost.of_other(), num_sequences, _MOST_TOLD)
+        self._rest.is_due = all(wish.is_free for wish in wishes)
+        wishes = worthy(wishes, step)
+        has_time = not self._rest.is_due or len(chosen) == 1 or seconds > len(chosen) * _CLONE_SECONDS
+        guesses = self.guessing.guess(wishes, step) if has_time else self.guessing.take_proposals(wishes)
+        self._rest.was_due = self._rest.is_due and not guesses
+        drafts = worth_while(guesses, step)
+        for guess in guesses:
+            state = guess.wish.seq.drafts
+            state.foretold, state.chance = guess.tokens(drafts.get(guess.wish.seq.id, 0)), guess.chance
+        return {guess.wish.seq.id: told for guess in guesses if (told := guess.wish.seq.drafts.foretold)}
+
+    def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
+        """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
+        chosen = list(sequences)
+        self.guessing.num_sequences = len(chosen)
+        if room <= 0 or self._rest.goes_on(chosen):
+            return {}
+        wishes = self._wishes(chosen)
+        if not wishes:
+            return {}
+        are_free = self._rest.is_due = all(wish.is_free for wish in wishes)
+        seconds = self.cost.of_step(len(chosen), num_tokens - len(chosen))
+        step = BaseStep(seconds, self.cost.of_row(), self.cost.of_other(), len(chosen), room)
+        wishes = worthy(wishes, step)
+        told = [wish for wish in wishes if wish.seq.drafts.foretold is not None]
+        guesses = [
+            DraftProposal(wish, singles(tokens), wish.seq.drafts.chance) for wish in told if (tokens := _told(wish))
+        ]
+        guesses += self.guessing.guess(
+            [wish for wish in wishes if wish.seq.drafts.foretold is None] if told else wishes, step
+        )
+        if guesses:
+            self._rest.end()
+        elif self._rest.is_due and (self._rest.was_due or not told):
+            self._rest.begin(chosen, _LONGEST_REST)
+        elif are_free and not told:
+            self._rest.begin(chosen, _LONGEST_SILENCE)
+        drafts, counts = {}, worth_while(guesses, step)
+        for guess in guesses:
+            seq, taken = guess.wish.seq, counts.get(guess.wish.seq.id, 0)
+            if taken:
+                drafts[seq.id] = guess.tokens(taken)
+                seq.drafts.sizes = tuple(map(len, guess.parts[:taken]))
+            elif guess.parts and seq.drafts.source is seq.drafts.copied:
+                self.guessing.track_unverified(seq, guess.parts[0])
+        return drafts
+
+    def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
+        """Learn from a step over `sequences` that took so many seconds, `waited` of them for controllers: what rows
+        cost, if it had tokens and no long prompts."""
+        self.guessing.note_waited(sequences, waited)
+        seconds -= waited + self.guessing.take_seconds_ahead()
+        others = [row.num_scheduled - row.num_logits for row in plan.rows]
+        if others and max(others) < _MOST_FORCED:
+            self.cost.note(plan.num_logits, seconds, sum(others))
+
+    def may_draft(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether the next step may have drafts for any of them."""
+        return self.is_used and any(self._wish(seq) is not None for seq in sequences)
+
+    def _wishes(self, sequences: Iterable[Sequence]) -> list[DraftRequest]:
+        return [wish for seq in sequences if (wish := self._wish(seq)) is not None]
+
+    def _wish(self, seq: Sequence) -> DraftRequest | None:
+        wanted = self._wanted(seq)
+        if not wanted or not _may_draft(seq):
+            return None
+        limit = min(MOST_DRAFTS if wanted == AUTO_DRAFTS else wanted, seq.max_len - len(seq.tokens) - 1)
+        is_free = wanted == AUTO_DRAFTS or self.cost.num_steps >= _ENOUGH_STEPS
+        return DraftRequest(seq, limit, is_free) if limit > 0 else None
+
+
+def _told(wish: DraftRequest) -> tuple[int, ...]:
+    """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
+    seq, pool = wish.seq, wish.seq.control.pool
+    tokens = (seq.drafts.foretold or ())[: wish.limit]
+    if tokens and seq.control.answer is not None and supports_lookahead(pool):
+        return tokens[: len(pool.lookahead(seq.id, tokens))]
+    return tokens
+
+
+def _may_draft(seq: Sequence) -> bool:
+    """Whether the next draws can be made ahead: it decodes, what steers it can foresee, no score is missing."""
+    if seq.kv.is_prefilling or seq.request.embeds:
+        return False
+    if seq.is_controlled and not _is_foreseen(seq):
+        return False
+    if seq.output.ending is not None or seq.wants_scores:
+        return False
+    if (
+        seq.is_controlled and seq.output.text is not None and seq.output.text.may_go
+    ):  # it hears of each draw before one takes others back
+        return False
+    if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
+        return False
+    return seq.draws.was_forked or seq.sampling.n == 1
+
+
+def _is_foreseen(seq: Sequence) -> bool:
+    """Whether what steers `seq` may be asked ahead, or was."""
+    pool = seq.control.pool
+    if not getattr(seq.request.controller, "is_pure", True) or not supports_lookahead(pool):
+        return False
+    return seq.drafts.foretold is not None or not supports_remote_lookahead(pool)

@@ -1,0 +1,170 @@
+"""What a token more or less in a step costs, and how often guesses are right: both by the steps of late."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class StepCost:
+    """Seconds of a step as a plane over its rows, whose logits are asked for, and its further tokens, which cost less;
+    fitted by least squares to the steps of late."""
+
+    #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
+    #: even share: many tokens are computed more cheaply than few.
+    FIRST_SHARE, FIRST_EVEN = 0.1, 0.5
+    #: Variances below these say nothing of what one more costs: of a number, and of what is left of that of the rows
+    #: once the further tokens are known.
+    _LEAST_SPREAD, _LEAST_OWN = 0.25, 0.05
+    #: What steps still count after the next one.
+    _MEMORY = 0.98
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # that were noted
+        self._weight = 0.0
+        # Means of rows, further tokens and seconds; then (co)variances of the same, times the weight.
+        self._rows = self._others = self._seconds = 0.0
+        self._rows_rows = self._others_others = self._rows_others = 0.0
+        self._rows_seconds = self._others_seconds = 0.0
+        self._row: float | None = None  # what one costs, once it was asked for
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any step was noted."""
+        return self._weight > 0.0
+
+    def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
+        """Take one step in: means and moments about them, as in Welford's method with weights."""
+        self.num_steps += 1
+        self._row = None
+        kept = self._MEMORY * self._weight
+        self._weight = kept + 1.0
+        rows, others, late = num_rows - self._rows, num_others - self._others, seconds - self._seconds
+        self._rows += rows / self._weight
+        self._others += others / self._weight
+        self._seconds += late / self._weight
+        share = kept / self._weight
+        self._rows_rows = self._MEMORY * self._rows_rows + share * rows * rows
+        self._others_others = self._MEMORY * self._others_others + share * others * others
+        self._rows_others = self._MEMORY * self._rows_others + share * rows * others
+        self._rows_seconds = self._MEMORY * self._rows_seconds + share * rows * late
+        self._others_seconds = self._MEMORY * self._others_seconds + share * others * late
+
+    def fade(self) -> None:
+        """Forget a little, so that what was too dear is tried again: one bad moment must not decide for ever."""
+        self._row = None
+        for name in ("_weight", "_rows_rows", "_others_others", "_rows_others", "_rows_seconds", "_others_seconds"):
+            setattr(self, name, self._MEMORY * getattr(self, name))
+        for name in ("_seconds", "_rows_seconds", "_others_seconds"):
+            setattr(self, name, self._MEMORY * getattr(self, name))
+
+    def of_row(self) -> float:
+        """Seconds that one more row costs."""
+        if self._row is None:
+            self._row = self._fitted_row()
+        return self._row
+
+    def _fitted_row(self) -> float:
+        if not self._weight:
+            return self.FIRST_SHARE
+        if self._own_spread() < self._LEAST_SPREAD * self._weight:
+            return min(self.FIRST_SHARE, self.FIRST_EVEN / max(self._rows, 1.0)) * self._seconds
+        return max((self._rows_seconds - self._slope() * self._others_seconds) / self._own_spread(), 0.0)
+
+    def of_other(self) -> float:
+        """Seconds that one more token without logits costs."""
+        if not self._has_others():
+            return 0.0
+        return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
+
+    def of_step(self, num_rows: int, num_others: int = 0) -> float:
+        """Seconds of a step of so many rows and further tokens."""
+        if not self._weight:
+            return 1.0
+        row, other = self.of_row(), self.of_other()
+        seconds = self._seconds + (num_rows - self._rows) * row + (num_others - self._others) * other
+        return max(seconds, 1e-9)
+
+    def _has_others(self) -> bool:
+        return self._others_others > 0.0 and self._others_others >= self._LEAST_SPREAD * self._weight
+
+    def _slope(self) -> float:
+        """How many rows more a step has for each further token: what rows cost is learnt from the rest."""
+        return self._rows_others / self._others_others if self._has_others() else 0.0
+
+    def _own_spread(self) -> float:
+        """What is left of the variance of rows, times the weight; none if further tokens explain nearly all of it."""
+        own = self._rows_rows - self._slope() * self._rows_others
+        return own if own >= self._LEAST_OWN * self._rows_rows else 0.0
+
+
+class Average:
+    """What one of something takes, in seconds or rows, by those of late."""
+
+    __slots__ = ("_number", "_taken")
+
+    def __init__(self) -> None:
+        self._number = self._taken = 0.0
+
+    @property
+    def each(self) -> float:
+        """What one takes; 0 before there was any."""
+        return self._taken / self._number if self._number else 0.0
+
+    def note(self, number: int, taken: float) -> None:
+        """Take in what so many took together."""
+        self._number = 0.98 * self._number + number
+        self._taken = 0.98 * self._taken + taken
+
+    def fade(self) -> None:
+        """Forget a little, so that what was too dear is tried again."""
+        self._taken *= 0.995
+
+
+@dataclass(slots=True)
+class AcceptanceRate:
+    """How many guesses were right of late; old ones count less and less."""
+
+    #: What is expected before there was any guess; it counts as much as one guess does.
+    PRIOR: ClassVar = 0.6
+    #: What old guesses still count after others, and after a step in which there may have been none.
+    MEMORY: ClassVar = 0.95
+    FADING: ClassVar = 0.99
+    #: In a large batch: as how many guesses of a sequence those of all others count, and by how many standard errors a
+    #: chance has to be clear of doubt.
+    OTHERS: ClassVar = 7.0
+    CARE: ClassVar = 2.0
+
+    num_right: float = 0.0
+    num_tried: float = 0.0
+
+    @property
+    def chance(self) -> float:
+        """That a guessed token is right if those before it are."""
+        return self.chance_from(self.PRIOR)
+
+    def chance_from(self, prior: float) -> float:
+        """The same, where something else than usual is expected at first."""
+        return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
+
+    def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
+        """The same for one of so many sequences of a step, where `others` tallies what all of them guessed. In a batch
+        each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
+        for more, and the chance is taken to be less by so many standard errors."""
+        share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
+        weight = 1.0 + share * self.OTHERS
+        chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)
+        error = math.sqrt(chance * (1.0 - chance) / (self.num_tried + others.num_tried + 1.0))
+        return max(chance - share * self.CARE * error, 0.0)
+
+    def note(self, num_guessed: int, num_right: int) -> None:
+        """Take in the guesses of one step."""
+        self.num_right = self.MEMORY * self.num_right + num_right
+        self.num_tried = self.MEMORY * self.num_tried + min(num_right + 1, num_guessed)
+
+    def decay(self, num_steps: int = 1) -> None:
+        """Forget a little, so that what was given up is tried again."""
+        kept = self.FADING**num_steps
+        self.num_right *= kept
+        self.num_tried *= kept

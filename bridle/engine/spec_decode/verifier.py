@@ -1,0 +1,154 @@
+"""Draws along drafts: which rows they need, and how far what is drawn is what was drafted.
+
+A draft holds if it is what its position draws. Between the draws there may be forced tokens, which were computed with
+the drafts. What follows the first draft that does not hold is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from bridle.engine.control.controller_manager import ControllerManager
+from bridle.engine.control.decision import Branch
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sampling.sample_rows import draw_row
+from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepResult
+from bridle.engine.sequence import Sequence
+from bridle.outputs import Logprob
+
+
+@dataclass(slots=True)
+class PlannedDraw:
+    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample. The rows
+    after that draw the tokens along the drafts of `item`."""
+
+    seq: Sequence
+    branch: Branch
+    row: int | None
+    item: Scheduled
+    ways: list[Branch] = field(default_factory=list)  # along the drafts: draws, and what is forced between them
+
+
+@dataclass(slots=True)
+class AcceptedDrafts:
+    """How many of the drafts of a step hold, and how many of these were drawn."""
+
+    num_tokens: int = 0
+    num_drawn: int = 0
+
+
+#: Of a row none of whose drafts holds.
+NONE_RIGHT = AcceptedDrafts()
+
+
+class DraftVerifier:
+    """Applies draws along drafts; `accept_one` applies a single one."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        steering: ControllerManager,
+        progress: OutputProcessor,
+        accept_one: Callable[[PlannedDraw, int, Logprob | None], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._steering = steering
+        self._progress = progress
+        self._accept_one = accept_one
+
+    def ways(self, item: Scheduled) -> list[Branch]:
+        """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
+        plain: list[Branch] = []
+        place = 1  # drafts after which the next way comes
+        for way in self._steering.foresight.foresee(item.seq, item.drafts):
+            forced = way.splices[0].ff_tokens if _is_forced(way) else ()
+            is_other = forced != item.drafts[place : place + len(forced)]
+            if is_other or (not forced and (way.splices or way.top_logprobs)):
+                break
+            plain.append(way)
+            place += max(len(forced), 1)
+        while plain and not plain[-1].sample:
+            plain.pop()  # nothing is drawn after it
+        return plain
+
+    def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:
+        """Apply the draws of a row with drafts in order, with what is forced between them, up to the first that is not
+        what was drafted."""
+        right = AcceptedDrafts()
+        ways = iter(draw.ways)
+        while self._accept_draft(draw, row, result, right):
+            way = next(ways, None)
+            if way is not None and not way.sample:
+                forced = way.splices[0].ff_tokens
+                num_forced = self._force_drafted(draw.seq, forced)
+                right.num_tokens += num_forced
+                way = None if draw.seq.is_finished or num_forced < len(forced) else next(ways, None)
+            if way is None:
+                break
+            if draw.seq.control.pool is not None:
+                self._steering.foresight.tell(draw.seq, right.num_tokens)
+            row += 1
+            if draw.seq.trace is not None:
+                self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)
+        return right
+
+    def _accept_draft(self, draw: PlannedDraw, row: int, result: StepResult, right: AcceptedDrafts) -> bool:
+        """Apply one draw; returns whether it is what was drafted, so that the next one counts."""
+        seq, drafts = draw.seq, draw.item.drafts
+        num_rewound = seq.output.usage.rewound_tokens
+        self._accept_one(draw, result.tokens[row], result.logprobs[row])
+        is_same = seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
+        if not is_same or right.num_tokens >= len(drafts) or result.tokens[row] != drafts[right.num_tokens]:
+            return False
+        right.num_tokens += 1
+        right.num_drawn += 1
+        if seq.is_finished:
+            return False
+        self._scheduler.advance(seq)
+        return True
+
+    def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
+        """Append forced tokens that were computed; returns how many entered before the output ended, or none if a
+        policy has changed the text."""
+        num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
+        self._steering.force(seq, 0, tokens)
+        is_same = seq.output.usage.rewound_tokens == num_rewound
+        num_forced = len(seq.tokens) - num_before if is_same else 0
+        if not seq.is_finished:
+            for _ in range(num_forced):
+                self._scheduler.advance(seq)
+        return num_forced
+
+
+def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
+    """How many drafts of a row are guesses and not forced: as the `ways` say, and behind them as was foreseen."""
+    covered = 1 if ways else 0
+    count = covered
+    for way in ways:
+        count += way.sample
+        covered += 1 if way.sample else len(way.splices[0].ff_tokens)
+    count -= max(covered - len(item.drafts), 0)  # the last draws what follows all drafts
+    starts = accumulate(item.seq.drafts.sizes, initial=0)
+    return count + sum(covered <= start < len(item.drafts) for start in list(starts)[:-1])
+
+
+def _is_forced(way: Branch) -> bool:
+    """Whether it appends tokens, and nothing else."""
+    return not way.sample and len(way.splices) == 1 and not (way.splices[0].backtrack or way.splices[0].when_sampled)
+
+
+def drafted_rows(draw: PlannedDraw) -> list[SampleRow]:
+    """The rows that draw along the drafts of a draw, after its own."""
+    item, rows = draw.item, list[SampleRow]()
+    place = 1
+    for way in draw.ways:
+        if way.sample:
+            index = item.last_logit + place
+            rows.append(draw_row(draw.seq, way, item.seq.id, index, item.drafts, place, len(rows) + 1))
+            place += 1
+        else:
+            place += len(way.splices[0].ff_tokens)
+    return rows

@@ -1,0 +1,99 @@
+"""From bridle's errors to what a client is told, whichever API it speaks: one table.
+
+Each API has words of its own for a kind of failure, and its own shape; which error is of which kind, which status it
+has over HTTP, and whether asking again may help is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from bridle.errors import (
+    BridleError,
+    ControllerError,
+    ControllerUnavailable,
+    DeadlineExceeded,
+    EngineClosed,
+    InternalError,
+    InvalidRequest,
+    ModelUnavailable,
+    OutOfBlocks,
+    Overloaded,
+    ProtocolError,
+    RequestCancelled,
+    ShardUnavailable,
+    TemplateFailure,
+    Unauthorized,
+    UnknownAdapter,
+    UnknownModel,
+    UnknownResponse,
+    UnknownTrace,
+)
+from bridle.safe_repr import public_text
+
+_MAX_ERROR_CHARS = 4_000
+
+
+class ErrorKind(Enum):
+    """What went wrong, in the sense that matters to who asked."""
+
+    UNAUTHORIZED = "unauthorized"
+    INVALID = "invalid"  # the request cannot be served as it stands
+    TEMPLATE = "template"  # the conversation cannot be rendered
+    CONTROLLER = "controller"  # its controller broke a rule
+    OVERLOADED = "overloaded"  # there is no room for this client now
+    BUSY = "busy"  # there is nothing to serve it with now
+    LOST = "lost"  # a process that it needs is gone
+    CANCELLED = "cancelled"
+    LATE = "late"  # its own time is up
+    BUG = "bug"
+
+
+class MappedError(NamedTuple):
+    """`status` is that of HTTP; one that `may_pass` says nothing against the request itself."""
+
+    kind: ErrorKind
+    status: int
+    may_pass: bool = False
+
+
+# The first class that matches decides: subclasses come before their bases.
+_TABLE: tuple[tuple[type[BridleError], MappedError], ...] = (
+    (Unauthorized, MappedError(ErrorKind.UNAUTHORIZED, 401)),
+    (UnknownModel, MappedError(ErrorKind.INVALID, 404)),
+    (UnknownAdapter, MappedError(ErrorKind.INVALID, 404)),
+    (UnknownTrace, MappedError(ErrorKind.INVALID, 404)),
+    (UnknownResponse, MappedError(ErrorKind.INVALID, 404)),
+    (TemplateFailure, MappedError(ErrorKind.TEMPLATE, 400)),
+    (InvalidRequest, MappedError(ErrorKind.INVALID, 400)),
+    (ProtocolError, MappedError(ErrorKind.INVALID, 400)),
+    (ControllerUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
+    (ControllerError, MappedError(ErrorKind.CONTROLLER, 422)),
+    (Overloaded, MappedError(ErrorKind.OVERLOADED, 429, may_pass=True)),
+    (RequestCancelled, MappedError(ErrorKind.CANCELLED, 499)),
+    (OutOfBlocks, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (ShardUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
+    (ModelUnavailable, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (EngineClosed, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (DeadlineExceeded, MappedError(ErrorKind.LATE, 504)),
+)
+_UNKNOWN = MappedError(ErrorKind.BUG, 500)
+
+
+def failure_of(error: BridleError) -> MappedError:
+    """What a client is told of an error."""
+    return next((failure for kind, failure in _TABLE if isinstance(error, kind)), _UNKNOWN)
+
+
+def retry_after(error: BridleError) -> float | None:
+    """In how many seconds to ask again, if that is known."""
+    return error.retry_after if isinstance(error, (Overloaded, ModelUnavailable)) else None
+
+
+def error_text(error: BridleError, *, hides_bugs: bool = True) -> str:
+    """What a client reads, of a bounded length. Unless told otherwise, of a bug it learns no more than that it is
+    one."""
+    is_hidden = hides_bugs and isinstance(error, InternalError)
+    text = "internal error; the server's log has more" if is_hidden else public_text(error)
+    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

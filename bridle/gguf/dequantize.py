@@ -1,0 +1,137 @@
+"""Packed blocks to numbers: the common types by `bridle.cpu_kernels`, older ones here, the rare ones by the `gguf`
+package.
+
+Every type here stores some bits per number and a scale or two per block; the layouts are those of ggml. Bytes come in
+as [rows, bytes per row], numbers go out as float32 [rows, numbers per row], the same ones that llama.cpp computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from bridle.cpu_kernels.ggml import TYPES, dequantize
+from bridle.errors import UnsupportedModel
+from bridle.gguf.format import TYPES_BY_NAME
+
+
+def decode_blocks(kind: str, rows: Tensor) -> Tensor:
+    """uint8 [R, bytes] of type `kind` -> float32 [R, numbers]. Raises `UnsupportedModel` for types without numbers."""
+    if kind in TYPES:
+        return dequantize(TYPES[kind], rows)
+    decode = _DECODERS.get(kind)
+    if decode is None:
+        return _decode_rare(kind, rows)
+    blocks = rows.reshape(-1, TYPES_BY_NAME[kind].size)  # [B, bytes]
+    return decode(blocks).reshape(rows.shape[0], -1)
+
+
+#: Types that the `gguf` package turns into numbers.
+RARE = frozenset(
+    {
+        *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+        *("TQ1_0", "TQ2_0", "NVFP4"),
+    }
+)
+
+
+def _decode_rare(kind: str, rows: Tensor) -> Tensor:
+    if kind not in RARE:
+        raise UnsupportedModel(f"tensors of type {kind} hold no weights that bridle could use")
+    if find_spec("gguf") is None:
+        raise UnsupportedModel(f"weights of type {kind} need the extra: pip install 'bridle[gguf]'")
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+
+
+def _half(pair: Tensor) -> Tensor:
+    """[B, 2] bytes -> float32 [B, 1]"""
+    return pair.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[B, ..., n] bytes -> [B, ..., 2 n]: all low halves, then all high ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _fifth_bits(mask: Tensor) -> Tensor:
+    """[B, 4] bytes, a bit per number -> [B, 32], 16 where it is set."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((mask[:, :, None] >> shifts) & 1).reshape(-1, 32) << 4
+
+
+def _f32(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.float32).clone()
+
+
+def _bf16(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.bfloat16).float()
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+def _integers_q5_0(blocks: Tensor) -> Tensor:
+    """[B, 22] bytes -> int8 [B, 32], -16 to 15"""
+    return (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).to(torch.int8) - 16
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _integers_q5_0(blocks).float() * _half(blocks[:, :2])
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    whole = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return whole.float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+#: Numbers of four bits with a sign, an exponent of two bits and one more bit, doubled.
+_DOUBLED_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+
+
+def _split_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, 17] bytes -> int8 [B, 32] and the exponents of their scales, int32 [B, 1]"""
+    return _DOUBLED_FP4[_nibbles(blocks[:, 1:]).long()], blocks[:, :1].int() - 128
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    integers, exponents = _split_mxfp4(blocks)
+    return torch.ldexp(integers.float(), exponents)
+
+
+def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
+    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none:
+    those of Q5_0 and MXFP4 are whole numbers with a scale; half precision does not have all scales of MXFP4."""
+    if kind == "Q5_0":
+        blocks = rows.reshape(-1, 22)
+        return _as_q8_0(blocks[:, :2], _integers_q5_0(blocks), rows)
+    if kind != "MXFP4":
+        return None
+    integers, exponents = _split_mxfp4(rows.reshape(-1, 17))
+    beyond = (exponents < -24) | (exponents > 15)
+    if bool((beyond & integers.any(1, keepdim=True)).any()):
+        return None
+    scales = torch.where(beyond, 0.0, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)).half()
+    return _as_q8_0(scales.view(torch.uint8), integers, rows)
+
+
+def _as_q8_0(scales: Tensor, integers: Tensor, rows: Tensor) -> Tensor:
+    """The bytes of half-precision scales [B, 2] and int8 [B, 32], in as many rows as `rows`"""
+    return torch.cat((scales, integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
+
+
+_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": _f32,
+    "F16": _half,
+    "BF16": _bf16,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,91 @@
+"""Routes that answer errors in the shape of their own API. The same shape is used for refusals before any route:
+unknown clients, wrong methods, bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from bridle.errors import BridleError
+from bridle.http.errors import (
+    Refuse,
+    RefusedBody,
+    describe_validation,
+    json_response,
+    note_error,
+    refuse_plainly,
+    retry_headers,
+    status_of,
+)
+from bridle.http.middleware.json_body import BoundedRoute
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def checked_body(kind: type[Body], fields: Any) -> Body:
+    """A body that a route has read itself, checked as the framework checks one. Raises `RequestValidationError`."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+class ApiRoute(BoundedRoute):
+    """A route whose subclass defines the shape of errors; `schema` describes their bodies."""
+
+    schema: ClassVar[dict[str, Any]]
+
+    @staticmethod
+    def shape(error: BridleError, status: int) -> dict[str, Any]:
+        """The JSON body of an error."""
+        raise NotImplementedError
+
+    @staticmethod
+    def status(usual: int) -> int:
+        """The status that this API uses where other routes use `usual`."""
+        return usual
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def shaped(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestValidationError as error:
+                return self._answer(request, describe_validation(error.errors()))
+            except RefusedBody as error:
+                return self._answer(request, error.error, error.status_code)
+            except BridleError as error:
+                return self._answer(request, error)
+
+        return shaped
+
+    def _answer(self, request: Request, error: BridleError, status: int | None = None) -> Response:
+        note_error(request, error)
+        status = status or self.status(status_of(error)[0])
+        response = json_response(self.shape(error, status), status, retry_headers(error))
+        if status in (408, 413, 415):  # the rest of the body is not worth reading
+            response.headers["connection"] = "close"
+        return response
+
+
+def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
+    """A function that answers an error on or below the paths of `routers` in the shape of their own routes."""
+    kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ApiRoute)}
+
+    def refuse(path: str, error: BridleError, status: int | None = None) -> Response:
+        kind = kinds.get(path)
+        while kind is None and path.rstrip("/"):
+            path = path.rstrip("/").rpartition("/")[0]
+            kind = kinds.get(path)
+        if kind is None:
+            return refuse_plainly(path, error, status)
+        status = status or kind.status(status_of(error)[0])
+        return json_response(kind.shape(error, status), status, retry_headers(error))
+
+    return refuse

@@ -1,0 +1,48 @@
+"""Sends answers of many megabytes in pieces. Building and sending such an answer at once would copy it several times,
+while no other request is served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+#: Rows are joined to pieces of about this many bytes.
+PIECE_BYTES = 1 << 18
+
+
+class ChunkedJsonResponse(Response):
+    """A list of `rows`, which are JSON already; with `name`, under that name in an object with further `fields`. Other
+    requests are served between pieces."""
+
+    media_type = "application/json"
+
+    def __init__(self, rows: Sequence[bytes], name: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
+        self._head, self._rows, self._tail = b"[", rows, b"]"
+        if name is not None:
+            self._head = b"{" + msgspec.json.encode(name) + b":["
+            self._tail = b"]}" if not fields else b"]," + msgspec.json.encode(fields)[1:]
+        super().__init__()
+        size = len(self._head) + sum(map(len, rows)) + max(len(rows) - 1, 0) + len(self._tail)
+        self.headers["content-length"] = str(size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _pieces(self) -> Iterator[bytes]:
+        piece, size = [self._head], len(self._head)
+        for number, row in enumerate(self._rows):
+            piece += [b",", row] if number else [row]
+            size += len(row) + 1
+            if size >= PIECE_BYTES:
+                yield b"".join(piece)
+                piece, size = [], 0
+        yield b"".join((*piece, self._tail))

@@ -1,0 +1,74 @@
+"""Decompresses request bodies piece by piece within a bound, so that a small bomb stays small.
+
+Clients compress requests with gzip; any other coding is refused by name, before anything is read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Protocol
+
+from fastapi import Request
+
+from bridle.errors import InvalidRequest
+from bridle.http.errors import RefusedBody
+from bridle.safe_repr import short_repr
+
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's word for: with gzip's header, and with its checksum
+
+
+class Decompressor(Protocol):
+    """Converts the pieces of a body."""
+
+    def push(self, piece: bytes, limit: int) -> bytes:
+        """The content of the next piece. If it exceeds `limit` bytes, only one more byte is returned, so that the
+        excess shows."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Note that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
+
+
+class Gzip:
+    """A body that gzip has compressed."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(_GZIP)
+
+    def push(self, piece: bytes, limit: int) -> bytes:
+        if self._stream.eof:
+            raise _broken("something follows its end")
+        try:
+            made = self._stream.decompress(piece, limit + 1)
+        except zlib.error as error:
+            raise _broken(str(error)) from None
+        if self._stream.unused_data:
+            raise _broken("something follows its end")
+        return made
+
+    def close(self) -> None:
+        if not self._stream.eof:
+            raise _broken("it ends in the middle")
+
+
+def unpacker_of(request: Request) -> Decompressor | None:
+    """How the body of a request is unpacked; None if it is taken as it is. Raises `RefusedBody` with 415 for a coding
+    that is not known here."""
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding in ("gzip", "x-gzip"):
+        return Gzip()
+    raise RefusedBody(
+        415, InvalidRequest(f"the request body is encoded as {short_repr(coding)}; gzip or none is taken")
+    )
+
+
+def check_plain(request: Request) -> None:
+    """Refuse a body that comes compressed where none is unpacked."""
+    if unpacker_of(request) is not None:
+        raise RefusedBody(415, InvalidRequest("the body is encoded as gzip; here it is taken as it is only"))
+
+
+def _broken(reason: str) -> RefusedBody:
+    return RefusedBody(400, InvalidRequest(f"the request body is not valid gzip: {reason}"))

@@ -1,0 +1,104 @@
+"""Reads request bodies within bounds of size and time, as strict JSON.
+
+The standard library's parser recurses as deep as the body nests, and accepts half of a surrogate pair. Here the parser
+bounds the depth, and text that is not valid Unicode is refused. A parser lets no other task run until it is done. So
+the values of a large body are counted first, and a body that would build too many is refused without parsing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest
+from bridle.http.errors import RefusedBody
+from bridle.http.fields import STRICTNESS
+from bridle.http.middleware.content_coding import unpacker_of
+from bridle.http.settings import BODY_BYTES
+from bridle.http.state import HttpState, http_state
+from bridle.serving.requests.json_size import MAX_INLINE_BYTES, json_size, limit_for
+
+
+class BoundedRequest(Request):
+    """A request whose body is limited to the application's `HttpSettings`, both compressed and unpacked."""
+
+    async def body(self) -> bytes:
+        """The whole body. Raises a 413 or 408 error if it is too large or too slow."""
+        if hasattr(self, "_body"):
+            return self._body
+        http = http_state(self)
+        settings, limit = http.settings, http.max_body_bytes
+        announced = self.headers.get("content-length", "")
+        if announced.isascii() and announced.isdigit() and int(announced) > limit:
+            raise _too_large(announced + " bytes", limit)
+        try:
+            async with asyncio.timeout(settings.receive_timeout):
+                self._body = await self._read_chunks(limit)
+        except TimeoutError:
+            message = f"the request body did not arrive within {settings.receive_timeout:g} seconds"
+            raise RefusedBody(408, InvalidRequest(message)) from None
+        return self._body
+
+    async def json(self) -> Any:
+        """The body as JSON. Raises a 400 error that says where it is malformed."""
+        return await parsed(http_state(self), await self.body())
+
+    async def _read_chunks(self, limit: int) -> bytes:
+        chunks, size, arrived = [], 0, 0
+        unpacker = unpacker_of(self) if "content-encoding" in self.headers else None
+        async for chunk in self.stream():
+            made = unpacker.push(chunk, limit - size) if unpacker is not None and chunk else chunk
+            size, arrived = size + len(made), arrived + len(chunk)
+            if max(size, arrived) > limit:
+                raise _too_large("more", limit)
+            chunks.append(made)
+        if unpacker is not None:
+            unpacker.close()
+        return b"".join(chunks)
+
+
+class BoundedRoute(APIRoute):
+    """A route whose handler gets a `BoundedRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            STRICTNESS.set((request.headers, http_state(request).settings.strict_fields))
+            return await handler(BoundedRequest(request.scope, request.receive))
+
+        return bounded
+
+
+async def parsed(http: HttpState, body: bytes) -> Any:
+    """What a client has sent, as JSON. Raises a 400 error that says where it is malformed."""
+    if len(body) <= MAX_INLINE_BYTES:
+        return _parse(body)
+    async with http.parsing:
+        return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes or BODY_BYTES)
+
+
+def _parse_large(body: bytes, max_bytes: int) -> Any:
+    try:
+        json_size(body).check(limit_for(max_bytes))
+    except InvalidRequest as error:
+        raise RefusedBody(400, error) from None
+    return _parse(body)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise RefusedBody(400, InvalidRequest(f"the request body is not valid JSON: {error}")) from None
+
+
+def _too_large(shown: str, limit: int) -> RefusedBody:
+    message = f"the request body has {shown}; at most {limit} bytes are taken"
+    return RefusedBody(413, InvalidRequest(message))

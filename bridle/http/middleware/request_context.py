@@ -1,0 +1,222 @@
+"""One HTTP call from its first byte to its last: its id, who sent it, its story for log and trace, and the resources to
+give back.
+
+This is a pure ASGI middleware, so that it sees streams to their end and notices a client that leaves. A route puts
+everything that it reserves (a place, an event stream) into `RequestContext.resources`, which is closed on every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bridle.errors import EngineClosed, RequestCancelled, Unauthorized
+from bridle.http.errors import Refuse, internal_error, refuse_plainly
+from bridle.http.middleware.trusted_hosts import UnknownHost
+from bridle.serving import new_request_id
+from bridle.serving.lifecycle.request_record import RequestRecord, Tracing, trace_headers
+from bridle.serving.tenancy.keys import Identity
+
+T = TypeVar("T")
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
+#: Routes that generate text.
+GENERATING_ROUTES = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/invocations",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/responses/compact",
+        "/v1/run",
+    }
+)
+#: Routes that use a model: their calls are traced.
+_POOLING_ROUTES = (
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/classify",
+    "/classify",
+    "/embed",
+    "/predict",
+    "/similarity",
+)
+MODEL_ROUTES = GENERATING_ROUTES | {*_POOLING_ROUTES}
+_OPERATIONS = {
+    **dict.fromkeys(_POOLING_ROUTES, "embeddings"),
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
+}
+_ANTHROPIC = "/v1/messages"
+#: The header that tells the names and versions of the policies that hold, if the operator wants that.
+POLICIES_HEADER = b"x-bridle-policies"
+#: The header that tells what became of the wish for a trace.
+TRACE_HEADER = b"x-bridle-trace"
+_QUIET = ("/health", "/ping", "/metrics", "/v1/status")
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestContext(RequestRecord):
+    """The story of a call, and what belongs to it."""
+
+    method: str
+    path: str
+    status: int | None = None
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def operation(self) -> str:
+        """OpenTelemetry's name for the kind of request."""
+        return _OPERATIONS.get(self.path, "text_completion")
+
+
+def call_of(scope: Scope) -> RequestContext:
+    """The call that a request belongs to."""
+    call = scope["state"]["call"]
+    assert isinstance(call, RequestContext)
+    return call
+
+
+#: Finds the sender of a request by its head, None where no sender is needed; raises `Unauthorized`.
+Identify = Callable[[HTTPConnection], Identity | None]
+
+
+class CallMiddleware:
+    """Gives every HTTP request a `RequestContext`, and that and every WebSocket its sender's `Identity`, or answers
+    401; answers bugs with a 500, and reports the story at the end."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_end: Callable[[RequestContext, float], None],
+        identify: Identify,
+        tracing: Tracing | None = None,
+        refuse: Refuse = refuse_plainly,
+    ) -> None:
+        """`refuse` makes the answer to a request that is refused."""
+        self._app = app
+        self._on_end = on_end
+        self._identify = identify
+        self._tracing = tracing
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._let_in(scope, receive, send)
+            return
+        method, path = scope["method"], scope["path"][:200]
+        call = RequestContext(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
+        if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
+            call.span = self._tracing.begin(trace_headers(scope["headers"]))
+        state = scope.setdefault("state", {})
+        state["call"] = call
+        named = _naming(call, send)
+        if method == "HEAD":  # the same as GET without a body, as link checkers, proxies and some clients ask for it
+            scope = {**scope, "method": "GET"}
+        try:
+            call.identity = state["identity"] = self._identify(HTTPConnection(scope))
+            await self._app(scope, receive, named)
+        except Unauthorized as error:  # the application answers its own
+            await self._refuse(scope["path"], error, _status_of(error))(scope, receive, named)
+        except Exception:
+            _log.exception("bug", id=call.id, path=call.path)
+            if call.status is None:
+                await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, named)
+        finally:
+            end_call(call, self._on_end)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a WebSocket with its sender, and whatever is no request. A refused upgrade is answered over HTTP, so
+        that its client can tell why."""
+        if scope["type"] == "websocket":
+            try:
+                scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
+            except Unauthorized as error:
+                await refuse_plainly(scope["path"], error, _status_of(error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _status_of(error: Unauthorized) -> int | None:
+    return 403 if isinstance(error, UnknownHost) else None
+
+
+async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Run `work` until it is done and return its result, or cancel it as soon as the client leaves. Raises
+    `RequestCancelled` then, and `EngineClosed` if `work` ended because the model was closed."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        if task.cancelled():  # not cancelled here, so the model was closed
+            raise EngineClosed("the model was closed while the request was prepared")
+        return await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def id_headers(call: RequestContext) -> list[tuple[bytes, bytes]]:
+    """A call's id, in the headers where clients of its API look for it."""
+    names = (b"x-request-id", b"request-id") if call.path.startswith(_ANTHROPIC) else (b"x-request-id",)
+    return [(name, call.id.encode()) for name in names]
+
+
+def _naming(call: RequestContext, send: Send) -> Send:
+    """`send`, noting the status and adding the call's id to the response headers."""
+    headers = id_headers(call)
+
+    async def send_named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            call.status = message["status"]
+            told = [(POLICIES_HEADER, ", ".join(call.policies).encode())] if call.tells_policies else []
+            told += [(TRACE_HEADER, call.traced.encode())] if call.traced is not None else []
+            message["headers"] = [*message.get("headers", ()), *headers, *told]
+        elif call.method == "HEAD":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_named
+
+
+def end_call(call: RequestContext, on_end: Callable[[RequestContext, float], None]) -> None:
+    """Give back what a call holds, and report its story."""
+    call.resources.close()
+    on_end(call, time.monotonic() - call.began)
+    _log_request(call)
+
+
+def _log_request(call: RequestContext) -> None:
+    """Write the log line of the call, and end its span."""
+    story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}
+    log = _log.debug if call.path.startswith(_QUIET) else _log.info
+    log("request", **story, **call.fields())
+    if call.span is not None:
+        http = {"http.request.method": call.method, "http.route": call.path, "url.path": call.path}
+        status = {} if call.status is None else {"http.response.status_code": call.status}
+        call.span.end(call, call.operation, http | status)

@@ -1,0 +1,133 @@
+"""What was said: the items of a request as the messages of a chat. Thoughts, text and calls of a turn become one
+message. What is wrong with an item is told by its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridle.chat.files import address_of, check_count, file_text, is_file
+from bridle.chat.stream_deltas import own_id
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.openai.responses.summaries import unpacked
+from bridle.http.openai.responses.tools import flat_name
+from bridle.http.openai.schemas import JsonObjects
+from bridle.safe_repr import short_repr
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+_MEDIA = ("input_image", "input_audio")
+#: What a message of the assistant may be: said on the way, or the answer itself.
+PHASES = ("commentary", "final_answer")
+
+
+def messages_of(instructions: str | None, items: str | JsonObjects, has_media: bool) -> JsonObjects:
+    """The messages; pictures and sounds are left in them if the model `has_media`. Raises `InvalidRequest`, and
+    `UnsupportedFeature` for what is read nowhere."""
+    messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    reader = _ItemReader(messages, has_media)
+    for position, item in enumerate(items):
+        reader.add(item, f"input[{position}]")
+    return messages
+
+
+class _ItemReader:
+    """Adds items to `messages`."""
+
+    def __init__(self, messages: JsonObjects, has_media: bool) -> None:
+        self._messages, self._has_media = messages, has_media
+        self._calls: set[object] = set()
+        self._num_files = 0
+        self._is_after_message = False
+
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        kind = item.get("type", "message")
+        match kind:
+            case "message":
+                self._add_message(item, where)
+            case "reasoning":
+                thoughts = self._text(item.get("content") or item.get("summary") or "", where)
+                turn = self._turn()
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+            case "function_call":
+                self._add_call(item, where)
+            case "function_call_output":
+                self._add_result(item, where)
+            case "compaction" | "compaction_summary":
+                self._turn()["content"] += unpacked(item.get("encrypted_content"), where)
+            case _:
+                raise UnsupportedFeature(f"{where} is of type {short_repr(kind)}", where)
+        self._is_after_message = kind == "message"
+
+    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
+        role, phase = item.get("role"), item.get("phase")
+        if not isinstance(role, str):
+            raise InvalidRequest(
+                f"{where}.role is {short_repr(role)}; must be user, assistant, system or developer", where
+            )
+        if phase is not None and phase not in PHASES:
+            raise InvalidRequest(f"{where}.phase is {short_repr(phase)}; must be {' or '.join(PHASES)}", where)
+        if role != "assistant":
+            self._messages.append({"role": role, "content": self._content(item.get("content"), f"{where}.content")})
+            return
+        turn = self._turn()
+        between = "\n" if turn["content"] and self._is_after_message else ""
+        turn["content"] += between + self._text(item.get("content"), f"{where}.content")
+
+    def _add_call(self, item: Mapping[str, Any], where: str) -> None:
+        if not isinstance(item.get("name"), str):
+            raise InvalidRequest(f"{where}.name is {short_repr(item.get('name'))}; must be a function's name", where)
+        name = flat_name(item["name"], item.get("namespace"))
+        function = {"name": name, "arguments": item.get("arguments") or "{}"}
+        call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
+        self._calls.add(str(call["id"]))
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _add_result(self, item: Mapping[str, Any], where: str) -> None:
+        call_id = own_id(item.get("call_id"))
+        if str(call_id) not in self._calls:
+            raise InvalidRequest(
+                f"{where}.call_id is {short_repr(item.get('call_id'))}; no function_call before it has that id", where
+            )
+        result = self._content(item.get("output"), f"{where}.output")
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
+
+    def _turn(self) -> dict[str, Any]:
+        """The assistant's message that is being built."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": ""})
+        return self._messages[-1]
+
+    def _content(self, content: Any, where: str) -> str | JsonObjects:
+        """The text of parts; the parts themselves, in order, where some are pictures or sounds, or files elsewhere."""
+        if not isinstance(content, list) or not any(self._stays(part) for part in content):
+            return self._text(content, where)
+        return [
+            part if self._stays(part) else {"type": "text", "text": self._text([part], f"{where}[{position}]")}
+            for position, part in enumerate(content)
+        ]
+
+    def _stays(self, part: Any) -> bool:
+        if is_file(part):
+            return address_of(part) is not None
+        return self._has_media and isinstance(part, dict) and part.get("type") in _MEDIA
+
+    def _text(self, content: Any, where: str) -> str:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+            raise InvalidRequest(f"{where} must be text or a list of parts", where)
+        return "\n".join(self._part_text(part, f"{where}[{position}]") for position, part in enumerate(content))
+
+    def _part_text(self, part: Mapping[str, Any], where: str) -> str:
+        if is_file(part):
+            self._num_files += 1
+            check_count(self._num_files, "input")
+            return file_text(part, where)
+        if part.get("type") not in _TEXTS:
+            raise UnsupportedFeature(f"{where} is of type {short_repr(part.get('type'))}", where)
+        text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{where} has no text", where)
+        return text

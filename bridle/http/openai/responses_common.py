@@ -1,0 +1,78 @@
+"""Pieces of answers that the OpenAI routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import bridle
+from bridle.outputs import CompletionOutput, FinishReason, Usage
+from bridle.serving import Delta, RewindPolicy
+from bridle.serving.lifecycle.generation import SubRequest
+from bridle.serving.outputs.stream_extras import StreamExtras
+
+#: Identifies this version of the server. Clients compare it between calls with the same seed.
+SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
+
+_FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
+
+
+def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | None:
+    """OpenAI's word for how an output ended, perhaps with calls; None while the output grows."""
+    if output.finish_reason is None:
+        return None
+    reason = _FINISH.get(output.finish_reason, "stop")
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
+    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared.
+    Drafted tokens are OpenAI's `prediction_tokens`, whoever predicted them; rejected ones are not paid for."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": num_thinking,
+            **usage.predictions(),
+            "sampled_tokens": usage.sampled_tokens,
+            "forced_tokens": usage.forced_tokens,
+            "rewound_tokens": usage.rewound_tokens,
+            "shared_tokens": usage.shared_tokens,
+        },
+    }
+
+
+class ChoiceIndexer:
+    """Numbers of choices when outputs fork: those that were asked for come first, in order of their prompts; each fork
+    gets the next number when it is first seen."""
+
+    def __init__(self, parts: Sequence[SubRequest], num_wanted: int) -> None:
+        self._num_wanted = 1 if parts[0].is_steered else num_wanted
+        self._next = len(parts) * self._num_wanted
+        self._forks: dict[tuple[int, int], int] = {}
+
+    def of(self, part: SubRequest, index: int) -> int:
+        """The number of output `index` of a part."""
+        if index < self._num_wanted:
+            return part.number * self._num_wanted + index
+        number = self._forks.get((part.number, index))
+        if number is None:
+            number = self._forks[part.number, index] = self._next
+            self._next += 1
+        return number
+
+    def fields(self, part: SubRequest, note: StreamExtras | None) -> dict[str, Any]:
+        """Logs, variables, and which choice this one was forked from."""
+        if note is None:
+            return {}
+        origin = {} if note.parent is None or not part.is_steered else {"forked_from": self.of(part, note.parent)}
+        return origin | note.fields()
+
+
+def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
+    """Under `event`: how much of what was sent of a choice is taken back before this chunk's text follows."""
+    if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
+        return {}
+    return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

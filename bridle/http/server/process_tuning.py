@@ -1,0 +1,39 @@
+"""Settings of a server's own process: enough files for its connections, few garbage collections, threads that switch
+quickly."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import structlog
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
+_SPARE_FILES = 256  # files beside connections: models, logs, pipes
+#: How long a thread may keep others waiting, in seconds. The engine's thread gives up its turn at each call into the
+#: device's library, and should get it back at once; the interpreter's own 5 ms are a whole step of a small model.
+SWITCH_INTERVAL = 0.0005
+
+
+def tune_process(max_connections: int) -> None:
+    """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on:
+    walking some hundred thousand objects of libraries and models would keep every stream waiting."""
+    _allow_files(max_connections + _SPARE_FILES)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the soft limit of open files; on most systems it is 1,024 where the hard one is far higher."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning("few files may be open", limit=allowed, wanted=wanted, see="ulimit -Hn, --max-connections")

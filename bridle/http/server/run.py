@@ -1,0 +1,274 @@
+"""From settings to a process that serves: load the models, listen, drain on the first signal, end on the
+second.
+
+On SIGTERM or SIGINT readiness goes off first and new generations are turned away while the socket stays open,
+so that a balancer sees it; running requests finish within the grace period. Then, or at a second signal, all
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from ipaddress import ip_address
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from bridle import telemetry
+from bridle.errors import InvalidRequest
+from bridle.http.app import create_app
+from bridle.http.curl_line import curl_line
+from bridle.http.server.listening import bind
+from bridle.http.server.process_tuning import tune_process
+from bridle.http.server.uvicorn_protocol import bounded_protocol
+from bridle.http.server.websocket_frontend import SocketFrontMaker
+from bridle.http.server.websocket_protocol import bounded_frames
+from bridle.http.settings import ServeSettings
+from bridle.http.state import HttpState
+from bridle.load_progress import bar
+from bridle.logs import configure_logs
+from bridle.serving import LoadedModel, ModelRegistry, ModelSet, build_registry
+from bridle.serving.lifecycle.request_record import Tracing
+from bridle.serving.policies import PolicyRegistry
+from bridle.serving.tenancy.keys import KeyStore
+
+if TYPE_CHECKING:
+    from bridle.serving.lifecycle.otel import OtelTracing
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
+_CLOSE_SECONDS = 2  # to close connections whose requests were ended
+
+Loader = Callable[[ServeSettings], LoadedModel]
+#: A function that announces what is served, and at which `HOST:PORT`.
+Announce = Callable[[ModelRegistry, str], None]
+
+
+def serve(
+    settings: ServeSettings | None = None,
+    load: Loader | None = None,
+    fronts: Sequence[SocketFrontMaker] = (),
+    announce: Announce | None = None,
+) -> None:
+    """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
+
+    The port is taken before the models are loaded, so that a wrong one is reported at once. `load` makes the one model
+    that is served instead. `fronts` make the applications that answer WebSockets, and `announce` reports the address.
+    Raises `InvalidRequest` if the address cannot be used, and the errors of loading.
+    """
+    settings = settings or ServeSettings()
+    configure_logs(settings.log_format, settings.log_level)
+    context = None if settings.tls is None else settings.tls.make_context()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(settings.host, settings.port)))
+        check_exposure(listener, settings)
+        keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
+        if keys is not None and keys.is_empty:
+            _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
+        tracing = start_tracing(settings.otlp_endpoint)
+        if tracing is not None:
+            tracing.make_global()
+            stack.callback(tracing.close)
+        if settings.tools is not None:
+            stack.callback(settings.tools.close)
+        registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
+        if load is not None:
+            registry.add(load(settings), settings.aliases)
+        run(registry, settings, listener, keys, fronts, announce, tracing, context)
+
+
+def run(
+    registry: ModelRegistry,
+    settings: ServeSettings,
+    listener: socket.socket,
+    keys: KeyStore | None = None,
+    fronts: Sequence[SocketFrontMaker] = (),
+    announce: Announce | None = None,
+    tracing: Tracing | None = None,
+    context: ssl.SSLContext | None = None,
+) -> None:
+    """Serve `registry` on a bound socket until a signal comes. The models stay open. `context` is the TLS context of
+    `settings.tls`."""
+    tune_process(settings.max_connections)
+    app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
+    config = uvicorn_config(app, settings, context)
+
+    def on_listening() -> None:
+        host, port = listener.getsockname()[:2]
+        shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
+        scheme, needs_key = "http" if context is None else "https", settings.keys is not None
+        (announce or partial(_announce, scheme=scheme, needs_key=needs_key))(registry, f"{shown}:{port}")
+
+    renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
+    app.state.http.awaits_parked = settings.drain_parked == "wait"
+    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, renewing)
+    server.run(sockets=[listener])
+    _log.info("stopped")
+
+
+def start_tracing(endpoint: str | None) -> OtelTracing | None:
+    """Start tracing for this process: to a collector at `endpoint`, or to the one in the standard variables; None if
+    neither is set. Child processes send their spans to the same place."""
+    if endpoint is not None:
+        os.environ[telemetry.ENDPOINT] = endpoint
+    if not telemetry.wants_traces():
+        return None
+    provider = telemetry.start_traces()
+    from bridle.serving.lifecycle.otel import OtelTracing
+
+    return OtelTracing(provider)
+
+
+def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """The configuration with which uvicorn serves bridle's application."""
+    return uvicorn.Config(
+        app,
+        http=bounded_protocol(
+            settings.max_header_bytes,
+            settings.max_connections,
+            settings.http,
+            app.state.refuse,
+            app.state.door,
+            app.state.http.turns,
+        ),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # x-forwarded-for must not decide whose address is a trusted proxy's
+        lifespan="off",
+        ws=bounded_frames(app.state.http.turns),
+        ws_max_size=settings.max_message_bytes,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        timeout_keep_alive=30,
+        ssl_context_factory=None if context is None else lambda *_: context,
+    )
+
+
+def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
+    """Refuse to open the server to the network by accident: without keys every client is an admin."""
+    host = listener.getsockname()[0]
+    if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
+        return
+    raise InvalidRequest(
+        f"without API keys only loopback is listened on, not {host}: make a key with `bridle keys add USER` and serve "
+        "with `--keys FILE`, or serve with `--no-auth` if everybody who reaches the port may use it",
+        "host",
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once it
+    accepts connections; `beside` runs as long as the server does."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        http: HttpState,
+        grace_period: float,
+        on_listening: Callable[[], None],
+        beside: Callable[[], Coroutine[None, None, None]] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+        self._beside = beside
+        self._http = http
+        self._grace_period = grace_period
+        self._drain_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reload_task: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._http.policies.path is not None and hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload_policies)
+        task = None if self._beside is None else asyncio.create_task(self._beside())
+        try:
+            await super().serve(sockets)
+        finally:
+            if task is not None:
+                task.cancel()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening()
+
+    def _reload_policies(self) -> None:
+        """Read the policies again, beside the event loop; what runs keeps those that it began with."""
+        self._reload_task = asyncio.create_task(reload_policies(self._http.policies))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end at once."""
+        if self._http.is_draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._http.is_draining = True
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._http.begin_drain(self._grace_period)
+        self._drain_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Wait for running requests, at most the grace period; then end the rest and close."""
+        admission = self._http.admission
+        _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
+        try:
+            async with asyncio.timeout(self._grace_period):
+                await self._http.wait_drained()
+        except TimeoutError:
+            _log.warning("ending requests", in_flight=admission.num_requests)
+            await self._http.close_fronts()
+            await asyncio.to_thread(self._http.registry.close)
+        else:
+            await self._http.close_fronts()
+        await asyncio.to_thread(self._http.traces.close)
+        self.should_exit = True
+
+
+async def reload_policies(book: PolicyRegistry) -> None:
+    """Read the file of policies again. What is wrong with it is logged, and those from before go on."""
+    try:
+        current = await asyncio.to_thread(book.reload)
+    except InvalidRequest as error:
+        _log.error("policies stay as they were", error=str(error))
+    else:
+        _log.info("policies read again", policies=[policy.label for policy in current.policies])
+
+
+def load_registry(settings: ServeSettings) -> ModelRegistry:
+    """Make the registry, and load all models that were named."""
+    models = settings.models or ModelSet((settings.model.model,))
+    if settings.control.trace is not None and models.may_be_several:
+        raise InvalidRequest(
+            "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
+        )
+    loader = settings.make_loader(settings.engine, settings.control)
+    registry, load_named = build_registry(models, settings.model, loader, settings.name, settings.adapters)
+    with contextlib.ExitStack() as undo:
+        undo.callback(registry.close)
+        for alias in settings.aliases:
+            registry.add_alias(alias, registry.slot_of(None).name)
+        load_named() if settings.log_level == "error" or settings.log_format == "json" else load_named(bar)
+        undo.pop_all()
+    return registry
+
+
+def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
+    """Print where the server listens, and how to try it, on standard output."""
+    url = f"{scheme}://{address}/"
+    sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
+    sys.stdout.write(f"  {curl_line(registry, url, needs_key)}\n\n")
+    sys.stdout.flush()

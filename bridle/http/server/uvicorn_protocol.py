@@ -1,0 +1,271 @@
+"""uvicorn's HTTP protocol with bounds that it lacks: on the size of headers and the time they take, on readers that do
+not read, and on connections, WebSockets included.
+
+The parser collects headers until they end, however long that takes. Here a head that grows beyond the limit
+is answered with 431 and cut, one that does not end with 408. A peer whose receive window stays closed is cut by the
+kernel, also when the application has already given up on it and only bytes on their way are left. Requests on
+connections beyond the limit are answered like all others that there is no room for; probes of the server's health are
+not among them, and connections that were there before do not notice.
+
+What the door answers never becomes a task of the application. The body of such a request is dropped as it comes if
+that is little, so that the connection can be used again; else the connection is closed, not before what is still on
+its way was taken, since a close over unread bytes takes the answer away from the peer. A connection that was refused
+is heard again when it is its user's turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bridle.errors import BridleError, InvalidRequest, Overloaded
+from bridle.http.errors import Refuse, error_body
+from bridle.http.middleware.request_context import MODEL_ROUTES
+from bridle.http.server.early_reject import DoorAnswer, EarlyRejector
+from bridle.http.settings import HttpSettings
+from bridle.serving.tenancy.loop_throttle import LoopThrottle
+
+_PROBES = (b"/health", b"/ping")
+_MAX_READ = 1 << 14  # bytes read from one connection before others have a turn
+_MAX_PIPELINED = 32  # requests of a connection that wait for the one before them
+MAX_DROPPED = 1 << 18  # bytes of a refused body that are read to keep the connection
+LINGER = 2.0  # seconds to read what is on its way before a connection is closed
+_LENGTH, _CODING, _EXPECT = b"content-length", b"transfer-encoding", b"expect"
+
+
+def bounded_protocol(
+    max_header_bytes: int,
+    max_connections: int,
+    timeouts: HttpSettings,
+    refuse: Refuse,
+    door: EarlyRejector,
+    turns: LoopThrottle,
+) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection beyond the
+    limit. `door` answers requests that need not reach the application, as often as `turns` allows."""
+    crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
+
+    async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
+        response = refuse(scope["path"], crowded, None)
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    class BoundedProtocol(_BoundedProtocol):
+        max_head = max_header_bytes
+        head_seconds = timeouts.receive_timeout
+        stall_ms = int(1000 * timeouts.send_timeout)
+        max_peers = max_connections
+        for_crowds = staticmethod(refuse_all)
+        answers = door
+        shares = turns
+
+    return BoundedProtocol
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    max_head: int
+    head_seconds: float
+    stall_ms: int
+    max_peers: int
+    for_crowds: Any  # an application that refuses
+    answers: EarlyRejector
+    shares: LoopThrottle
+    _is_held = False  # until it is its user's turn
+    _held_as = ""  # that user
+    _is_dropping = False  # the request has its answer, and its body is dropped
+    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
+    _num_head_bytes = 0  # received since the last complete head, while one is being received
+    _is_in_head = True
+    _is_too_many = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._is_too_many = len(self.connections) > self.max_peers
+        self._expect_head()
+        limit_reads(transport)
+        plain = transport.get_extra_info("socket")
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if plain is not None and option is not None:
+            with contextlib.suppress(OSError):  # not a TCP socket
+                plain.setsockopt(socket.IPPROTO_TCP, option, self.stall_ms)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self.shares.leave(self._held_as, self._let)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._num_to_drop is not None:
+            self._num_to_drop -= len(data)
+            if self._num_to_drop < 0:
+                self.transport.abort()
+            return
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > self.max_head and not self.transport.is_closing():
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._expect_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._num_head_bytes = False, 0
+        self._stop_timer()
+        if self._is_too_many:
+            self.app = self.config.loaded_app if self.url.startswith(_PROBES) else self.for_crowds
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self.transport.abort()
+        elif not self._answer_at_door():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_dropping:
+            super().on_body(body)
+
+    def handle_websocket_upgrade(self) -> None:
+        if self._is_too_many:
+            message = f"the server has its {self.max_peers} connections already"
+            self._answer("429 Too Many Requests", Overloaded(message), "retry-after: 1")
+        else:
+            super().handle_websocket_upgrade()
+
+    def on_message_complete(self) -> None:
+        if not self._is_dropping:
+            super().on_message_complete()
+        elif self._num_to_drop is None:
+            self._is_dropping = False
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self._is_in_head = True
+
+    # -- at the door -----------------------------------------------------------------------------------------
+
+    def _answer_at_door(self) -> bool:
+        """Answer the request at the door if possible; returns whether it was answered. Answers come in order, so a
+        request behind another one is not answered here."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        is_next = self.cycle is None or self.cycle.response_complete
+        if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):
+            return False
+        began = time.thread_time()
+        scope = {**self.scope, "method": self.parser.get_method().decode("ascii"), "path": path, "query_string": b""}
+        answer = self.answers.answer(scope)
+        if answer is None:
+            return False
+        self._give(answer)
+        self.shares.charge(time.thread_time() - began)
+        if answer.user is not None:
+            self._wait_for_turn(answer.user)
+        return True
+
+    def _give(self, answer: DoorAnswer) -> None:
+        stays = self._is_little() and self.parser.should_keep_alive() and not self._is_too_many
+        response = answer.response
+        status = HTTPStatus(response.status_code)
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+        lines += [b"%s: %s" % header for header in response.raw_headers]
+        lines += [b"", b""] if stays else [b"connection: close", b"", b""]
+        self.transport.write(b"\r\n".join(lines) + bytes(response.body))
+        self._is_dropping = True
+        if stays:
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+        else:
+            self._leave()
+
+    def _is_little(self) -> bool:
+        """Whether the body is short enough to be read and dropped, and certain to come."""
+        given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
+        return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= MAX_DROPPED
+
+    def _leave(self) -> None:
+        """Send nothing more, and close when the peer does, or after a while."""
+        self._num_to_drop = MAX_DROPPED
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._head_timer = self.loop.call_later(LINGER, self.transport.close)
+
+    def _wait_for_turn(self, user: str) -> None:
+        """Read on when it is this user's turn."""
+        self._is_held, self._held_as = True, user
+        self.shares.schedule(user, self._let)
+        if self._is_held:
+            self.flow.pause_reading()
+
+    def _let(self) -> None:
+        self._is_held = False
+        if not self.flow.write_paused:  # else when the answers have been taken
+            self.flow.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Who does not take refusals is not asked for more. While an answer of the application is on its way, reading
+        tells whether the client is still there."""
+        super().pause_writing()
+        if self.cycle is None or self.cycle.response_complete:
+            self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self._is_held:
+            self.flow.resume_reading()
+
+    # -- limits ----------------------------------------------------------------------------------------------
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        """Close a connection whose head did not end in time. A client that never sent anything gets no answer."""
+        self._head_timer = None
+        if not self._num_head_bytes:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            error = InvalidRequest(f"the request's headers did not arrive within {self.head_seconds:g} seconds")
+            self._answer("408 Request Timeout", error)
+
+    def _refuse(self) -> None:
+        error = InvalidRequest(f"the request's headers exceed {self.max_head} bytes")
+        self._answer("431 Request Header Fields Too Large", error)
+
+    def _answer(self, status: str, error: BridleError, *lines: str) -> None:
+        """Write a whole answer, the last one on this connection."""
+        body = msgspec.json.encode(error_body(error))
+        self.transport.write(_head(status, len(body), *lines) + body)
+        self.transport.close()
+
+
+def limit_reads(transport: asyncio.BaseTransport) -> None:
+    """Limit the bytes of one read, all of which are handled in one go, so that other connections do not
+    wait too long."""
+    if hasattr(transport, "max_size"):  # of asyncio's own transports over sockets, where it is a quarter of a megabyte
+        transport.max_size = _MAX_READ
+
+
+def _head(status: str, num_bytes: int, *more: str) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status}",
+        "content-type: application/json",
+        f"content-length: {num_bytes}",
+        "connection: close",
+        *more,
+    )
+    return "\r\n".join((*lines, "", "")).encode()

@@ -1,0 +1,145 @@
+"""uvicorn's WebSocket protocol with a bound that it lacks: how many frames of a connection are handled at a time.
+
+A frame can be six bytes long. So one read can hold tens of thousands, and each becomes an object, an event or an answer
+to a ping before another connection has a turn. Here a few frames are taken out at a time. The others wait as bytes
+until the application has taken those, and until it is the user's turn. Until then nothing more is read, so that the
+memory of a connection does not grow with what it sends. That is so from the first byte on, before anybody knows whose
+connection it is.
+
+Pings, answers to none, and parts of messages that hold nothing are of no use in numbers. Who sends too many is told so
+in the frame that closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame, Opcode
+
+from bridle.errors import ProtocolError
+from bridle.http.server.uvicorn_protocol import LINGER, MAX_DROPPED, limit_reads
+from bridle.serving.tenancy.keys import Identity
+from bridle.serving.tenancy.loop_throttle import LoopThrottle, RateBudget
+
+#: How many frames are handled in one go, and how many bytes are searched for them.
+MAX_FRAMES = 8
+_PIECE = 256
+_MAX_PIECE = 2_048
+
+
+def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
+
+    class BoundedFrames(_BoundedFrames):
+        shares = turns
+
+    return BoundedFrames
+
+
+class _BoundedFrames(WebSocketsSansIOProtocol):
+    shares: LoopThrottle
+    _rest = b""  # what came and was not handled yet
+    _num_frames = 0  # handled in this go
+    _is_due = False  # a turn was asked for
+    _asked_as = ""  # the user whose turn it is then
+    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._allowance = RateBudget()
+        limit_reads(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shares.leave(self._asked_as, self._go_on)
+        self._is_due, self._rest = True, b""  # nothing is asked for any more
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._num_to_drop is not None:
+            self._num_to_drop -= len(data)
+            if self._num_to_drop < 0:
+                self.transport.abort()
+            return
+        self._rest += data
+        if not self._is_due:
+            self._ask()
+        if self._is_due:
+            self._read(False)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await self.queue.get()
+        if self.queue.empty() and not self._is_due:
+            self._ask()
+        return message
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self._is_due:
+            self._ask()
+
+    def handle_events(self) -> None:
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        self._num_frames += len(frames)
+        super().handle_events()
+        useless = sum(self.close_sent or is_useless(frame) for frame in frames)
+        if useless:
+            try:
+                self._allowance.charge("frames without content", useless)
+            except ProtocolError as error:
+                self._leave(str(error))
+
+    def _leave(self, reason: str) -> None:
+        """Close the connection. What is on its way is dropped before that, since a close over unread bytes takes the
+        reason away from the peer."""
+        self._rest, self._num_to_drop = b"", MAX_DROPPED
+        self.stop_keepalive()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
+        self.conn.fail(CloseCode.POLICY_VIOLATION, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(LINGER, self.transport.close)
+
+    def _ask(self) -> None:
+        self._is_due = True
+        identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
+        sender = (self.client or ("",))[0]
+        self._asked_as = identity.user if isinstance(identity, Identity) else sender
+        self.shares.schedule(self._asked_as, self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
+        heard at all."""
+        self._is_due = False
+        if not self.writable.is_set():
+            self._read(False)
+            return
+        began = time.monotonic()
+        self._num_frames, size = 0, _PIECE
+        while self._rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            super().data_received(piece)
+            size = min(2 * size, _MAX_PIECE)  # it is a long message, so far
+        self.shares.charge(time.monotonic() - began)
+        is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
+        self._read(is_taken and not self._rest)
+        if self._rest and is_taken and not self._is_due:
+            self._ask()
+
+    def _read(self, wanted: bool) -> None:
+        """Read on, or not. A connection that is about to be closed is read to its end."""
+        wanted = wanted or self._num_to_drop is not None
+        if wanted is self.read_paused and not self.transport.is_closing():
+            self.read_paused = not wanted
+            (self.transport.resume_reading if wanted else self.transport.pause_reading)()
+
+
+def is_useless(frame: Frame) -> bool:
+    """Whether a frame says nothing."""
+    return frame.opcode in (Opcode.PING, Opcode.PONG) or (frame.opcode is Opcode.CONT and not frame.data)

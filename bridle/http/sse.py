@@ -1,0 +1,170 @@
+"""Server-sent events: a stream that is cut when its reader leaves or stops reading.
+
+The producer writes by itself, so there is no generator whose cleanup depends on the garbage collector. While a client's
+connection is full, the producer waits, and events gather in the engine's stream, which merges and bounds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bridle.errors import BridleError, RequestCancelled
+from bridle.http.errors import error_body
+from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
+from bridle.http.settings import HttpSettings
+
+Produce = Callable[["SseWriter"], Awaitable[None]]
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+#: What keeps a quiet stream open: a comment, which readers of events do not see.
+COMMENT_PING = b": ping\n\n"
+
+
+class _Patience:
+    """A limit on the duration of many waits, with one timer for all of them. Nearly all waits end at once, and a timer
+    for each would cost more than they do. One task waits at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = 0.0
+        self._waiter: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Note that the current task begins to wait. If that takes too long, the task is cancelled, and `is_over` is
+        set."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._look, loop)
+
+    def end(self) -> None:
+        """Note that the wait has ended. If it took too long, the cancellation was this timer's."""
+        if self.is_over and self._waiter is not None:
+            self._waiter.uncancel()
+        self._waiter = None
+
+    def close(self) -> None:
+        """End the timer: there are no more waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return  # the next wait sets a timer again
+        if loop.time() < self._due:
+            self._timer = loop.call_at(self._due, self._look, loop)
+            return
+        self.is_over = True
+        self._waiter.cancel()
+
+
+class SseWriter:
+    """Sends events to one client; one task writes at a time. Close it at the end."""
+
+    def __init__(self, send: Send, timeout: float) -> None:
+        self._send = send
+        self._timeout = timeout
+        self._patience = _Patience(timeout)
+        self._lock = asyncio.Lock()
+        self.num_writes = 0
+        self.rest = b""
+
+    async def send(self, *payloads: Any) -> None:
+        """Send JSON events in one write."""
+        await self.write(b"".join(map(_event, payloads)))
+
+    def end(self, *payloads: Any) -> None:
+        """Send JSON events and the line that ends OpenAI's streams, together with the end of the body."""
+        self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
+
+    async def write(self, data: bytes) -> None:
+        """Write bytes. Raises `RequestCancelled` if the client takes nothing for too long."""
+        if not data:
+            return
+        async with self._lock:
+            self.num_writes += 1
+            self._patience.begin()
+            try:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except asyncio.CancelledError:
+                if not self._patience.is_over:
+                    raise
+                message = f"the client did not read for {self._timeout:g} seconds"
+                raise RequestCancelled(message) from None
+            finally:
+                self._patience.end()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._patience.close()
+
+
+class SseResponse(Response):
+    """Runs `produce` with a writer. An error that it raises becomes a last event, since the status was already sent."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        produce: Produce,
+        settings: HttpSettings,
+        shape: Callable[[BridleError], Any] = error_body,
+        ping: bytes = COMMENT_PING,
+    ) -> None:
+        """`shape` makes the body of an error. `ping` is sent while the stream is quiet."""
+        super().__init__(None, 200, _HEADERS, self.media_type)
+        del self.headers["content-length"]
+        self._produce = produce
+        self._settings = settings
+        self._shape = shape
+        self._ping = ping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with contextlib.closing(SseWriter(send, self._settings.send_timeout)) as writer:
+            if await self._tell(writer, call_of(scope), receive):
+                await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
+
+    async def _tell(self, writer: SseWriter, call: RequestContext, receive: Receive) -> bool:
+        """Send everything but the end of the body; returns False if the client has left."""
+        try:
+            await run_while_connected(receive, self._run(writer))
+        except RequestCancelled as error:
+            call.error, call.status = error, 499
+            return False
+        except BridleError as error:
+            call.error = error
+            await writer.send(self._shape(error))
+        return True
+
+    async def _run(self, writer: SseWriter) -> None:
+        """Produce beside pings. A client that takes no ping has left, also while there is nothing else to send."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                ping = group.create_task(_send_pings(writer, self._ping, self._settings.ping_interval))
+                await self._produce(writer)
+                ping.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+
+def _event(payload: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+async def _send_pings(writer: SseWriter, ping: bytes, interval: float) -> None:
+    """Send `ping` while nothing else is sent, so that clients and proxies keep the connection."""
+    while True:
+        before = writer.num_writes
+        await asyncio.sleep(interval)
+        if writer.num_writes == before:
+            await writer.write(ping)

@@ -1,0 +1,121 @@
+"""Vectors, labels and similarities of texts, as text-embeddings-inference answers them: bare lists."""
+
+from __future__ import annotations
+
+from array import array
+from operator import mul
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest
+from bridle.http.api_route import checked_body
+from bridle.http.errors import json_response
+from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.state import http_state, serving_of
+from bridle.http.tei.schemas import EmbedBody, PredictBody, SimilarityBody
+from bridle.http.tgi.errors import TgiRoute
+from bridle.http.tgi.schemas import base_name
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.pooling_inputs import (
+    PoolingOptions,
+    activated,
+    activation_of,
+    check_classifies,
+    check_embeds,
+    read_texts,
+    run_vectors,
+    shaped,
+)
+
+router = APIRouter(route_class=TgiRoute)
+
+
+@router.post("/embed", summary="Vectors of texts (text-embeddings-inference)")
+async def embed(body: EmbedBody, request: Request) -> Response:
+    vectors = await run_while_connected(request.receive, _vectors(body, body.inputs, serving_of(request)))
+    return Response(b"[" + b",".join(vectors) + b"]", media_type="application/json")
+
+
+async def _vectors(body: EmbedBody, texts: list[Any], serving: RequestLifecycle) -> list[bytes]:
+    """Each vector as JSON, made as it comes, so that a long answer does not hold up other requests."""
+    at_once = await body.hold(serving, len(texts))
+    check_embeds(serving.model, body.dimensions)
+    tokens = await read_texts(serving, texts, PoolingOptions(body.prompt_name, body.cut))
+    rows = [b""] * len(tokens)
+
+    def keep(number: int, vector: array[float]) -> None:
+        rows[number] = msgspec.json.encode(
+            shaped(serving.model, vector, body.dimensions, body.normalize is not False).tolist()
+        )
+
+    await run_vectors(serving, tokens, at_once, keep)
+    return rows
+
+
+@router.post("/similarity", summary="How close texts are to one (text-embeddings-inference)")
+async def similarity(body: SimilarityBody, request: Request) -> Response:
+    return json_response(await run_while_connected(request.receive, _similarities(body, serving_of(request))))
+
+
+async def _similarities(body: SimilarityBody, serving: RequestLifecycle) -> list[float]:
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    if not all(texts):
+        raise InvalidRequest("inputs has an empty text; a text must have at least one character", "inputs")
+    at_once = await body.hold(serving, len(texts))
+    check_embeds(serving.model, None)
+    tokens = await read_texts(serving, texts, PoolingOptions(truncate=body.cut))
+    vectors: dict[int, array[float]] = {}
+
+    def keep(number: int, vector: array[float]) -> None:
+        vectors[number] = shaped(serving.model, vector)
+
+    await run_vectors(serving, tokens, at_once, keep)
+    return [sum(map(mul, vectors[0], vectors[number])) for number in range(1, len(texts))]
+
+
+@router.post("/predict", summary="Labels of texts and of pairs, the likeliest first (text-embeddings-inference)")
+async def predict(body: PredictBody, request: Request) -> Response:
+    rows = await run_while_connected(request.receive, _predictions(body, serving_of(request)))
+    return json_response(rows if body.inputs.is_batch else rows[0])
+
+
+async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[list[dict[str, Any]]]:
+    items = body.inputs.items
+    at_once = await body.hold(serving, len(items))
+    model, wanted = serving.model, body.parameters
+    check_classifies(model)
+    assert model.pooling is not None  # it classifies
+    labels = model.pooling.labels
+    told = None if wanted is None else wanted.function_to_apply
+    activation = "identity" if body.raw_scores or told == "none" else told or activation_of(model)
+    most = None if wanted is None else wanted.top_k
+    rows: list[list[dict[str, Any]]] = [[]] * len(items)
+
+    def keep(number: int, logits: array[float]) -> None:
+        scores = activated(logits, activation)
+        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:most]
+        rows[number] = [{"score": scores[i], "label": labels[i]} for i in order]
+
+    await run_vectors(serving, await read_texts(serving, items, PoolingOptions(truncate=body.cut)), at_once, keep)
+    return rows
+
+
+async def compat(data: Any, request: Request) -> Response | None:
+    """What `/` answers for a model that pools, as hosted endpoints do; None for one that generates, or that is not
+    loaded. The hub's client expects a list of lists of labels there."""
+    registry, fields = http_state(request).registry, data if isinstance(data, dict) else {}
+    name = fields.get("model")
+    chosen = registry.choose(base_name(name) if isinstance(name, str) else None)
+    model = registry.slot_of(chosen.model).model
+    if model is None or model.info.task == "generate":
+        return None
+    if model.info.task == "classify":
+        body = checked_body(PredictBody, fields)
+        rows = await run_while_connected(request.receive, _predictions(body, serving_of(request)))
+        return json_response(rows)
+    if isinstance(fields.get("inputs"), dict):
+        return await similarity(checked_body(SimilarityBody, fields), request)
+    return await embed(checked_body(EmbedBody, fields), request)

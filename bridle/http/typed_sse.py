@@ -1,0 +1,41 @@
+"""Server-sent events with names, as APIs of typed events have them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from bridle.errors import BridleError, RequestCancelled
+from bridle.http.middleware.request_context import RequestContext
+from bridle.http.sse import Produce, SseWriter
+
+Event = dict[str, Any]
+
+
+async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
+    """Send events in one write, each under the name in its `type`."""
+    await writer.write(b"".join(map(named_event, events)))
+
+
+def named_event(event: Event) -> bytes:
+    """The bytes of an event, under the name in its `type`."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+
+
+def with_last_event(
+    produce: Callable[[SseWriter], Awaitable[None]], call: RequestContext, shape: Callable[[BridleError], Event]
+) -> Produce:
+    """`produce`, followed by an error event if it raises an error."""
+
+    async def guarded(writer: SseWriter) -> None:
+        try:
+            await produce(writer)
+        except RequestCancelled:
+            raise
+        except BridleError as error:
+            call.error = error
+            await send_events(writer, [shape(error)])
+
+    return guarded

@@ -1,0 +1,180 @@
+"""A model in a process of its own: start the shard, reach it, start it again when it ends or hangs.
+
+    executor = launch_shard(ModelConfig("demo"))
+
+The resulting executor waits for its shard by itself; its user needs to know nothing of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from bridle.config import ModelConfig
+from bridle.distributed.address import Tls
+from bridle.distributed.link import Timings
+from bridle.distributed.remote_executor import ShardExecutor
+from bridle.engine.interfaces import Sampler
+from bridle.errors import InvalidRequest, ShardUnavailable, UnsupportedFeature
+from bridle.launch.sockets import make_socket_folder
+from bridle.launch.supervised_process import SupervisedProcess, describe
+from bridle.load_progress import Report, silent
+
+_log = logging.getLogger(__name__)
+
+#: The time limit for loading a model, in seconds.
+START_SECONDS = 600.0
+#: A model that was loaded once is on this machine. With this the next process does not ask the hub, and cannot get
+#: another version.
+FETCHED = {"HF_HUB_OFFLINE": "1"}
+_WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
+
+
+class LaunchedShard(ShardExecutor):
+    """A shard executor that owns its shard's process, and with `stands_by` one that takes its place when it ends."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str = "shard",
+        timings: Timings | None = None,
+        start_timeout: float = START_SECONDS,
+        stands_by: bool = False,
+    ) -> None:
+        """`command` starts the shard; it is given `--listen ADDRESS --parent PID` as well, and `--standby` if it is to
+        begin by waiting for a line on its standard input."""
+        self._folder = make_socket_folder()
+        address = f"unix:{self._folder / 'shard.sock'}"
+        command = [*command, "--listen", address, "--parent", str(os.getpid()), *(["--standby"] if stands_by else [])]
+        self.child = SupervisedProcess(name, command, stands_by=stands_by)
+        try:
+            super().__init__(
+                address,
+                timings=timings,
+                start_timeout=start_timeout,
+                is_starting=lambda: not self.child.has_failed,
+                on_loss=self._end_shard,
+                on_proven=self.child.prove,
+            )
+        except ShardUnavailable as error:
+            raise self._start_failed(error) from None
+        except BaseException:
+            self._clean_up()
+            raise
+        self.child.environment = FETCHED
+        self.child.keep()
+
+    def _start_failed(self, error: ShardUnavailable) -> ShardUnavailable:
+        status = self.child.status
+        self._clean_up()
+        if status is None:
+            return error
+        return ShardUnavailable(f"the {self.child.name} ended while it started, {describe(status)}; see its log above")
+
+    def _end_shard(self, pid: int | None, reason: str) -> None:
+        """End a shard that was lost, so that a new one takes its place."""
+        self.child.kill(pid)
+
+    def close(self) -> None:
+        """Disconnect from the shard, and end its process. Idempotent."""
+        super().close()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        self.child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def launch_shard(
+    config: ModelConfig,
+    progress: Report | None = None,
+    sampler: Sampler | None = None,
+    *,
+    shards: int = 1,
+    stands_by: bool = True,
+) -> ShardExecutor:
+    """A model in a process of its own on this machine, or in `shards` of them, each with a part of every layer; up and
+    warm. With `stands_by` the next process of a single shard waits until it is needed, with all but the model in its
+    memory. Raises `ShardUnavailable` if it does not start."""
+    _refuse_sampler(sampler)
+    _refuse_draft_model(config)
+    report = progress or silent
+    report("starting a shard", 0.0)
+    command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
+    if shards > 1:
+        command += ["--shards", str(shards)]
+    name = "shard" if shards == 1 else f"group of {shards} shards"
+    executor = LaunchedShard(command, name=name, stands_by=stands_by and shards == 1)
+    if config.num_blocks is None:  # the next shard must have as much room, whatever is free by then
+        executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
+    try:
+        report("ready", 1.0)
+    except BaseException:  # nobody wants it any more
+        executor.close()
+        raise
+    return executor
+
+
+def connect_shard(
+    address: str, tls: Tls | None = None
+) -> Callable[[ModelConfig, Report | None, Sampler | None], ShardExecutor]:
+    """A function that connects to a shard which somebody else runs, in place of loading a model."""
+
+    def reach(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> ShardExecutor:
+        _refuse_sampler(sampler)
+        _refuse_draft_model(config)
+        executor = ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)
+        try:
+            _check_room(executor, config)
+        except InvalidRequest:
+            executor.close()
+            raise
+        return executor
+
+    return reach
+
+
+def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
+    """Refuse steps that are larger than a shard started by others has room for."""
+    for name, wanted, room in (
+        ("step_tokens", config.step_tokens, executor.info.max_num_batched_tokens),
+        ("step_seqs", config.step_seqs, executor.info.max_num_seqs),
+    ):
+        if wanted is not None and wanted > room:
+            raise InvalidRequest(
+                f"steps may have {wanted} {_WHAT[name]}, but the shard at {executor.address} has made room for {room}: "
+                f"start it with --{name.replace('_', '-')} {wanted}",
+                name,
+            )
+
+
+def _refuse_sampler(sampler: Sampler | None) -> None:
+    if sampler is not None:
+        raise UnsupportedFeature("a sampler of your own runs only where the model is in this process", "sampler")
+
+
+def _refuse_draft_model(config: ModelConfig) -> None:
+    """Refuse a draft model, which has to be asked between two steps, without a way to another process each time."""
+    if config.draft_model is not None:
+        raise UnsupportedFeature(
+            "a draft model runs only where the model is in this process: leave out --isolate-model, --shard and "
+            "--shards, or use --replicas",
+            "draft_model",
+        )
+
+
+def shard_arguments(config: ModelConfig) -> list[str]:
+    """The arguments of `bridle shard` that load a model as `config` says."""
+    default = ModelConfig()
+    arguments = [config.model]
+    for field in fields(ModelConfig):
+        value = getattr(config, field.name)
+        if field.name not in ("model", "tokenizer") and value != getattr(default, field.name):
+            flag = field.name.replace("_", "-")
+            arguments += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return arguments

@@ -1,0 +1,35 @@
+"""bridle on a cluster: an application for Ray Serve, which places, scales, replaces and updates whole engines.
+
+    serve run deploy/ray.yaml
+
+`fronts` take HTTP and everything that belongs to it; `engines` are replicas of one model, each with its own weights, KV
+cache and, with tensor parallelism, processes. A front sends a request to the engine that knows its beginning, and to
+another one if that is lost. Needs the extra `bridle[ray]`; nothing of Ray is imported before an application is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridle.errors import UnsupportedFeature
+from bridle.launch.ray.settings import RaySettings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+__all__ = ["RaySettings", "build_app"]
+
+
+def build_app(args: dict[str, Any]) -> Application:
+    """The application, from the `args` of a Serve configuration file: fields of `RaySettings`."""
+    from bridle.launch.ray.files import read_files
+
+    settings = RaySettings.parse(args)
+    files = read_files(settings)
+    try:
+        from bridle.launch.ray.app import build
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        raise UnsupportedFeature("Ray Serve is not installed; pip install 'bridle[ray]'", "ray") from None
+    return build(settings, files)

@@ -1,0 +1,58 @@
+"""Adapters on a cluster: named when the application is deployed, known to every front, read by engines when wanted.
+
+An engine reads an adapter for the first request that names it; the router keeps the number of such engines small. Names
+cannot be added later, because there is no way to tell all engines, including those started later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+
+from bridle.errors import UnsupportedFeature
+from bridle.lora import AdapterFiles, AdapterStatus
+from bridle.serving.lora.adapter_registry import AdapterRegistry
+
+
+class IngressLoRAStore:
+    """A front's `LoRAStore`. The weights are in the engines, and requests wait for them there."""
+
+    def __init__(self) -> None:
+        self._is_sealed = False
+
+    def seal(self) -> None:
+        """Allow no further names."""
+        self._is_sealed = True
+
+    def check(self, files: AdapterFiles) -> None:
+        if self._is_sealed:
+            raise UnsupportedFeature("adapters of a cluster are named when it is deployed, in `adapters`", "adapter")
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        """Do nothing: the engines were told the same."""
+
+    def remove(self, key: str) -> None:
+        """Do nothing: the engines keep the adapter, but no request of this front names it any more."""
+
+    def status(self, key: str) -> AdapterStatus:
+        return AdapterStatus("host")
+
+    def fetch(self, key: str) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def register(registry: AdapterRegistry, adapters: Mapping[str, str]) -> None:
+    """Make adapters known by name; each is a folder or a hub id. Looks at their files."""
+    for name, source in adapters.items():
+        registry.add(name, source)
+
+
+def far_registry(adapters: Mapping[str, str], base_names: Iterable[str]) -> AdapterRegistry:
+    """The registry of a front's adapters."""
+    home = IngressLoRAStore()
+    registry = AdapterRegistry(home, base_names)
+    register(registry, adapters)
+    home.seal()
+    return registry

@@ -1,0 +1,108 @@
+"""Chooses the engine of a cluster for a request: one that has computed its beginning, one that has its adapter, or one
+with little to do, in that order, as long as it is not far busier than others. No clock, no Ray.
+
+An engine reports its load once a second; the load sent to it since then is added here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from bridle.distributed.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter
+
+Engine = TypeVar("Engine", bound=Hashable)
+
+#: The number of adapters whose engines are remembered.
+_MAX_ADAPTERS = 4096
+_SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
+
+
+@dataclass(slots=True)
+class _Place:
+    """An engine as of its last report. `number` is that of the report, `load` is in tokens, `since` is the load sent to
+    it after the report."""
+
+    slot: int
+    number: int = -1
+    load: float = 0.0
+    since: float = 0.0
+    is_ready: bool = True
+
+
+class Places(Generic[Engine]):
+    """Chooses among engines that come and go, at most `max_engines` at a time."""
+
+    def __init__(self, block_size: int, max_engines: int) -> None:
+        self._router = PrefixRouter(max_engines, block_size)
+        self._places: dict[Engine, _Place] = {}
+        self._free = list(range(max_engines - 1, -1, -1))
+        self._num_slots = max_engines
+        self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that were sent it
+
+    def keep(self, engines: Collection[Engine]) -> None:
+        """Set the engines that exist now; others are forgotten, with what they had computed."""
+        for gone in self._places.keys() - set(engines):
+            slot = self._places.pop(gone).slot
+            self._router.forget(slot)
+            self._free.append(slot)
+            for slots in self._homes.values():
+                slots.discard(slot)
+        for engine in engines:
+            if engine not in self._places and self._free:
+                self._places[engine] = _Place(self._free.pop())
+
+    def note_report(self, engine: Engine, report: Mapping[str, Any]) -> None:
+        """Take in an engine's report: its `number`, its `load` in tokens, `is_ready`. A repeated report changes
+        nothing."""
+        place = self._places.get(engine)
+        if place is None or report.get("number", -1) == place.number:
+            return
+        place.number, place.load, place.since = report["number"], report["load"], 0.0
+        place.is_ready = bool(report["is_ready"])
+
+    def rank(
+        self, prompt: Sequence[int], tenant: str, adapter: str | None, candidates: Collection[Engine]
+    ) -> list[Engine]:
+        """The candidates, the best first; the best is assumed to get the request."""
+        by_slot = {self._places[engine].slot: engine for engine in candidates if engine in self._places}
+        loads = self._loads(by_slot)
+        if adapter is not None:
+            loads = self._prefer(self._homes.get(adapter, set()), loads)
+        choice = self._router.choose(prompt, (tenant, adapter), loads)
+        if choice is None:
+            return list(candidates)
+        chosen = by_slot.pop(choice.replica)
+        self._places[chosen].since += len(prompt) - choice.num_cached + RUNNING_TOKENS
+        if adapter is not None:
+            self._note_home(adapter, choice.replica)
+        others = sorted(by_slot.values(), key=self._load)
+        return [chosen, *others]
+
+    def _load(self, engine: Engine) -> float:
+        place = self._places[engine]
+        return place.load + place.since
+
+    def _loads(self, by_slot: Mapping[int, Engine]) -> list[float]:
+        """The load in each slot. Engines that are not ready count as away, unless none is ready."""
+        loads = [AWAY] * self._num_slots
+        ready = {slot: engine for slot, engine in by_slot.items() if self._places[engine].is_ready}
+        for slot, engine in (ready or by_slot).items():
+            loads[slot] = self._load(engine)
+        return loads
+
+    def _prefer(self, slots: set[int], loads: list[float]) -> list[float]:
+        """The loads of these slots alone, unless the other engines have far less to do."""
+        theirs = min((loads[slot] for slot in slots), default=AWAY)
+        least = min(loads)
+        if theirs == AWAY or theirs > max(_SLACK_FACTOR * least, least + _SLACK_TOKENS):
+            return loads
+        return [load if slot in slots else AWAY for slot, load in enumerate(loads)]
+
+    def _note_home(self, adapter: str, slot: int) -> None:
+        self._homes.setdefault(adapter, set()).add(slot)
+        self._homes.move_to_end(adapter)
+        while len(self._homes) > _MAX_ADAPTERS:
+            self._homes.popitem(last=False)

@@ -1,0 +1,256 @@
+"""An `EngineClient` over the engines of a cluster: what a front's routes submit to.
+
+Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers what the client has of
+an output, so that another engine continues the output when its own is lost, without a token too many or too few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from bridle.config import EngineConfig
+from bridle.controller_tools import ToolExecutor
+from bridle.distributed.codec.errors import unpack_error
+from bridle.distributed.live_request import MAX_LOSSES, RoutedRequest
+from bridle.distributed.replica_messages import (
+    Events,
+    Handshake,
+    Heartbeat,
+    RequestFailed,
+    add_beat,
+    encode,
+    pack_request,
+    read_by_router,
+    unpack_event,
+)
+from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
+from bridle.engine.client import EventStream
+from bridle.engine.input_processor import InputProcessor
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import (
+    BridleError,
+    DeadlineExceeded,
+    EngineClosed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ProtocolError,
+    ShardUnavailable,
+)
+from bridle.launch.ray.tools import FrontCalls
+from bridle.outputs import Finished, FinishReason
+
+_log = logging.getLogger(__name__)
+
+#: How often engines are asked for a sign of life, and how long an answer may take, both in seconds.
+_LOOK_SECONDS, _LOOK_TIMEOUT = 1.0, 3.0
+_LOOKS_PER_GREETING = 10
+#: A pause before a request is sent again, in seconds.
+_PAUSE_SECONDS = 0.1
+
+
+class ClusterClient:
+    """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs what controllers
+    call; whoever made it closes it."""
+
+    def __init__(self, handle: Any, hello: Handshake, tools: ToolExecutor) -> None:
+        self._handle = handle
+        self._calls = FrontCalls(tools, self._answer)
+        self._learn(hello)
+        self._loop = asyncio.get_running_loop()
+        self._live: dict[str, asyncio.Task[None]] = {}
+        self._beats: list[Heartbeat] = []
+        self._is_closed = False
+        self.num_losses = 0
+        self._looking = self._loop.create_task(self._look())
+
+    @classmethod
+    async def connect(cls, handle: Any, tools: ToolExecutor) -> ClusterClient:
+        """Waits for the first engine."""
+        return cls(handle, await _greet(handle), tools)
+
+    def _learn(self, hello: Handshake) -> None:
+        """Learn what the engines serve now, since an update may have changed it."""
+        self._hello = hello
+        self._intake = InputProcessor(
+            hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
+        )
+
+    # -- EngineClient ----------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._hello.info
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether an engine that can serve requests answered a moment ago."""
+        return any(beat.is_healthy for beat in self._beats)
+
+    @property
+    def num_up(self) -> int:
+        """The number of engines that answered a moment ago."""
+        return len(self._beats)
+
+    def submit(self, request: Request) -> EventStream:
+        """Start a request on the engine that suits it; it waits if none is there."""
+        if self._is_closed:
+            raise EngineClosed("the engines take no requests: this front is closed")
+        self._intake.check(request)
+        pack_request(request)  # what cannot travel is refused now
+        if request.id in self._live:
+            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        request = replace(request, parks=False)  # the next request may go to another engine
+        live = RoutedRequest(request, EventStream(request.id, self.cancel))
+        self._live[request.id] = self._loop.create_task(self._run(live))
+        return live.stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        self._loop.call_soon_threadsafe(self._cancel, request_id)
+
+    def release_retained_kv(self, request_id: str) -> None:
+        """Nothing is parked here."""
+
+    def statistics(self) -> EngineStatistics:
+        """Sums over the engines, as of their last signs of life."""
+        total = EngineStatistics()
+        for beat in self._beats:
+            add_beat(total, beat)
+        return total
+
+    def close(self, drain: float = 0.0) -> None:
+        """Accept no more requests, and end those that run."""
+        self._is_closed = True
+        self._looking.cancel()
+        for task in self._live.values():
+            task.cancel()
+
+    # -- in the loop -----------------------------------------------------------------------------------------
+
+    def _cancel(self, request_id: str) -> None:
+        task = self._live.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, live: RoutedRequest) -> None:
+        """Run one request from its first engine to its last event."""
+        try:
+            deadline = live.request.deadline
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                await self._see_through(live)
+        except TimeoutError:
+            live.end(FinishReason.DEADLINE, DeadlineExceeded("the request's deadline passed"))
+        except asyncio.CancelledError:
+            live.end(FinishReason.CANCELLED)
+        except BridleError as error:
+            live.end(FinishReason.ERROR, error)
+        except Exception as error:
+            _log.exception("a request failed")
+            live.end(FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
+        finally:
+            del self._live[live.request.id]
+            self._calls.forget(live.request.id)
+
+    async def _see_through(self, live: RoutedRequest) -> None:
+        """Run a request on one engine after the other until it is over. Raises the error that ends it."""
+        while (lost := await self._run_once(live)) is not None:
+            self._note_loss(live, lost)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _run_once(self, live: RoutedRequest) -> str | None:
+        """Run a request on one engine. Returns how the engine was lost, or None if it was not."""
+        live.begin_again()
+        response = self._handle.options(stream=True).generate.remote(_packed(live))
+        try:
+            async for data in response:
+                if self._take(live, data):
+                    return None
+            return "its stream ended too soon"
+        except (BridleError, asyncio.CancelledError, TimeoutError):
+            raise
+        except BackPressureError as error:
+            raise Overloaded(str(error)) from None
+        except RayTaskError as error:  # the engine is there: the fault is in the request, or ours
+            raise InternalError(f"an engine failed: {error}") from None
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+        finally:
+            with contextlib.suppress(Exception):
+                response.cancel()
+
+    def _take(self, live: RoutedRequest, data: bytes) -> bool:
+        """Pass on an engine's message; returns whether it was the last one."""
+        message = read_by_router(data)
+        if isinstance(message, (ToolAsked, ToolGivenUp)):
+            self._calls.handle(live.request, message)
+            return False
+        if isinstance(message, RequestFailed):
+            raise _Gone(str(unpack_error(*message.error)))
+        if not isinstance(message, Events):
+            raise ProtocolError(f"a {type(message).__name__} came within a stream")
+        fresh = [event for event in map(unpack_event, message.events) if live.is_news(event)]
+        if not fresh:
+            return False
+        live.tell(fresh)
+        return isinstance(fresh[-1], Finished) and fresh[-1].is_last
+
+    def _note_loss(self, live: RoutedRequest, reason: str) -> None:
+        self.num_losses += 1
+        live.num_losses += 1
+        _log.warning("request %s lost its engine: %s", live.request.id, reason)
+        if live.num_losses >= MAX_LOSSES:
+            raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
+        if (error := self._calls.begin_again(live.request.id)) is not None:
+            raise error
+        live.tell_resuming()
+
+    async def _answer(self, address: str, message: ToolAnswered) -> None:
+        """Send an engine the answer of a call."""
+        await self._handle.answer.remote(encode(message), address)
+
+    async def _look(self) -> None:
+        """Ask all engines for a sign of life, again and again, and now and then one of them what it serves."""
+        for number in count(1):
+            try:
+                if number % _LOOKS_PER_GREETING == 0:
+                    async with asyncio.timeout(_LOOK_TIMEOUT):
+                        self._learn(await _greet(self._handle))
+                response = self._handle.broadcast("look")
+                found = await response.results_async(timeout_s=_LOOK_TIMEOUT, return_exceptions=True)
+                messages = [read_by_router(data) for data in found if isinstance(data, bytes)]
+                self._beats = [message for message in messages if isinstance(message, Heartbeat)]
+            except Exception as error:  # whatever it is, there is nobody now
+                _log.debug("no engine answers: %s", error)
+                self._beats = []
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _greet(handle: Any) -> Handshake:
+    hello = read_by_router(await handle.hello.remote())
+    if not isinstance(hello, Handshake):
+        raise ProtocolError(f"an engine greets with {type(hello).__name__}")
+    return hello
+
+
+class _Gone(Exception):
+    """An engine reports that it is closing."""
+
+
+def _packed(live: RoutedRequest) -> bytes:
+    """The request in its present state, with the seconds that are left of its deadline."""
+    request = live.remaining
+    if request.deadline is not None:
+        request = replace(request, deadline=request.deadline - time.monotonic())
+    return encode(pack_request(request))

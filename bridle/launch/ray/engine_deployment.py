@@ -1,0 +1,148 @@
+"""One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
+
+It uses the messages of `bridle.distributed`, and like a local replica does not know what a request is for. Clocks of
+two machines have nothing in common, so deadlines are sent as the seconds that are left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bridle.controllers.reasoning_gate import compile_grammar
+from bridle.distributed.codec.controllers import form_to_compile
+from bridle.distributed.codec.errors import pack_error
+from bridle.distributed.prefix_router import RUNNING_TOKENS
+from bridle.distributed.remote_tools import RemoteToolExecutor
+from bridle.distributed.replica_messages import (
+    PROTOCOL,
+    Events,
+    Handshake,
+    RequestFailed,
+    Submit,
+    encode,
+    pack_beat,
+    pack_event,
+    read_by_replica,
+    unpack_request,
+)
+from bridle.distributed.tool_messages import ToolAnswered, ToolMessage
+from bridle.engine import Request
+from bridle.errors import BridleError, ProtocolError, ShardUnavailable
+from bridle.launch.ray.adapters import register
+from bridle.launch.ray.autoscaling import BUSY_SHARE, QUEUED_TOKENS
+from bridle.launch.ray.tools import EngineCalls
+from bridle.launch.replica_process import ReplicaConfig, load_watched
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent
+
+
+class EngineReplica:
+    """Serve makes one in each replica's process. `told` is a `ReplicaConfig`, `adapters` are names and sources."""
+
+    def __init__(self, told: str, adapters: dict[str, str]) -> None:
+        from ray import serve
+
+        from bridle.launch.launcher import launch_shard
+        from bridle.serving import load_model
+
+        config = ReplicaConfig.decode(told)
+        launch = partial(launch_shard, shards=config.shards, stands_by=False)  # the other engines take its place
+        executors = launch if config.shards else load_watched
+        self._config = config
+        model, engine = config.model, config.engine
+        if adapters:
+            from bridle.model.memory_estimate import settle_adapters
+
+            model, engine = settle_adapters(model, engine)
+        desk = RemoteToolExecutor(config.tools)
+        self._calls = EngineCalls(desk, serve.get_replica_context().replica_id.unique_id)
+        self._model = load_model(model, engine, control=config.control, executors=executors, tools=desk)
+        register(self._model.adapters, adapters)
+        self._client = self._model.client
+        self._queued: dict[str, int] = {}  # prompt tokens of requests whose prompt is not computed yet
+        self._num_live = 0
+        self._num_reports = 0
+
+    # -- for fronts ------------------------------------------------------------------------------------------
+
+    async def hello(self) -> bytes:
+        """The description of what this engine serves."""
+        engine = self._config.engine
+        return encode(Handshake(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
+
+    async def look(self) -> bytes:
+        """A sign of life, with the engine's counters."""
+        return encode(pack_beat(self._client.is_healthy, self._client.statistics()))
+
+    async def generate(self, data: bytes) -> AsyncIterator[bytes]:
+        """Run a request; gives its stream's events, batch by batch. Leaving the iteration cancels the request."""
+        message = read_by_replica(data)
+        if not isinstance(message, Submit):
+            raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
+        request_id = message.request.id
+        self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
+        self._num_live += 1
+        try:
+            stream = self._client.submit(await self._unpack(message)).with_progress()
+            async with stream, aclosing(self._calls.merged(stream)) as merged:
+                async for news in stream if message.controller is None else merged:
+                    yield encode(news if isinstance(news, ToolMessage) else self._packed(request_id, news))
+        except BridleError as error:
+            yield self._failure(request_id, error)
+        finally:
+            self._queued.pop(request_id, None)
+            self._num_live -= 1
+
+    def _packed(self, request_id: str, events: list[Event]) -> Events:
+        if any(isinstance(event, PromptEvent) for event in events):
+            self._queued.pop(request_id, None)
+        return Events([pack_event(event) for event in events])
+
+    async def answer(self, data: bytes, address: str) -> None:
+        """A front has the answer of a call that a controller of this engine made. `address` is for the router."""
+        message = read_by_replica(data)
+        if isinstance(message, ToolAnswered):
+            self._calls.answer(message)
+
+    async def _unpack(self, message: Submit) -> Request:
+        form, pool = form_to_compile(message.controller), self._model.constraints
+        grammar = None if form is None or pool is None else await compile_grammar(pool, form)
+        request = unpack_request(message, grammar)
+        if request.deadline is None:
+            return request
+        return replace(request, deadline=time.monotonic() + request.deadline)
+
+    def _failure(self, request_id: str, error: BridleError) -> bytes:
+        """The message for a failed request. An engine that closes leaves its requests to others; any other error is an
+        answer."""
+        if self._client.is_healthy:
+            return encode(Events([pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
+        return encode(RequestFailed(request_id, pack_error(error)))
+
+    # -- for Serve -------------------------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Raise an error while requests cannot be served. After a few failed checks Serve replaces the replica."""
+        if not self._client.is_healthy:
+            raise ShardUnavailable("the engine cannot serve requests now")
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """The engine's report to the router."""
+        self._num_reports += 1
+        load = sum(self._queued.values()) + RUNNING_TOKENS * self._num_live
+        return {"number": self._num_reports, "load": load, "is_ready": self._client.is_healthy}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The engine's report to the autoscaler."""
+        places = self._config.engine.max_num_seqs or self._client.info.max_num_seqs
+        return {QUEUED_TOKENS: float(sum(self._queued.values())), BUSY_SHARE: self._num_live / places}
+
+    def __del__(self) -> None:
+        model = getattr(self, "_model", None)
+        if model is not None:
+            model.close()

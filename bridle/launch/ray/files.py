@@ -1,0 +1,43 @@
+"""The operator's files on a cluster, of tools and of policies: checked when it is deployed, and read by each front.
+
+Engines are told what tools there are, and nothing else of the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from bridle.controller_tools import ToolExecutor
+from bridle.distributed.replica_tools import check_limits
+from bridle.distributed.tool_messages import ToolsElsewhere
+from bridle.launch.ray.settings import RaySettings
+from bridle.serving.policies import read_policies
+
+
+class OperatorFiles(NamedTuple):
+    """What is told of the files: `tools` to engines; and a `version`, which changes with their content."""
+
+    tools: ToolsElsewhere
+    version: str
+
+
+def read_files(settings: RaySettings) -> OperatorFiles:
+    """Look at the files once. Raises `InvalidRequest` for one that cannot be used."""
+    if settings.policies is not None:
+        read_policies(Path(settings.policies))
+    with closing(tools_of(settings)) as desk:
+        check_limits(desk.limits)
+        tools = ToolsElsewhere(desk.names, desk.of_clients, desk.limits)
+    contents = [Path(file).read_bytes() for file in (settings.tools, settings.policies) if file is not None]
+    return OperatorFiles(tools, " ".join(hashlib.sha256(content).hexdigest()[:16] for content in contents))
+
+
+def tools_of(settings: RaySettings) -> ToolExecutor:
+    """What controllers may call: the tools of the file, if there is one, and those of clients. Whoever asks closes
+    it."""
+    from bridle.controller_tools.config import read_tools
+
+    return ToolExecutor() if settings.tools is None else read_tools(Path(settings.tools))

@@ -1,0 +1,94 @@
+"""One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, and computes nothing.
+
+It validates, tokenizes, admits, compiles constraints and streams; every front does so for itself, so there may be many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from bridle.http.app import create_app
+from bridle.http.settings import HttpSettings
+from bridle.launch.ray.adapters import far_registry
+from bridle.launch.ray.client import ClusterClient
+from bridle.launch.ray.files import tools_of
+from bridle.launch.ray.settings import RaySettings
+from bridle.logs import configure_logs
+from bridle.serving import LoadedModel, ModelRegistry, model_name
+from bridle.serving.controller_runtime import ControlStart, finish_control
+from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer
+from bridle.serving.policies import PolicyRegistry
+from bridle.serving.requests.sampling_defaults import read_defaults
+from bridle.serving.tenancy.keys import KeyStore
+
+
+class Front:
+    """Serve makes one in each replica's process. `told` is a `RaySettings` as JSON. Fronts are replaced when any of the
+    arguments changes: `version` does when the files that are read here do."""
+
+    async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
+        from bridle.model import resolve_model
+        from bridle.model.pooling.settings import read_pooling
+
+        configure_logs("json")
+        self._settings = settings = RaySettings.model_validate_json(told)
+        config = settings.to_model()
+        folder = resolve_model(config.model, config.revision)
+        tokenizer = load_tokenizer(config, folder)
+        store = _begin_store(settings, folder)
+        tools = tools_of(settings)
+        self._policies = None if settings.policies is None else PolicyRegistry(Path(settings.policies))
+        client = await ClusterClient.connect(engines, tools)
+        control = await asyncio.to_thread(finish_control, settings.to_control(), store, client.info.vocab_size)
+        if control is not None:
+            control.is_store = True
+        constraints = constraint_pool(tokenizer, client.info)
+
+        def shut_down(drain: float) -> None:
+            client.close(drain)
+            tools.close()
+            constraints.shutdown()
+            if control is not None:
+                control.shutdown()
+
+        name = settings.name or model_name(config.model)
+        adapters = far_registry(settings.adapters, (name, config.model))
+        model = LoadedModel(
+            name,
+            client,
+            tokenizer,
+            adapters=adapters,
+            control=control,
+            constraints=constraints,
+            defaults=read_defaults(folder, config.generation_config),
+            pooling=read_pooling(folder),
+            tools=tools,
+            shutdown=shut_down,
+        )
+        self._registry = ModelRegistry([model])
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        settings = self._settings
+        http = HttpSettings(
+            max_requests=settings.max_requests,
+            request_timeout=settings.request_timeout,
+            strict_fields=settings.strict_fields,
+            policies=self._policies,
+        )
+        keys = None if settings.keys is None else KeyStore(Path(settings.keys))
+        return create_app(self._registry, http, keys)
+
+    def __del__(self) -> None:
+        registry = getattr(self, "_registry", None)
+        if registry is not None:
+            registry.close()
+
+
+def _begin_store(settings: RaySettings, folder: Path) -> ControlStart | None:
+    """Start a runtime that takes uploads and tags into the store of all machines, and compiles bridle's controllers."""
+    return begin_control_of(settings.to_model(), folder, replace(settings.to_control(), prepare=True))

@@ -1,0 +1,49 @@
+"""Ray Serve's hook for choosing a replica: the front's handle asks here where a request goes.
+
+Ray ships this module by value, so that it holds nothing but the hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from bridle.distributed.replica_messages import Submit, read_by_replica
+from bridle.launch.ray.affinity import Places
+
+
+class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Sends requests to where their beginning or their adapter is, answers of tools to where they are waited for, and
+    all other calls anywhere."""
+
+    def initialize_state(self, block_size: int, max_engines: int) -> None:
+        """Called by Serve with the `request_router_kwargs` of the deployment."""
+        self._places: Places[Any] = Places(block_size, max_engines)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._places.keep([replica.replica_id for replica in replicas])
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._places.keep(list(self.curr_replicas))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The candidates, each a rank of its own."""
+        args: Sequence[Any] = () if pending_request is None else pending_request.args
+        if len(args) > 1:  # the answer of a call, and the address of the engine that waits for it
+            home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]
+            return [home or candidate_replicas]
+        message = read_by_replica(args[0]) if args else None
+        if not isinstance(message, Submit):
+            return [candidate_replicas]
+        request = message.request
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        for replica_id, replica in by_id.items():
+            self._places.note_report(replica_id, replica.routing_stats)
+        prompt = (*request.prompt, *request.generated)
+        return [[by_id[each]] for each in self._places.rank(prompt, request.tenant, request.adapter, by_id)]

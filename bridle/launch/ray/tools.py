@@ -1,0 +1,147 @@
+"""Tools on a cluster: controllers run in engines, and what they call runs in the front that has their request.
+
+An engine's calls go into the stream of the request whose controller makes them; an answer is sent to that engine by its
+address. A front keeps answers while a request runs, so that no call is made twice when its engine is lost. No Ray here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+from bridle.controller_tools import ToolExecutor
+from bridle.distributed.remote_tools import RemoteToolExecutor
+from bridle.distributed.replica_tools import ReplicaCalls
+from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp, ToolMessage
+from bridle.engine.client import EventStream
+from bridle.engine.request import Request
+from bridle.errors import ControllerError
+from bridle.outputs import Event
+
+_log = logging.getLogger(__name__)
+
+_GONE = "the front is gone"
+#: How often an answer is sent to an engine that does not take it, and the pause between, in seconds.
+_MAX_SENDINGS, _PAUSE_SECONDS = 20, 0.25
+
+#: Sends an answer to the engine at an address.
+SendAnswer = Callable[[str, ToolAnswered], Awaitable[None]]
+
+
+class EngineCalls:
+    """The engine's end: hands what its desk says to the streams of requests. `address` is where answers come in. Used
+    in one event loop; the desk speaks from any thread."""
+
+    def __init__(self, desk: RemoteToolExecutor, address: str) -> None:
+        self._desk, self._address = desk, address
+        self._lock = threading.Lock()
+        self._streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[ToolMessage]]] = {}
+        self._askers: dict[int, str] = {}  # requests, by the numbers of their calls
+        desk.connect(self._tell)
+
+    def answer(self, message: ToolAnswered) -> None:
+        """A front has the answer of a call."""
+        with self._lock:
+            self._askers.pop(message.number, None)
+        self._desk.handle(message)
+
+    async def merged(self, stream: EventStream) -> AsyncGenerator[list[Event] | ToolMessage, None]:
+        """A request's events, and its calls between them. Leaving the iteration cancels the request."""
+        with self._open(stream.request_id) as calls:
+            events = aiter(stream)
+            reading, calling = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(calls.get())
+            try:
+                while True:
+                    await asyncio.wait({reading, calling}, return_when=asyncio.FIRST_COMPLETED)
+                    if calling.done():
+                        yield calling.result()
+                        calling = asyncio.ensure_future(calls.get())
+                    elif (news := reading.result()) is None:
+                        return
+                    else:
+                        yield news
+                        reading = asyncio.ensure_future(anext(events, None))
+            finally:
+                reading.cancel()
+                calling.cancel()
+                stream.cancel()
+
+    @contextlib.contextmanager
+    def _open(self, request_id: str) -> Iterator[asyncio.Queue[ToolMessage]]:
+        """Where the calls of a request wait until they are sent."""
+        calls: asyncio.Queue[ToolMessage] = asyncio.Queue()
+        with self._lock:
+            self._streams[request_id] = asyncio.get_running_loop(), calls
+        try:
+            yield calls
+        finally:
+            with self._lock:
+                del self._streams[request_id]
+                self._askers = {number: asker for number, asker in self._askers.items() if asker != request_id}
+
+    def _tell(self, message: ToolMessage) -> None:
+        """Put a message into the stream of its request. A call whose request has none any more ends with an error."""
+        assert isinstance(message, (ToolAsked, ToolGivenUp))
+        message.replica = self._address
+        with self._lock:
+            if isinstance(message, ToolAsked):  # parts of a composition name their request and their number
+                names = message.request_id, message.request_id.rpartition("/")[0]
+                asker = next((name for name in names if name in self._streams), "")
+                self._askers[message.number] = asker
+            else:
+                asker = self._askers.pop(message.number, "")
+            loop, calls = self._streams.get(asker, (None, None))
+        if loop is not None and calls is not None:
+            with contextlib.suppress(RuntimeError):  # a loop that is closed
+                loop.call_soon_threadsafe(calls.put_nowait, message)
+        elif isinstance(message, ToolAsked):
+            self.answer(ToolAnswered(message.number, "", _GONE))
+
+
+class FrontCalls:
+    """The front's end, in one event loop: makes calls at the front's desk, and sends engines their answers."""
+
+    def __init__(self, desk: ToolExecutor, send: SendAnswer) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.RLock()
+        self._calls: ReplicaCalls[str] = ReplicaCalls(desk, self._begin_sending, self._lock)
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request, message: ToolAsked | ToolGivenUp) -> None:
+        """A controller of this request calls a tool, or gives a call up."""
+        with self._lock:
+            if isinstance(message, ToolAsked):
+                self._calls.ask(message.replica, request, message)
+            else:
+                self._calls.give_up(message.replica, message)
+
+    def begin_again(self, request_id: str) -> ControllerError | None:
+        """A request is about to begin anew; returns an error if that would make its calls a second time."""
+        with self._lock:
+            return self._calls.begin_again(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """A request is over, and so are its calls."""
+        with self._lock:
+            self._calls.forget(request_id)
+
+    def _begin_sending(self, address: str, message: ToolAnswered) -> None:
+        with contextlib.suppress(RuntimeError):  # the front's loop is closed
+            self._loop.call_soon_threadsafe(self._start, address, message)
+
+    def _start(self, address: str, message: ToolAnswered) -> None:
+        task = self._loop.create_task(self._deliver(address, message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _deliver(self, address: str, message: ToolAnswered) -> None:
+        for _ in range(_MAX_SENDINGS):
+            try:
+                return await self._send(address, message)
+            except Exception as error:  # whatever the carrier raises; without its engine the request begins again
+                _log.warning("an answer did not reach engine %s: %s", address, error)
+                await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,261 @@
+"""Several engines for one model, each in a process of its own: started, watched, started again.
+
+    model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
+
+The resulting model is used like any other. Its replicas need a weight copy each, and share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.cgroups import num_cores
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controller_tools import ToolExecutor
+from bridle.distributed.replica_messages import Handshake
+from bridle.distributed.replica_tools import check_limits
+from bridle.distributed.replicas import ReplicaSet
+from bridle.distributed.tool_messages import ToolsElsewhere
+from bridle.errors import InvalidRequest
+from bridle.launch.launcher import FETCHED, START_SECONDS
+from bridle.launch.replica_process import ReplicaConfig
+from bridle.launch.sockets import make_socket_folder
+from bridle.launch.supervised_process import SupervisedProcess
+from bridle.load_progress import Report, silent, watched
+from bridle.multimodal import ImageHosts, open_reader
+from bridle.serving.controller_runtime import ControlSettings, ControlStart, finish_control, guess_num_logits
+from bridle.serving.lora.adapter_files import unpack_source
+from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.models.loading import LoadedModel, model_name
+from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer
+from bridle.serving.models.model_memory import Needs
+from bridle.serving.models.vocab_checks import check_sizes
+from bridle.serving.requests.sampling_defaults import read_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridle.aici.client import RuntimePool
+    from bridle.structured_output import ConstraintPool
+
+_log = logging.getLogger(__name__)
+
+
+class LaunchedReplicas(ReplicaSet):
+    """A replica set that owns its processes. `commands` start them; each is given `--listen PATH --parent PID` too, and
+    once it is known how many blocks it has, `--num-blocks COUNT`: the next one shall have as many, although others have
+    taken their part of the memory by then, and need not find out what fits."""
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        start_timeout: float = START_SECONDS,
+        tools: ToolExecutor | None = None,
+    ) -> None:
+        self._folder = make_socket_folder()
+        paths = [str(self._folder / f"replica-{number}.sock") for number in range(len(commands))]
+        self._commands = [
+            [*command, "--listen", path, "--parent", str(os.getpid())]
+            for command, path in zip(commands, paths, strict=True)
+        ]
+        self.children = [
+            SupervisedProcess(f"replica {number}", command) for number, command in enumerate(self._commands)
+        ]
+        self._start_timeout = start_timeout
+        self._away_since: dict[int, float] = {}
+        super().__init__(
+            paths,
+            on_loss=lambda number, pid: self.children[number].kill(pid),
+            on_proven=lambda number, pid: self.children[number].prove(pid),
+            tools=tools,
+        )
+        try:
+            self.start(len(commands), start_timeout, lambda: not any(child.has_failed for child in self.children))
+        except BaseException:
+            self.close()
+            raise
+        for child in self.children:
+            child.keep()
+
+    def note_up(self, number: int, hello: Handshake) -> None:
+        super().note_up(number, hello)
+        self._away_since.pop(number, None)
+        self.children[number].environment = FETCHED
+        self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
+
+    def note_absent(self, number: int) -> None:
+        """A replica is still away. One that does not come up in time counts as hung, and is started again."""
+        super().note_absent(number)
+        now = time.monotonic()
+        if now - self._away_since.setdefault(number, now) > self._start_timeout:
+            self._away_since[number] = now
+            _log.error("replica %d has not come up for %g s", number, self._start_timeout)
+            self.children[number].kill()
+
+    def close(self, drain: float = 0.0) -> None:
+        super().close(drain)
+        for child in self.children:
+            child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def load_replicated(
+    config: ModelConfig,
+    engine: EngineConfig,
+    count: int,
+    *,
+    shards: int = 0,
+    name: str | None = None,
+    progress: Report | None = None,
+    control: ControlSettings | None = None,
+    tools: ToolExecutor | None = None,
+) -> LoadedModel:
+    """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
+    own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
+    process, which whoever made them closes. Raises `ShardUnavailable` if a replica does not start."""
+    from bridle.backends import check_backend
+    from bridle.model import resolve_model
+    from bridle.model.pooling.settings import read_pooling
+
+    check_backend(config)
+    if count < 1:
+        raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
+    report, hosts = progress or silent, ImageHosts(config.image_hosts)
+    with watched(report):
+        path = resolve_model(config.model, config.revision)
+    pooling = read_pooling(path)
+    if pooling is not None:
+        control = None  # there is nothing to steer
+    tokenizer = load_tokenizer(config, path)
+    if (num_ids := guess_num_logits(path)) is not None:
+        check_sizes(tokenizer, num_ids, config.model)
+    own = None
+    if tools is None:
+        tools = own = ToolExecutor()
+    check_limits(tools.limits)
+    elsewhere = ToolsElsewhere(tools.names, tools.of_clients, tools.limits)
+    told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"), elsewhere)
+    client, store = _start(told, count, path, report, tools)
+    name = name or model_name(config.model)
+    constraints = constraint_pool(tokenizer, client.info)
+    return LoadedModel(
+        name,
+        client,
+        tokenizer,
+        adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
+        control=store,
+        constraints=constraints,
+        pictures=open_reader(path, hosts=hosts),
+        engine=engine,
+        defaults=read_defaults(path, config.generation_config),
+        pooling=pooling,
+        tools=tools,
+        shutdown=partial(_shut_down, client, constraints, store, own),
+    )
+
+
+def _start(
+    config: ReplicaConfig, count: int, path: Path, report: Report, tools: ToolExecutor
+) -> tuple[LaunchedReplicas, RuntimePool | None]:
+    """Start the replicas, and the store of their controllers. If one of them does not start, or the start is cancelled,
+    all are closed."""
+    control = config.control
+    with ExitStack() as undo:
+        report(f"starting {count} replicas", 0.0)
+        starting = begin_control_of(config.model, path, control)  # takes uploads and tags here
+        if starting is not None:
+            undo.callback(starting.abandon)
+        config.control = _own_control(control, starting)
+        command = [sys.executable, "-m", "bridle.launch.replica_process", "--config", config.encode()]
+        client = LaunchedReplicas([command] * count, tools=tools)
+        undo.callback(client.close)
+        store = finish_control(control, starting, client.info.vocab_size)
+        if store is not None:
+            undo.callback(store.shutdown)
+            store.is_store = True
+        report("ready", 1.0)
+        undo.pop_all()
+    return client, store
+
+
+def _shut_down(
+    client: LaunchedReplicas,
+    constraints: ConstraintPool,
+    store: RuntimePool | None,
+    tools: ToolExecutor | None,
+    drain: float = 0.0,
+) -> None:
+    """Close the replicas and what is theirs in this process; `tools` are those of nobody else."""
+    client.close(drain)
+    constraints.shutdown()
+    if tools is not None:
+        tools.close()
+    if store is not None:
+        store.shutdown()
+
+
+def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
+    """The control settings of each replica. If some replicas had a runtime and others not, the others would refuse
+    requests that the first accept."""
+    if store is None:
+        return replace(control, mode="off")
+    return replace(control, mode="on", prepare=False)
+
+
+def _share(config: ModelConfig, count: int) -> ModelConfig:
+    """One replica's share of the machine: memory is divided, and so are cores unless the number of threads is set."""
+    threads = config.num_threads or max(num_cores() // count, 1)
+    bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
+    return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)
+
+
+class ReplicaLoader:
+    """Loads models as `count` replicas each; a `ModelLoader`."""
+
+    def __init__(
+        self, count: int, shards: int, engine: EngineConfig, control: ControlSettings, tools: ToolExecutor | None = None
+    ) -> None:
+        if control.trace is not None:
+            raise InvalidRequest(
+                "aici_trace records one control runtime, and each replica has its own; use one replica", "aici_trace"
+            )
+        self._count = count
+        self._shards = shards
+        self._engine = engine
+        self._control = control
+        self._tools = tools
+
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        from bridle.backends import check_backend
+        from bridle.model.memory_estimate import weights_of
+
+        check_backend(config)
+        return Needs(self._count * weights_of(config), self._count * (config.reserved_memory or 0))
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        from bridle.model.memory_estimate import settle_adapters
+
+        config, self._engine = settle_adapters(config, self._engine, self._count)
+        return config
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        return load_replicated(
+            config,
+            self._engine,
+            self._count,
+            shards=self._shards,
+            name=name,
+            progress=progress,
+            control=self._control,
+            tools=self._tools,
+        )

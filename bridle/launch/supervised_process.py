@@ -1,0 +1,163 @@
+"""A child process that is started again when it ends: at once, then ever more slowly if it does not stay up.
+
+A thread of its own starts the process and waits for its end, until the child is closed. If a spare process stands by,
+it takes the ended one's place. This module does not know what the process does; its user calls `prove` when the process
+has done something useful.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+
+from bridle.distributed.child_process import child_environment
+from bridle.launch.warm_standby import Process, WarmStandby, let_go
+
+_log = logging.getLogger(__name__)
+
+#: Pauses in seconds before a process is started again, by how many times in a row it ended without having been useful;
+#: the last one repeats.
+_PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_TERM_SECONDS = 5.0
+
+
+class SupervisedProcess:
+    """A process under a command line. Its first start is not repeated: `has_failed` says that it ended. From `keep` on
+    it is started again whenever it ends, until `close`.
+
+    With `stands_by` it is one that begins by `wait_for_activation`: once it has proven itself, the next one is kept
+    ready."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, stands_by: bool = False, pauses: Sequence[float] = _PAUSES
+    ) -> None:
+        self.name = name
+        self.num_starts = 0
+        self.num_ends = 0
+        self.status: int | None = None  # of the last end
+        self.command = list(command)  # of the next start
+        self.environment: dict[str, str] = {}  # what the next start has beside ours
+        self._pauses = pauses
+        self._changed = threading.Condition()
+        self._process: Process | None = None
+        self._spare = WarmStandby(name, self._launch) if stands_by else None
+        self._is_kept = False
+        self._is_proven = False  # this life was of use
+        self._is_closed = False
+        # Linux takes this thread for the parent of the process, so the thread lives as long as the process may.
+        self._thread = threading.Thread(target=self._run, name=f"bridle-{name}", daemon=True)
+        self._thread.start()
+
+    # -- for others, any thread ----------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, if the process runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the first process ended before `keep` was called."""
+        return self.num_ends > 0 and not self._is_kept
+
+    def keep(self) -> None:
+        """Start the process again whenever it ends from now on, because it came up well."""
+        with self._changed:
+            self._is_kept = True
+            self._changed.notify_all()
+
+    def prove(self, pid: int) -> None:
+        """Note that process `pid` has been useful: whatever ends it, the next one need not wait."""
+        with self._changed:
+            if self._process is None or self._process.pid != pid:
+                return
+            self._is_proven = True
+        if self._spare is not None:
+            self._spare.prepare_nowait()
+
+    def kill(self, pid: int | None = None) -> None:
+        """End the process, even if it is stopped; with `pid` only if it still has that id. It is started again."""
+        with self._changed:
+            process = self._process
+            if process is not None and pid in (None, process.pid):
+                process.kill()
+
+    def close(self) -> None:
+        """End the process for good, gently at first. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            process = self._process
+            self._changed.notify_all()
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TERM_SECONDS)
+            process.kill()
+        self._thread.join()
+        if self._spare is not None:
+            self._spare.close()
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        num_useless = 0  # lives in a row
+        while (process := self._start()) is not None:
+            born = time.monotonic()
+            status = process.wait()
+            num_useless = 0 if self._is_proven else num_useless + 1
+            pause = self._pauses[min(num_useless, len(self._pauses) - 1)]
+            if not self._note_end(process, status, time.monotonic() - born, pause):
+                return
+
+    def _start(self) -> Process | None:
+        with self._changed:
+            if self._is_closed:
+                return None
+            process = self._spare.take() if self._spare is not None else None
+            how = "started" if process is None else "goes on where it stood by"
+            if process is None:
+                process = self._launch()
+                if self._spare is not None:
+                    let_go(process)
+            self._process, self._is_proven = process, False
+            self.num_starts += 1
+        _log.info("%s %s, pid %d", self.name, how, process.pid)
+        return process
+
+    def _launch(self) -> Process:
+        """Start a process. It gets a session of its own, so that Ctrl-C in a terminal reaches only the parent, which
+        then ends its children."""
+        stdin = subprocess.DEVNULL if self._spare is None else subprocess.PIPE
+        environment = child_environment() | self.environment
+        return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
+
+    def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
+        """Note the end of a process and wait for the pause; returns whether to start again."""
+        with self._changed:
+            self._process, self.status = None, status
+            self.num_ends += 1
+            self._changed.notify_all()
+            if self._is_closed:
+                return False
+            _log.error("%s (pid %d) ended after %.1f s: %s", self.name, process.pid, lived, describe(status))
+            self._changed.wait_for(lambda: self._is_kept or self._is_closed)
+            if pause:
+                _log.info("%s is started again in %g s", self.name, pause)
+            self._changed.wait_for(lambda: self._is_closed, pause)
+            return not self._is_closed
+
+
+def describe(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,96 @@
+"""A spare process: it was started, has imported the slow modules, and waits for a line that tells it to go on.
+
+It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
+the memory of its imports and nothing else. Starting it takes seconds of processor time. After a loss these are needed
+to compute waiting requests again, so the next spare is started a while later. This module does not know what the
+process does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+Process = subprocess.Popen[bytes]
+
+#: How long to wait before a spare that was asked for is started, in seconds.
+PAUSE_SECONDS = 5.0
+
+_GO = b"\n"
+
+
+def wait_for_activation() -> None:
+    """In the spare process: wait for the line on standard input. Ends the process if the line will never come."""
+    if not sys.stdin.buffer.readline():
+        os._exit(0)
+
+
+def let_go(process: Process) -> bool:
+    """Tell a spare process, or one that will soon be one, to go on; returns whether it could be told."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(_GO)
+        process.stdin.close()
+    except OSError:
+        return False
+    return process.poll() is None
+
+
+class WarmStandby:
+    """Keeps at most one spare process, made by `start` in a thread of its own."""
+
+    def __init__(self, name: str, start: Callable[[], Process]) -> None:
+        self._start = start
+        self._changed = threading.Condition()
+        self._is_wanted = self._is_closed = False
+        self._process: Process | None = None
+        # Linux takes this thread for the parent of the processes that it starts, so it lives as long as they may.
+        self._thread = threading.Thread(target=self._run, name=f"bridle-{name}-spare", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the spare process, if there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def prepare_nowait(self) -> None:
+        """Start a spare after `PAUSE_SECONDS`, in the background."""
+        with self._changed:
+            self._is_wanted = True
+            self._changed.notify_all()
+
+    def take(self) -> Process | None:
+        """Take the spare, which is told to go on; None if there is none, or if it has ended."""
+        with self._changed:
+            process, self._process = self._process, None
+            self._is_wanted = False
+            self._changed.notify_all()
+        if process is None or let_go(process):
+            return process
+        process.kill()
+        process.wait()
+        return None
+
+    def close(self) -> None:
+        """End the spare. Processes that were taken must have ended."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
+                self._changed.wait_for(lambda: not self._is_wanted or self._is_closed, PAUSE_SECONDS)
+                if self._is_wanted and not self._is_closed and self._process is None:
+                    self._process = self._start()
+                    self._changed.notify_all()
+                self._is_wanted = False
+            if self._process is not None:
+                self._process.kill()
+                self._process.communicate()

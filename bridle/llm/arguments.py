@@ -1,0 +1,212 @@
+"""Converts the prompts, options and settings that callers may pass to one form. Runs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+from bridle.compat.cli_flags import row_of, rows_of
+from bridle.compat.suggestions import nearest
+from bridle.compat.vllm_calls import of_setting
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.request import StoppingCriteria
+from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
+from bridle.multimodal import Source
+from bridle.multimodal.modalities import IMAGE, VIDEO, WORDS
+from bridle.sampling import SamplingParams
+
+
+class MultiModalData(TypedDict, total=False):
+    """What a prompt has beside text, for its placeholders in order: a picture, a sound or a video, or several. Each
+    is bytes, a path, a `data:` URL or an array; a picture may also be an image of Pillow's, a sound an array and its
+    rate, a video a list of pictures, or its frames and their rate."""
+
+    image: Any
+    audio: Any
+    video: Any
+
+
+#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+T = TypeVar("T")
+#: What `multi_modal_data` holds, by its names.
+_MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{modality}s")}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt, and the pictures, sounds and videos for its placeholders, in order."""
+
+    prompt: str | list[int]
+    pictures: tuple[Source, ...] = ()
+
+
+def as_given(prompts: Prompt | Sequence[Prompt]) -> list[PromptInput]:
+    """One prompt or many as a list; a list of integers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [_as_one(prompts, "prompts")]
+    items = _as_list(prompts, "prompts")
+    if items and all(_is_int(item) for item in items):
+        return [PromptInput(items)]
+    return [_as_one(item, f"prompts[{i}]") for i, item in enumerate(items)]
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    """As `as_given`, for calls that read text alone."""
+    given = as_given(prompts)
+    for each in given:
+        if each.pictures:
+            raise UnsupportedFeature(
+                "pictures, sounds or videos were given to a call that reads text alone", "multi_modal_data"
+            )
+    return [each.prompt for each in given]
+
+
+def _as_one(prompt: Any, where: str) -> PromptInput:
+    if isinstance(prompt, str):
+        return PromptInput(prompt)
+    if isinstance(prompt, Mapping):
+        tokens = prompt.get("prompt_token_ids")
+        pictures = as_pictures(prompt.get("multi_modal_data"))
+        return PromptInput(_as_one(prompt.get("prompt") if tokens is None else tokens, where).prompt, pictures)
+    tokens = _as_list(prompt, where)
+    wrong = next((token for token in tokens if not _is_int(token)), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{where} holds {wrong!r}; a prompt is a text or a list of token ids", "prompts")
+    return PromptInput(tokens)
+
+
+def as_pictures(data: Any) -> tuple[Source, ...]:
+    """The pictures, sounds and videos of a `MultiModalData`."""
+    if not data:
+        return ()
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"multi_modal_data is {type(data).__name__}; must be a dict", "multi_modal_data")
+    found: list[Source] = []
+    for name, value in data.items():
+        modality = _MODALITIES.get(name)
+        if modality is None and value:
+            raise UnsupportedFeature(
+                f"multi_modal_data has {name!r}; must be one of {', '.join(WORDS)}", "multi_modal_data"
+            )
+        if modality is not None:
+            several = _several(value, modality)
+            found += [Source(_as_source(each), f"{name}[{i}]", modality=modality) for i, each in enumerate(several)]
+    return tuple(found)
+
+
+def _several(value: Any, modality: str) -> list[Any]:
+    """One or many. An array and its rate are one sound; a list of pictures is one video, unless it holds files."""
+    has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
+    is_many = isinstance(value, (list, tuple)) and not (has_rate and modality != IMAGE)
+    if is_many and modality == VIDEO and not all(isinstance(each, (list, tuple, str, Path, bytes)) for each in value):
+        is_many = any(getattr(each, "ndim", 0) == 4 for each in value)
+    return list(value) if is_many else [] if value is None else [value]
+
+
+def _as_source(value: Any) -> Any:
+    """A text that is no URL is the path of a file: a program names it, no client."""
+    is_path = isinstance(value, str) and value[:5].lower() != "data:" and "://" not in value
+    return Path(value) if is_path else value
+
+
+def _as_list(value: Any, where: str) -> list[Any]:
+    if hasattr(value, "tolist"):  # arrays and tensors
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return list(value)
+    raise InvalidRequest(f"{where} is {value!r}; a prompt is a text or a list of token ids", "prompts")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
+    """One value for all prompts, or a list with one for each."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * num_prompts  # type: ignore[list-item]
+    if len(value) != num_prompts:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {num_prompts} prompts", name)
+    return list(value)
+
+
+def crews(value: Any, num_prompts: int) -> list[tuple[object, ...]]:
+    """The controllers of each prompt: one list for all, or a list of lists."""
+    if value is None:
+        return [()] * num_prompts
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"controllers is {value!r}; must be a list of controllers", "controllers")
+    if not any(isinstance(each, (list, tuple)) for each in value):
+        return [tuple(value)] * num_prompts
+    return [() if each is None else tuple(each) for each in per_prompt(value, num_prompts, "controllers")]
+
+
+def as_sampling(value: Any) -> SamplingParams:
+    """Check that it is a `SamplingParams`."""
+    if not isinstance(value, SamplingParams):
+        raise InvalidRequest(f"sampling is {value!r}; must be a SamplingParams", "sampling")
+    return value
+
+
+def as_name(value: Any, param: str) -> str | None:
+    """A name, or None."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{param} is {value!r}; must be a name", param)
+    return value
+
+
+def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> tuple[StoppingCriteria, ...]:
+    """One criterion, several or none."""
+    if value is None:
+        return ()
+    criteria: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
+    for criterion in criteria:
+        if not isinstance(criterion, Callable):  # type: ignore[arg-type]
+            raise InvalidRequest(f"stopping_criteria holds {criterion!r}; must be callable", "stopping_criteria")
+    return criteria
+
+
+def _of_a_server(name: str, known: Collection[str]) -> str:
+    """What other servers' setting of this name is here, vLLM's first, if they have one. What is almost one of the
+    `known` settings is a slip of that, rather than one of a family."""
+    if advice := of_setting(name):
+        return f": {advice}"
+    flag = "--" + name.replace("_", "-")
+    row = row_of("vLLM", flag) or next(iter(rows_of(flag)), None)
+    if row is None or (row.is_family and nearest(name, known) is not None):
+        return ""
+    here = _setting(row.here)
+    if here in known:
+        return f"; here it is {here!r}"
+    if row.here:
+        return f": `bridle serve` has {row.here}"
+    return ": " + re.sub(r"--[a-z][a-z-]*", lambda found: _in_python(found[0], known), row.why)
+
+
+def _in_python(flag: str, known: Collection[str]) -> str:
+    """A flag that a reason names, as the setting that it is, if it is one."""
+    return f"`{_setting(flag)}`" if _setting(flag) in known else flag
+
+
+def _setting(flag: str) -> str:
+    """A flag's name as a keyword."""
+    return flag.partition(" ")[0].removeprefix("--").replace("-", "_")
+
+
+def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments as fields of `ModelConfig` and of `EngineConfig`; unknown names are refused."""
+    of_model = {field.name for field in fields(ModelConfig)} - {"model"}
+    of_engine = {field.name for field in fields(EngineConfig)}
+    for name in options:
+        if name not in of_model | of_engine:
+            close = nearest(name, of_model | of_engine, 0.6)
+            told = _of_a_server(name, of_model | of_engine)
+            hint = f"; did you mean {close!r}?" if close and not told else told
+            raise UnknownKeyword(f"there is no setting {name!r}{hint}", name)
+    model = {name: value for name, value in options.items() if name in of_model}
+    return model, {name: value for name, value in options.items() if name in of_engine}

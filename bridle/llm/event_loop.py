@@ -1,0 +1,118 @@
+"""What a call does beside its requests: it runs them in an event loop, wherever it was called, and shows how far they
+are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bridle.llm import notebook
+from bridle.outputs import RequestOutput
+from bridle.serving.lifecycle.request_handle import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread of its
+    own. An interrupt cancels it, and is raised when it has ended."""
+    if not in_event_loop():
+        return asyncio.run(coroutine)
+    there = _Elsewhere(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
+        try:  # from before anything runs there: an interrupt comes between any two lines
+            return threads.submit(asyncio.run, there.run()).result()
+        except BaseException:
+            there.cancel()
+            raise
+
+
+class _Elsewhere(Generic[T]):
+    """A coroutine in the event loop of another thread. `cancel` ends it, whether or not it has begun."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._is_cancelled = False
+
+    async def run(self) -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self._is_cancelled:
+                task.cancel()
+        return await self._coroutine
+
+    def cancel(self) -> None:
+        with self._lock, contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+            self._is_cancelled = True
+            if self._cancel is not None:
+                self._cancel()
+
+
+def in_event_loop() -> bool:
+    """Whether the caller runs in an event loop, and so must not block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Count:
+    """What a bar shows of a batch: how many requests are done, and how many tokens they made."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self._show = show
+        self._done = self._tokens = 0
+
+    def report(self, output: RequestOutput) -> None:
+        self._done += 1
+        self._tokens += sum(len(each.token_ids) for each in output.outputs)
+        self._show(self._done, self._tokens)
+
+
+@contextmanager
+def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
+    """A bar on stderr, if that is a terminal, or in a notebook: requests done, and tokens per second. It goes in the
+    end."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if is_wanted and num_requests and notebook.in_notebook():
+        bar = notebook.ProgressBar(num_requests)
+        try:
+            yield _Count(bar.update).report
+        finally:
+            bar.close()
+    elif is_wanted and num_requests and console.is_terminal:
+        with _terminal_bar(console, num_requests) as show:
+            yield _Count(show).report
+    else:
+        yield lambda output: None
+
+
+@contextmanager
+def _terminal_bar(console: Console, num_requests: int) -> Iterator[Callable[[int, int], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
+    columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=num_requests, speed=0.0)
+
+        def show(num_done: int, num_tokens: int) -> None:
+            elapsed = bar.tasks[task].elapsed
+            bar.update(task, completed=num_done, speed=num_tokens / elapsed if elapsed else 0.0)
+
+        yield show

@@ -1,0 +1,107 @@
+"""Keywords of calls: how to sample, what the text must look like, how to run it, or nothing that is known.
+
+A call takes every field of `SamplingParams` and every name of a constraint beside its own arguments, and the names that
+other systems have for them. Whatever else it is given is an error that names the nearest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from bridle.compat.request_fields import BY_NAME
+from bridle.compat.suggestions import nearest
+from bridle.compat.vllm_calls import of_keyword
+from bridle.errors import InvalidRequest, UnknownKeyword
+from bridle.llm import arguments
+from bridle.llm.options import RunOptions, Sampling
+from bridle.sampling import SamplingParams
+from bridle.structured_output.request_fields import NAMES, constraint_named
+
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
+_HOW = frozenset(RunOptions.__annotations__)
+#: What a call takes that draws nothing.
+_RUNS = frozenset({"adapter", "timeout", "priority", "deadline", "tenant"})
+#: A name of which so much is right is probably a slip; the error is certain anyway.
+_ALIKE = 0.7
+
+
+def settle(
+    call: str, sampling: Sampling, default: SamplingParams, given: Mapping[str, Any], own: Iterable[str] = ()
+) -> tuple[SamplingParams | Sequence[SamplingParams], RunOptions]:
+    """How to sample (`default`, if nothing says so) and how to run, as the keywords of `call` say. `own` are its
+    further arguments. Raises `UnknownKeyword`, and `InvalidRequest` for values that do not go together."""
+    known = _SAMPLING | _HOW | {*NAMES, *own}
+    named = _named(call, given, known)
+    changes = {name: value for name, value in named.items() if name in _SAMPLING}
+    how: Any = {name: value for name, value in named.items() if name in _HOW}
+    short = {name: value for name, value in named.items() if name in NAMES and name not in _HOW and value is not None}
+    if short:
+        if how.get("constraint") is not None:
+            raise InvalidRequest(
+                f"constraint and {next(iter(short))} were given; a text has one constraint", "constraint"
+            )
+        how["constraint"] = constraint_named(short)
+    wanted = default if sampling is None else sampling
+    return (_changed(wanted, changes) if changes else wanted), how
+
+
+def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) -> RunOptions:
+    """How to run a call that draws nothing."""
+    for name in given:
+        meant = BY_NAME[name].here if name in BY_NAME else name
+        if name not in _RUNS and (meant in _SAMPLING or meant in NAMES or meant in _HOW):
+            raise UnknownKeyword(f"{call}() draws nothing, so {name!r} has no effect there; leave it out", name)
+    how: Any = _named(call, given, _RUNS | {*own})
+    return cast(RunOptions, how)
+
+
+def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keywords that are not known."""
+    _named(call, dict.fromkeys(given), frozenset(known))
+
+
+def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """The keywords by the names that they have here."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        row = BY_NAME.get(name)
+        here = name if name in known or row is None else row.here
+        if here not in known:
+            raise _unknown(call, name, known)
+        if here in found:
+            raise InvalidRequest(
+                f"{here} was given twice, also as {name}" if here != name else f"{name} was given twice"
+            )
+        found[here] = value if here == name or row is None else row.value_here(value)
+    return found
+
+
+_BEAMS = "LLM.beam_search searches beams"
+#: Keywords elsewhere that are calls of their own here.
+_CALLS_OF_THEIR_OWN = {
+    "use_beam_search": _BEAMS,
+    "num_beams": _BEAMS,
+    "length_penalty": _BEAMS,
+    "do_sample": "`temperature` 0 is greedy, any other draws",
+}
+
+
+def _unknown(call: str, name: str, known: frozenset[str]) -> UnknownKeyword:
+    row = BY_NAME.get(name)
+    why = _CALLS_OF_THEIR_OWN.get(name) or of_keyword(name) or (row.why if row is not None else "")
+    if why:
+        return UnknownKeyword(f"{call}() has no keyword {name!r}: {why}", name)
+    meant = nearest(name, known, _ALIKE)
+    return UnknownKeyword(
+        f"{call}() has no keyword {name!r}" + (f"; did you mean {meant!r}?" if meant is not None else ""), name
+    )
+
+
+def _changed(
+    sampling: SamplingParams | Sequence[SamplingParams], changes: Mapping[str, Any]
+) -> SamplingParams | Sequence[SamplingParams]:
+    if isinstance(sampling, (list, tuple)):
+        return [arguments.as_sampling(each).with_(**changes) for each in sampling]
+    return arguments.as_sampling(sampling).with_(**changes)

@@ -1,0 +1,154 @@
+"""A model that a program holds open: loaded, told of, given adapters and controllers, and closed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controller_tools import DEFAULT_LIMITS, ToolExecutor, ToolLimits, function_tools
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.errors import UnsupportedFeature
+from bridle.llm import arguments
+from bridle.llm.calls import Calls
+from bridle.llm.loading import load
+from bridle.llm.requests import NO_CONTROL
+from bridle.load_progress import shown
+from bridle.sampling import SamplingParams
+from bridle.serving import (
+    LOCAL_ADMIN,
+    AdapterInfo,
+    AdapterSpec,
+    ControlSettings,
+    LoadedModel,
+    add_adapters,
+    tag_module,
+    upload_module,
+)
+from bridle.serving.policies import PolicySet, read_policies
+
+if TYPE_CHECKING:
+    from bridle.engine.statistics import EngineStatistics
+    from bridle.tokenizer import Tokenizer
+
+
+class LoadedModelMixin:
+    """A loaded model and its engine. What is asked of it goes through `_calls`."""
+
+    def __init__(
+        self,
+        model: str | ModelConfig | LoadedModel = "demo",
+        *,
+        sampling: SamplingParams | None = None,
+        engine_config: EngineConfig | None = None,
+        control: ControlSettings | bool | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+        tools: Mapping[str, Callable[..., Any]] | None = None,
+        tool_limits: ToolLimits = DEFAULT_LIMITS,
+        policies: PolicySet | Mapping[str, Any] | str | Path | None = None,
+        use_tqdm_on_load: bool = True,
+        **settings: Any,
+    ) -> None:
+        """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
+        `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
+        `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
+        controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
+        will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
+        that some will come). `tools` are functions that controllers may call (`view.tool`), by name, within
+        `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`: a TOML file, or what one holds.
+        `use_tqdm_on_load` shows a bar while the model loads, if stderr is a terminal, or writes lines to the log.
+        Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
+        usual = None if sampling is None else arguments.as_sampling(sampling)
+        demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
+        self._tools = None if tools is None else ToolExecutor(function_tools(tools, tool_limits), tool_limits)
+        with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
+            self._model = load(model, engine_config, control, settings, adapters is not None, self._tools, report)
+        if demanded is not None:
+            self._model = copy.copy(self._model)
+            self._model.policies = demanded
+        self._calls = Calls(self._model, usual)
+        try:
+            for name, source in (adapters or {}).items():
+                self.load_adapter(name, source)
+        except BaseException:
+            if not isinstance(model, LoadedModel):
+                self.close()
+            raise
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The model's short name."""
+        return self._model.name
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Sizes and limits of the loaded model."""
+        return self._model.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._model.tokenizer
+
+    @property
+    def model(self) -> LoadedModel:
+        """What the servers take: the model with its engine client."""
+        return self._model
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of the engine's counters."""
+        return self._model.client.statistics()
+
+    # -- adapters --------------------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
+        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
+        run go on meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        self._model.check_process()
+        add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
+        return self._model.adapters.get(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Remove an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
+        self._model.adapters.remove(name)
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may choose."""
+        return self._model.adapters.list()
+
+    # -- controllers -----------------------------------------------------------------------------------------
+
+    def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
+        """Compile and keep a Wasm controller, from its bytes or its file; returns its id for `WasmController`. `tags`
+        are further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
+        self._model.check_process()
+        data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
+        control = self._model.control
+        if control is None:
+            raise UnsupportedFeature(NO_CONTROL, "control")
+        module = upload_module(control, data, LOCAL_ADMIN).module_id
+        if tags:
+            tag_module(control, module, tags, LOCAL_ADMIN)
+        return module
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def close(self, drain: float = 0.0) -> None:
+        """Free the model; running requests get `drain` seconds to finish. Idempotent."""
+        self._model.close(drain)
+        if self._tools is not None:
+            self._tools.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"

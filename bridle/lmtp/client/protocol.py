@@ -1,0 +1,232 @@
+"""A client's half of a connection, without I/O: which stream an answer belongs to, and which messages to send next.
+
+It outlives connections. `begin` gives the first messages of a new connection; `resume` gives those that continue the
+streams of the last one, once the server has announced what it can do. All its results are messages to send, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from bridle.errors import BridleError, ConnectionLost, ProtocolError
+from bridle.lmtp.client.errors import error_of
+from bridle.lmtp.client.stream_state import StreamProgress
+from bridle.lmtp.client_decoding import decode_answers
+from bridle.lmtp.encoding import encode_request
+from bridle.lmtp.messages import (
+    Answer,
+    Buffer,
+    Cancel,
+    EventMessage,
+    Failure,
+    ModelInfo,
+    Msg,
+    StreamId,
+    Token,
+    ToolResult,
+    features_of,
+)
+
+log = logging.getLogger(__name__)
+_HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A request that is answered by one MSG. `request` has no stream id yet."""
+
+    request: ModelInfo | Buffer | ToolResult
+    wake: Callable[[], None] = lambda: None
+    answer: Msg | None = None
+    error: BridleError | None = None
+    num_failures: int = 0  # connections lost while it waited
+    is_own: bool = False  # asked by the client itself; forgotten with the connection
+    has_failed: bool = False  # always: a question is asked again only on another connection
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+    def fail(self, error: BridleError) -> None:
+        """End the question with an error."""
+        self.error = error
+        self.wake()
+
+    def give_up(self) -> None:
+        """End the question because it was asked too often."""
+        self.fail(ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
+
+
+@dataclass(slots=True)
+class ClientProtocol:
+    """All open streams and questions. With `is_plain` it sends no message that the original protocol does not have."""
+
+    model: str
+    is_plain: bool = False
+    on_event: Callable[[EventMessage], None] = lambda event: None
+    features: Mapping[str, Any] = field(default_factory=dict)
+    _is_ready: bool = False  # the server has greeted; until then everything waits
+    _waiting: list[StreamProgress | PendingCall] = field(default_factory=list)
+    _open: dict[StreamId, StreamProgress | PendingCall] = field(default_factory=dict)
+    _buffers: dict[str, Buffer] = field(default_factory=dict)  # to be named again on another connection
+    _ids: count[int] = field(default_factory=lambda: count(1))
+    num_answers: int = 0  # that came, all together
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._waiting)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server has announced what it can do."""
+        return self._is_ready
+
+    def has(self, feature: str) -> bool:
+        """Whether the server has announced an extension."""
+        return bool(self.features.get(feature))
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[PendingCall | None, list[str]]:
+        """The first messages of a connection: the question what the server can do, if that may be asked."""
+        self.lose()
+        self._ids = count(1)
+        if self.is_plain:
+            return None, []
+        hello = PendingCall(ModelInfo(stream_id=0, model=self.model, data=_HELLO), is_own=True)
+        return hello, self._ask(hello)
+
+    def resume(self, hello: PendingCall | None) -> list[str]:
+        """Continue all streams after the server has announced what it can do, or has not answered."""
+        self.features = {} if hello is None or hello.answer is None else features_of(hello.answer)
+        self._is_ready = True
+        waiting, self._waiting = self._waiting, []
+        named = [line for buffer in self._buffers.values() for line in self._ask(PendingCall(buffer, is_own=True))]
+        return named + [line for each in waiting for line in self._send(each, resumes=True)]
+
+    def lose(self, max_failures: int | None = None) -> None:
+        """Note that the connection is gone. A stream that lost it more than `max_failures` times in a row, without an
+        answer in between, fails."""
+        self._is_ready = False
+        self._waiting += [each for each in self._open.values() if not each.is_own]
+        self._open = {}
+        for each in self._waiting if max_failures is not None else ():
+            each.num_failures += 1
+            if each.num_failures > (max_failures or 0):
+                each.give_up()
+        self._waiting = [each for each in self._waiting if not each.is_over]
+
+    def fail(self, error: BridleError) -> None:
+        """End all streams and questions with an error."""
+        for each in (*self._waiting, *self._open.values()):
+            each.fail(error)
+        self._waiting, self._open, self._is_ready = [], {}, False
+
+    # -- speaking --------------------------------------------------------------------------------------------
+
+    def add(self, item: StreamProgress | PendingCall) -> list[str]:
+        """Begin a stream or ask a question, or keep it until there is a connection."""
+        if not self._is_ready:
+            self._waiting.append(item)
+            return []
+        return self._send(item)
+
+    def retry(self, progress: StreamProgress, *, cancels: bool) -> list[str]:
+        """Begin a stream again."""
+        return self.drop(progress, cancels=cancels) + self.add(progress)
+
+    def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
+        """Forget a stream or question. With `cancels`, a server that can is told to stop."""
+        if item in self._waiting:
+            self._waiting.remove(item)
+        ids = [stream_id for stream_id, each in self._open.items() if each is item]
+        for stream_id in ids:
+            del self._open[stream_id]
+        if not (cancels and self.has("cancel") and isinstance(item, StreamProgress)):
+            return []
+        return [encode_request(Cancel(stream_id=stream_id)) for stream_id in ids]
+
+    def _send(self, item: StreamProgress | PendingCall, *, resumes: bool = False) -> list[str]:
+        if isinstance(item, PendingCall):
+            return self._ask(item)
+        stream_id = next(self._ids)
+        self._open[stream_id] = item
+        can_resume = self.has("resume")
+        requests = (item.resume if resumes else item.begin)(stream_id, can_resume=can_resume)
+        if item.is_over:
+            del self._open[stream_id]
+        return [encode_request(request) for request in requests]
+
+    def _ask(self, question: PendingCall) -> list[str]:
+        stream_id = next(self._ids)
+        self._open[stream_id] = question
+        return [encode_request(replace(question.request, stream_id=stream_id))]
+
+    # -- listening -------------------------------------------------------------------------------------------
+
+    def receive(self, frame: str) -> tuple[list[StreamProgress], list[str]]:
+        """Take in a frame. Returns the streams whose try has failed and must begin again, and the messages to send."""
+        try:
+            answers = decode_answers(frame)
+        except ProtocolError as error:
+            log.warning("a frame of the server was dropped: %s", error)
+            return [], []
+        self.num_answers += len(answers)
+        failed: list[StreamProgress] = []
+        lines: list[str] = []
+        for answer in answers:
+            item = self._find(answer.stream_id)
+            if item is None:
+                self._take_stray(answer)
+                continue
+            if not item.has_failed:  # else it waits to be begun again
+                lines += self._deliver(item, answer, failed)
+        return failed, lines
+
+    def _deliver(self, item: StreamProgress | PendingCall, answer: Answer, failed: list[StreamProgress]) -> list[str]:
+        goes_on = isinstance(answer, Token) and answer.finish_reason is None
+        self._take(item, answer)
+        if isinstance(item, StreamProgress) and item.has_failed:
+            failed.append(item)
+        elif not item.is_over:
+            return []
+        return self.drop(item, cancels=goes_on)
+
+    def _find(self, stream_id: StreamId | None) -> StreamProgress | PendingCall | None:
+        if isinstance(stream_id, str) and stream_id.isdecimal() and stream_id not in self._open:
+            stream_id = int(stream_id[:18])
+        return None if stream_id is None else self._open.get(stream_id)
+
+    def _take_stray(self, answer: Answer) -> None:
+        if isinstance(answer, EventMessage):
+            self.on_event(answer)
+        elif isinstance(answer, Msg) and answer.error:
+            log.warning("the server says: %s", answer.error)
+
+    def _take(self, item: StreamProgress | PendingCall, answer: Answer) -> None:
+        if isinstance(answer, EventMessage) and answer.position is None:
+            self.on_event(answer)
+            item.wake()  # a sign of life: its reader waits anew
+        elif isinstance(item, PendingCall):
+            self._answer(item, answer)
+        elif not isinstance(answer, Msg):
+            item.accept(answer)
+        elif answer.error is not None:  # how the genuine server refuses
+            item.accept(Failure(stream_id=0, error=answer.error, code=answer.code or "error"))
+
+    def _answer(self, question: PendingCall, answer: Answer) -> None:
+        if isinstance(answer, (Msg, Failure)) and answer.error is not None:
+            question.fail(error_of(Failure(stream_id=0, error=answer.error, code=answer.code or "error")))
+        elif isinstance(answer, Msg):
+            request = question.request
+            if question.is_own and isinstance(request, ModelInfo):  # also when it comes too late for `resume`
+                self.features = features_of(answer)
+            if isinstance(request, Buffer):
+                self._buffers.pop(request.name, None)
+                if not request.drop:
+                    self._buffers[request.name] = request
+            question.answer = answer
+            question.wake()

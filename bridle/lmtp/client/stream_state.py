@@ -1,0 +1,251 @@
+"""One stream as its client knows it: the request, the answers so far, and how to continue after a failure.
+
+No I/O and no clock. The property: however often the stream is begun again, and whatever servers repeat, each token
+enters `ready` once, in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
+from typing import Protocol, TypeAlias
+
+from bridle.errors import BridleError, ConnectionLost, ProtocolError
+from bridle.lmtp.client.errors import error_of
+from bridle.lmtp.messages import Buffer, EventMessage, Failure, Generate, Request, Resume, Score, StreamId, Token
+
+Item: TypeAlias = Token | EventMessage
+#: Only with these options does the continuation of some tokens not depend on where the request began.
+_MEMORYLESS = frozenset({"top_p", "top_k", "min_p", "repetition_penalty"})
+
+
+class ClientTextState(Protocol):
+    """Converts tokens to text where the server does not."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(slots=True, eq=False)
+class StreamProgress:
+    """A GENERATE or SCORE request and its answers. `request` has no stream id yet: each try gets one of its own."""
+
+    request: Generate | Score
+    wake: Callable[[], None] = lambda: None
+    text_state: ClientTextState | None = None
+    ready: deque[Item] = field(default_factory=deque)
+    tokens: list[int] = field(default_factory=list)  # of branch 0, all of them
+    finish_reason: str | None = None
+    error: BridleError | None = None
+    has_failed: bool = False  # the last try failed, so the next begins anew,
+    retry_after: float | None = None  # as the server wishes after this many seconds
+    num_failures: int = 0  # in a row, without an answer between
+    is_own: bool = False  # see `PendingCall`
+    _key: str | None = None
+    _position: int = 0  # number of the next answer, where the server numbers them
+    _num_skipped: int = 0  # answers of this try that must repeat known tokens
+    _is_resuming: bool = False
+    _last_error: BridleError | None = None
+    _branches: set[int] = field(default_factory=lambda: {0})  # those that have not ended
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that the stream can have, whatever the server sends."""
+        if isinstance(self.request, Generate):
+            return sys.maxsize if self.request.max_tokens is None else self.request.max_tokens
+        return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
+
+    @property
+    def has_branches(self) -> bool:
+        return isinstance(self.request, Generate) and self.request.rewind == "event"
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
+        """The messages that begin the stream, or begin it again after a try that is lost for good."""
+        request = self.request
+        # A request that the server may have received keeps its key, if the server did not know it when it was asked to
+        # resume it.
+        keeps_key = self._is_resuming and not self.tokens
+        self._is_resuming = self.has_failed = False
+        self._num_skipped, self._position = 0, 0
+        if isinstance(request, Score):
+            self._num_skipped = len(self.tokens)
+            return [replace(request, stream_id=stream_id)]
+        if not keeps_key or not can_resume:
+            self._key = token_urlsafe(12) if can_resume else None
+        begun = replace(request, stream_id=stream_id, key=self._key)
+        if not self.tokens:
+            return [begun]
+        if not self._can_continue():
+            self._num_skipped = len(self.tokens)
+            return [begun]
+        rest = replace(begun, max_tokens=self.limit - len(self.tokens))
+        if isinstance(request.prompt, str) or request.buffer is not None:
+            return self._continue_text(rest)
+        return [replace(rest, prompt=(*request.prompt, *self.tokens))]
+
+    def _continue_text(self, rest: Generate) -> list[Request]:
+        """The messages that put a text into a buffer, so that tokens can follow it."""
+        name = f"context-{token_urlsafe(12)}"
+        context = Buffer(
+            stream_id=f"{rest.stream_id}-context",
+            model=rest.model,
+            name=name,
+            prompt=rest.prompt,
+            parent=rest.buffer,
+        )
+        text = isinstance(rest.prompt, str) if rest.text is None else rest.text
+        return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
+
+    def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
+        """The messages that continue the stream on another connection. None, and an error, if that is impossible."""
+        if self._key is not None and can_resume and not self.has_failed:
+            self._is_resuming = True
+            return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
+        if self.can_begin_again:
+            return self.begin(stream_id, can_resume=can_resume)
+        self.fail(ConnectionLost("the connection was lost, and the stream cannot be continued"))
+        return []
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether another try gives the same stream, although the server has forgotten this one."""
+        request = self.request
+        if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
+            return True
+        return self._can_continue() or self._is_repeatable()
+
+    def _can_continue(self) -> bool:
+        request = self.request
+        assert isinstance(request, Generate)
+        if request.max_tokens is None:  # what the server's limit leaves is not known here
+            return False
+        is_free = request.controller is None and not request.controllers and request.constraint is None
+        is_free = is_free and not (request.images or request.audio or request.video)  # drawn placeholders are no places
+        return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
+
+    def _is_repeatable(self) -> bool:
+        request = self.request
+        assert isinstance(request, Generate)
+        # A server may recommend a temperature where the request says none; then what comes again may differ, and is
+        # compared.
+        return not self.has_branches and ((request.temperature or 0.0) <= 0 or "seed" in request.options)
+
+    # -- answers ---------------------------------------------------------------------------------------------
+
+    def accept(self, answer: Token | Failure | EventMessage) -> None:
+        """Take an answer of the current try."""
+        if self.is_over or self.has_failed:
+            return
+        if isinstance(answer, Failure):
+            self._refuse(answer)
+        elif not self._is_repeated(answer):
+            self.num_failures, self._last_error = 0, None
+            self._is_resuming = False
+            if isinstance(answer, Token):
+                self._add(answer)
+            else:
+                self._note(answer)
+        self.wake()
+
+    def _is_repeated(self, answer: Token | EventMessage) -> bool:
+        """Whether this answer came before. A missing answer fails the try."""
+        if answer.position is not None:
+            if answer.position > self._position:
+                self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))
+                return True
+            if answer.position < self._position:
+                return True
+            self._position += 1
+        if self._num_skipped and isinstance(answer, Token):
+            known = self.tokens[len(self.tokens) - self._num_skipped]
+            self._num_skipped -= 1
+            if answer.token != known:
+                self.fail(ProtocolError(f"the server began the stream again with token {answer.token}, not {known}"))
+            return True
+        return False
+
+    def _note(self, event: EventMessage) -> None:
+        branch = event.data.get("branch")
+        if event.event == "fork" and isinstance(branch, int):
+            self._branches.add(branch)
+        self.ready.append(event)
+
+    def _add(self, answer: Token) -> None:
+        if answer.token is None and answer.finish_reason is None and not answer.text:
+            self.fail_try(ProtocolError("the server sent a token without an id"))
+            return
+        if self.has_branches:
+            self._end_branch(answer)
+        else:
+            self._add_only(answer)
+        if isinstance(self.request, Generate) and answer.top_logprobs is not None:
+            answer.top_logprobs = best(answer.top_logprobs, self.request.top_logprobs, answer.token)
+        if answer.token is not None or answer.text or self.has_branches:
+            self.ready.append(answer)
+
+    def _end_branch(self, answer: Token) -> None:
+        if answer.finish_reason is not None:
+            self._branches.discard(answer.branch)
+            if not self._branches:
+                self.finish_reason = answer.finish_reason
+
+    def _add_only(self, answer: Token) -> None:
+        """Add a token of a stream without branches; `position` becomes its index among the tokens."""
+        if answer.token is not None:
+            self.tokens.append(answer.token)
+        if len(self.tokens) >= self.limit and answer.finish_reason is None:
+            # The genuine server says in a second copy of the last token why it is the last, and makes every stream
+            # as long as the longest of its batch.
+            answer.finish_reason = "stop" if isinstance(self.request, Score) else "length"
+        self.finish_reason = answer.finish_reason
+        answer.position = max(len(self.tokens) - 1, 0)
+        if self.text_state is not None:
+            text = "" if answer.token is None else self.text_state.push(answer.token)
+            answer.text = text if self.finish_reason is None else text + self.text_state.flush()
+
+    # -- failures --------------------------------------------------------------------------------------------
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._is_resuming and failure.position is None:  # the server forgot the stream, or is another one
+            self.fail_try(error_of(failure), pause=0.0)
+        elif failure.retryable:
+            self.fail_try(error_of(failure), pause=failure.retry_after)
+        else:
+            self.fail(error_of(failure))
+
+    def fail_try(self, error: BridleError, pause: float | None = None) -> None:
+        """End this try. Another may follow, unless the answers so far cannot be repeated."""
+        if not self.can_begin_again:
+            self.fail(error)
+            return
+        self.num_failures += 1
+        self.retry_after, self._last_error = pause, error
+        self.has_failed = True
+        self.wake()
+
+    def give_up(self) -> None:
+        """End the stream, because it failed too often."""
+        self.fail(self._last_error or ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
+
+    def fail(self, error: BridleError) -> None:
+        """End the stream with an error."""
+        self.error = error
+        self.wake()
+
+
+def best(alternatives: Mapping[int, float], limit: int, chosen: int | None) -> Mapping[int, float]:
+    """The `limit` likeliest and the chosen one: the genuine server adds what others in a batch asked for."""
+    if len(alternatives) <= limit:
+        return alternatives
+    keep = {*sorted(alternatives, key=alternatives.__getitem__, reverse=True)[:limit], chosen}
+    return {token: number for token, number in alternatives.items() if token in keep}

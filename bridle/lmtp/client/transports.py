@@ -1,0 +1,235 @@
+"""What a client needs of a connection: whole messages, in order, both ways.
+
+A `Transport` can connect more than once, since a client reconnects; a `ClientChannel` is one connection. This module
+does not know what a message means. A channel that is lost, for whatever reason, raises `ConnectionLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, Self
+
+from bridle.errors import ConnectionLost, ProtocolError
+
+#: Longest message either way. Half of a 128k vocabulary in a `logit_bias` is about 1 MB.
+MAX_MESSAGE_BYTES = 16 << 20
+_GRACE_SECONDS = 5.0
+
+
+class ClientChannel(Protocol):
+    """One connection. A task may send while another receives."""
+
+    async def send(self, message: str) -> None:
+        """Send a message to the peer; waits while the peer takes none."""
+
+    async def receive(self) -> str:
+        """The next message. Safe to cancel: no message is lost."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End the connection. Idempotent."""
+
+
+class Transport(Protocol):
+    """A way to reach a server."""
+
+    @property
+    def name(self) -> str:
+        """The server that it reaches, for error messages."""
+        raise NotImplementedError
+
+    async def connect(self) -> ClientChannel:
+        """Open a new connection. Raises `ConnectionLost`."""
+        raise NotImplementedError
+
+
+class LineTransport:
+    """One message a line, over a pair of asyncio streams."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._name = name
+
+    async def send(self, message: str) -> None:
+        if "\n" in message:
+            raise ProtocolError("a message on a line carrier must be one line")
+        try:
+            self._writer.write(message.encode() + b"\n")
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:  # asyncio raises RuntimeError once the transport is closed
+            raise ConnectionLost(f"{self._name} takes no more messages: {error or type(error).__name__}") from error
+
+    async def receive(self) -> str:
+        try:
+            line = await self._reader.readline()
+        except ValueError as error:
+            raise ConnectionLost(f"{self._name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
+        except OSError as error:
+            raise ConnectionLost(f"the connection to {self._name} broke: {error}") from error
+        if not line.endswith(b"\n"):  # a line that the peer had not finished when it ended is no message
+            raise ConnectionLost(f"{self._name} closed the connection")
+        return line.decode("utf-8", errors="replace")
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class StdioCarrier:
+    """A server started as a child process, with messages on its standard input and output, one a line. Each connection
+    is a process of its own. Closing it closes the input; a child that does not end by itself is killed."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        self._command = list(command)
+        self._env = None if env is None else {**os.environ, **env}
+
+    @property
+    def name(self) -> str:
+        return self._command[0]
+
+    async def connect(self) -> ClientChannel:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, env=self._env, limit=MAX_MESSAGE_BYTES
+            )
+        except OSError as error:
+            raise ConnectionLost(f"{self.name!r} cannot be started: {error}") from error
+        return _ProcessLink(process, self.name)
+
+
+class _ProcessLink(LineTransport):
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        super().__init__(process.stdout, process.stdin, name)
+        self._process = process
+
+    async def close(self) -> None:
+        await super().close()
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                await asyncio.wait_for(self._process.wait(), _GRACE_SECONDS)
+                return
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    end()
+        await self._process.wait()
+
+
+class SocketCarrier:
+    """One message a line over a connected socket: `open_socket` gives one, such as an end of `socket.socketpair()`
+    whose other end another process holds, or a Unix-domain socket. No pickles travel, as they do with the original."""
+
+    def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
+        self._open_socket = open_socket
+        self._name = name
+
+    @classmethod
+    def unix(cls, path: str) -> Self:
+        """The server that listens on a Unix-domain socket."""
+
+        def connect() -> socket.socket:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(path)
+            except OSError:
+                sock.close()
+                raise
+            return sock
+
+        return cls(connect, path)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def connect(self) -> ClientChannel:
+        try:
+            sock = await asyncio.to_thread(self._open_socket)
+            reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_MESSAGE_BYTES)
+        except OSError as error:
+            raise ConnectionLost(f"{self._name} cannot be reached: {error}") from error
+        return LineTransport(reader, writer, self._name)
+
+
+class MemoryLink:
+    """One end of a pair of bounded queues in this process; made by `memory_pair`."""
+
+    def __init__(
+        self, incoming: asyncio.Queue[str | None], outgoing: asyncio.Queue[str | None], max_messages: int
+    ) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._max_messages = max_messages
+        self._closed = False
+        self._room = asyncio.Event()
+        self.peer: MemoryLink = self
+
+    async def send(self, message: str) -> None:
+        while self._outgoing.qsize() >= self._max_messages and not self._is_cut():
+            self._room.clear()
+            await self._room.wait()
+        if self._is_cut():
+            raise ConnectionLost("the channel is closed")
+        self._outgoing.put_nowait(message)
+
+    def _is_cut(self) -> bool:
+        return self._closed or self.peer._closed
+
+    async def receive(self) -> str:
+        """Receive the next message. Messages that were sent before the other end closed still arrive."""
+        message = None if self._closed else await self._incoming.get()
+        if message is None:
+            self._closed = True
+            raise ConnectionLost("the channel is closed")
+        self.peer._room.set()
+        return message
+
+    async def close(self, reason: str = "") -> None:
+        if not self._closed:
+            self._closed = True
+            for queue in (self._incoming, self._outgoing):
+                queue.put_nowait(None)
+            self._room.set()
+            self.peer._room.set()
+
+
+def memory_pair(max_messages: int = 64) -> tuple[MemoryLink, MemoryLink]:
+    """Two ends that talk to each other; a sender waits while the other end has `max_messages` to read."""
+    left: asyncio.Queue[str | None] = asyncio.Queue()
+    right: asyncio.Queue[str | None] = asyncio.Queue()
+    one, other = MemoryLink(left, right, max_messages), MemoryLink(right, left, max_messages)
+    one.peer, other.peer = other, one
+    return one, other
+
+
+class MemoryCarrier:
+    """A server in this process: each connection runs `serve` on the other end of a channel, as a task."""
+
+    name = "the server in this process"
+
+    def __init__(self, serve: Callable[[ClientChannel], Awaitable[None]], max_messages: int = 64) -> None:
+        self._serve = serve
+        self._max_messages = max_messages
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def connect(self) -> ClientChannel:
+        ours, theirs = memory_pair(self._max_messages)
+        task = asyncio.get_running_loop().create_task(self._run(theirs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ours
+
+    async def _run(self, link: ClientChannel) -> None:
+        try:
+            await self._serve(link)
+        except ConnectionLost:
+            pass  # the client has closed its end
+        finally:
+            await link.close()

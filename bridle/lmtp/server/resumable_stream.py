@@ -1,0 +1,215 @@
+"""Passes the answers of a stream to its connection, and for a stream with a key also into a memory.
+
+A `ResumableStream` outlives connections. While no connection is attached, its stream goes on for a while and its
+answers are remembered, so that its client can come back and get the answers that it missed, each once. Streams, answers
+and time are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from bridle.errors import InvalidRequest, UnknownStream
+from bridle.lmtp.messages import EventMessage, Failure, Generate, StreamAnswer, StreamId, Token
+from bridle.lmtp.server.settings import LmtpSettings
+
+#: The owner of a stream: a user, and the key that the user's client chose.
+Key = tuple[str, str]
+
+
+class StreamSink(Protocol):
+    """One stream of one connection, as the producer of its answers sees it."""
+
+    @property
+    def stream_id(self) -> StreamId:
+        raise NotImplementedError
+
+    def put(self, answer: StreamAnswer) -> None:
+        """Send an answer, unless the stream is over."""
+
+    async def wait_writable(self) -> None:
+        """Wait while the client reads too slowly."""
+
+    def release(self) -> None:
+        """Free the stream without telling the client: no more answers come here."""
+
+
+class StreamRelay:
+    """The answers of one stream, on their way to the client. `stop` ends the work behind the stream."""
+
+    def __init__(self, outlet: StreamSink) -> None:
+        self.outlet: StreamSink | None = outlet
+        self.stop: Callable[[], object] = lambda: None
+
+    def put(self, answer: StreamAnswer) -> None:
+        """Pass on the next answer."""
+        if self.outlet is not None:
+            self.outlet.put(answer)
+
+    def end(self) -> None:
+        """Note that the last answer has come."""
+
+    async def wait_writable(self) -> None:
+        """Wait while the client reads too slowly. A client that is away is not waited for."""
+        if self.outlet is not None:
+            await self.outlet.wait_writable()
+
+    def detach(self) -> None:
+        """Note that the connection is gone."""
+        self.outlet = None
+        self.stop()
+
+
+class ResumableStream(StreamRelay):
+    """A relay that remembers its answers and can be attached again."""
+
+    def __init__(self, outlet: StreamSink, key: Key, content: bytes, memory: ReplayBuffer) -> None:
+        super().__init__(outlet)
+        self.key = key
+        self.content = content
+        self.log: deque[StreamAnswer] = deque()
+        self.num_forgotten = 0
+        self.is_over = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._memory = memory
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the stream is over or detached, so that only a client that comes back needs it."""
+        return self.is_over or self.outlet is None
+
+    def put(self, answer: StreamAnswer) -> None:
+        answer.position = self.num_forgotten + len(self.log)
+        if self.outlet is not None:  # it may be attached to another stream than at first
+            answer.stream_id = self.outlet.stream_id
+        self.log.append(answer)
+        self._memory.note_answer(self)
+        super().put(answer)
+
+    def end(self) -> None:
+        self.is_over = True
+        last = self.log[-1] if self.log else None
+        if isinstance(last, Failure) and (last.retryable or last.position == 0):
+            self._memory.drop(self)  # the client may ask again, and must not get the same error
+        else:
+            self._memory.note_idle(self)
+
+    def detach(self) -> None:
+        self.outlet = None
+        if not self.is_over:
+            self._memory.note_idle(self)
+
+    def attach(self, outlet: StreamSink, position: int) -> None:
+        """Continue on another stream of a connection, from answer `position` on. Raises `UnknownStream` if that answer
+        is forgotten."""
+        end = self.num_forgotten + len(self.log)
+        if not self.num_forgotten <= position <= end:
+            raise UnknownStream(
+                f"position is {position}; answers {self.num_forgotten} to {end} of this stream can be had", "position"
+            )
+        if self.outlet is not None:
+            self.outlet.release()
+        self.outlet = outlet
+        for answer in list(self.log)[position - self.num_forgotten :]:
+            outlet.put(replace(answer, stream_id=outlet.stream_id))
+        if not self.is_over:
+            self._memory.note_busy(self)
+
+    def forget(self) -> int:
+        """Forget the oldest answer; returns its size."""
+        self.num_forgotten += 1
+        return _size(self.log.popleft())
+
+
+@dataclass(slots=True)
+class ReplayBuffer:
+    """The keyed streams of a server. Used on one event loop."""
+
+    settings: LmtpSettings
+    _relays: dict[Key, ResumableStream] = field(default_factory=dict)
+    _size: int = 0
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    def find(self, key: Key) -> ResumableStream | None:
+        """The stream of that key, running or over."""
+        return self._relays.get(key)
+
+    def get(self, key: Key) -> ResumableStream:
+        """The stream of that key. Raises `UnknownStream`."""
+        relay = self._relays.get(key)
+        if relay is None:
+            raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have been forgotten", "key")
+        return relay
+
+    def same(self, key: Key, asked: Generate) -> ResumableStream | None:
+        """The stream that this same request began before; None if there is none. Raises `InvalidRequest` if another
+        request began a stream with that key."""
+        relay = self._relays.get(key)
+        if relay is None:
+            return None
+        if _content(asked) != relay.content:
+            raise InvalidRequest(f"key {key[1]!r} belongs to another request; choose a new key", "key")
+        return relay
+
+    def add(self, outlet: StreamSink, key: Key, asked: Generate) -> ResumableStream:
+        """Remember a new stream."""
+        relay = self._relays[key] = ResumableStream(outlet, key, _content(asked), self)
+        return relay
+
+    def note_answer(self, relay: ResumableStream) -> None:
+        """Note a new answer. If all answers exceed the budget, this stream forgets its oldest ones first."""
+        self._size += _size(relay.log[-1])
+        while self._size > self.settings.max_replay_size and relay.log:
+            self._size -= relay.forget()
+
+    def note_idle(self, relay: ResumableStream) -> None:
+        """Note that the stream has no connection: it is kept for its client's return for a limited time."""
+        if self._relays.get(relay.key) is not relay:
+            return
+        self.note_busy(relay)
+        relay.timer = asyncio.get_running_loop().call_later(self.settings.resume_time, self.drop, relay)
+        idle = [each for each in self._relays.values() if each.is_idle]
+        if len(idle) > self.settings.max_detached:
+            self.drop(idle[0])
+
+    def note_busy(self, relay: ResumableStream) -> None:
+        """Note that a connection is attached again."""
+        if relay.timer is not None:
+            relay.timer.cancel()
+            relay.timer = None
+
+    def drop(self, relay: ResumableStream) -> None:
+        """Forget a stream; it ends if it still runs and no connection is attached."""
+        if self._relays.get(relay.key) is relay:
+            del self._relays[relay.key]
+        self.note_busy(relay)
+        while relay.log:
+            self._size -= relay.forget()
+        if not relay.is_over and relay.outlet is None:
+            relay.stop()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for relay in list(self._relays.values()):
+            self.drop(relay)
+
+
+def _size(answer: StreamAnswer) -> int:
+    """The size of an answer in memory: one, and one for each alternative that it names. A record of a trace is about as
+    large as eight of these."""
+    if isinstance(answer, Token):
+        return 1 + len(answer.top_logprobs or ())
+    return 1 + 8 * len(answer.data.get("records", ())) if isinstance(answer, EventMessage) else 1
+
+
+def _content(asked: Generate) -> bytes:
+    """A digest by which a request is recognized. Prompts can be long, so the request itself is not kept."""
+    text = repr(replace(asked, stream_id=0, position=0))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()

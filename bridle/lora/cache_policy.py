@@ -1,0 +1,233 @@
+"""Decides which adapters are in memory, and which one leaves when another needs its place. Plain bookkeeping, no
+threads.
+
+There are two tiers, each within a number of bytes: the host keeps adapters that were read, the device those that can be
+computed with. In both, the least recently used adapter leaves first. When more adapters are wanted at once than fit on
+the device, they take turns: a wanted adapter stays for at least `TURN_STEPS` steps in which it could serve, so that
+each makes progress and none starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+from bridle.lora.files import AdapterFiles
+from bridle.lora.negative_cache import CachedFailure
+
+#: How many steps an adapter may serve before it can lose its place to another one that waits.
+TURN_STEPS = 8
+
+#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
+#: computes. `failed`: it could not be read; a further use tries again.
+AdapterState = Literal["known", "loading", "host", "device", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """The part of an adapter's description that changes. `num_users` counts the requests that use it now, or wait for
+    it."""
+
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CachedAdapter:
+    """One adapter. `last_used` orders by use; `num_turns` counts the steps in which it could serve since it was
+    placed."""
+
+    key: str
+    files: AdapterFiles
+    device_bytes: int
+    num_users: int = 0
+    last_used: int = 0
+    num_turns: int = 0
+    is_moving: bool = False  # a loading thread works on it
+    is_leaving: bool = False  # its place on the device is promised to another adapter
+    failure: CachedFailure | None = field(default=None, repr=False)  # of the last attempt, until there is another
+
+    @property
+    def host_bytes(self) -> int:
+        return self.files.num_bytes
+
+
+class Residency:
+    """The books of one device. Each group of adapters is a dictionary by key."""
+
+    def __init__(self, device_memory: int, host_memory: int) -> None:
+        self.device_memory = device_memory
+        self.host_memory = host_memory
+        self.known: dict[str, CachedAdapter] = {}
+        self.on_host: dict[str, CachedAdapter] = {}
+        self.on_device: dict[str, CachedAdapter] = {}
+        self.wanted: dict[str, CachedAdapter] = {}  # adapters that steps wait for, the longest waiting first
+        self.fetched: dict[str, CachedAdapter] = {}  # somebody wants them on the host
+        self.removed: dict[str, CachedAdapter] = {}  # nobody may ask for them any more
+        self.num_reads = 0
+        self.num_placed = 0
+        self.num_left_host = 0  # for others
+        self.num_left_device = 0
+        self._busy: frozenset[str] = frozenset()  # what the step under way asked for
+        self._ticks = count(1)
+
+    # -- what steps ask ------------------------------------------------------------------------------------------
+
+    def begin_step(self, keys: Sequence[str]) -> set[str]:
+        """Return the adapters among `keys` that the next step can compute with.
+
+        Those stay on the device until the step after. The others are wanted from now on. An adapter that is not in
+        `keys` is no longer wanted.
+        """
+        self._busy = frozenset(keys)
+        for key in self.wanted.keys() - self._busy:
+            del self.wanted[key]
+        for key in keys:
+            if key not in self.on_device:
+                self.wanted.setdefault(key, self.known[key])
+        self._promise_places()
+        available = {key for key in keys if key in self.on_device and not self.on_device[key].is_leaving}
+        for key in available:
+            held = self.on_device[key]
+            held.last_used = next(self._ticks)
+            held.num_turns += 1
+        return available
+
+    def _promise_places(self) -> None:
+        """Mark adapters that had their turn as leaving, if another one waits for a place and no other place is free."""
+        for held in self.on_device.values():
+            held.is_leaving = False
+        first = self.next_to_place()
+        if first is None:
+            return
+        missing = first.device_bytes - self._room_on_device()
+        missing -= sum(held.device_bytes for held in self.on_device.values() if self._is_idle(held))
+        for held in sorted(self.on_device.values(), key=_last_used):
+            if missing <= 0:
+                return
+            if not self._is_idle(held) and held.num_turns >= TURN_STEPS:
+                held.is_leaving = True
+                missing -= held.device_bytes
+
+    def _is_idle(self, held: CachedAdapter) -> bool:
+        return held.key not in self._busy
+
+    # -- what loading threads ask --------------------------------------------------------------------------------
+
+    def next_to_read(self) -> CachedAdapter | None:
+        """The adapter to read from disk next; None if there is none."""
+        for held in self._awaited():
+            if not self.is_in_memory(held.key) and not held.is_moving and held.failure is None:
+                return held
+        return None
+
+    def next_to_place(self) -> CachedAdapter | None:
+        """The adapter to bring to the device next: the one on the host that has waited longest, whatever its size."""
+        for key, held in self.wanted.items():
+            if key in self.on_host and key not in self.on_device and not held.is_moving and held.failure is None:
+                return held
+        return None
+
+    def next_to_drop(self) -> CachedAdapter | None:
+        """The next adapter that was removed and has no users; None if there is none."""
+        for held in self.removed.values():
+            if held.num_users == 0 and not held.is_moving:
+                return held
+        return None
+
+    def is_in_memory(self, key: str) -> bool:
+        """Whether the adapter is on the host or on the device."""
+        return key in self.on_host or key in self.on_device
+
+    def leavers_of_host(self, num_bytes: int) -> list[CachedAdapter] | None:
+        """The adapters that must leave the host so that `num_bytes` fit; None if no room can be made now."""
+        free = self.host_memory - sum(held.host_bytes for held in self.on_host.values())
+        can_leave = [
+            held
+            for key, held in self.on_host.items()
+            if not held.is_moving and (key in self.on_device or key not in self.wanted)
+        ]
+        return _enough(can_leave, num_bytes - free, lambda held: held.host_bytes)
+
+    def leavers_of_device(self, num_bytes: int) -> list[CachedAdapter] | None:
+        """The adapters that must leave the device so that `num_bytes` fit; None if no room can be made now. The step
+        under way uses none of them."""
+        can_leave = [
+            held for held in self.on_device.values() if not held.is_moving and (held.is_leaving or self._is_idle(held))
+        ]
+        return _enough(can_leave, num_bytes - self._room_on_device(), lambda held: held.device_bytes)
+
+    def _room_on_device(self) -> int:
+        return self.device_memory - sum(held.device_bytes for held in self.on_device.values())
+
+    def _awaited(self) -> Iterator[CachedAdapter]:
+        yield from self.wanted.values()
+        yield from self.fetched.values()
+
+    # -- coming and going ----------------------------------------------------------------------------------------
+
+    def note_placed(self, held: CachedAdapter) -> None:
+        """Note that the adapter is on the device."""
+        held.num_turns = 0
+        held.is_leaving = False
+        self.on_device[held.key] = held
+        self.wanted.pop(held.key, None)
+
+    def note_failed(self, held: CachedAdapter, failure: CachedFailure) -> None:
+        """Note that the adapter cannot be read, so that no step waits for it."""
+        held.failure = failure
+        self.wanted.pop(held.key, None)
+        self.fetched.pop(held.key, None)
+
+    def lose_everything(self) -> None:
+        """Clear both tiers: the device is a new one, and it and its host hold no adapter."""
+        self.on_device.clear()
+        self.on_host.clear()
+
+    def forget(self, held: CachedAdapter) -> None:
+        """Remove the adapter from the books."""
+        for group in (self.known, self.on_host, self.on_device, self.wanted, self.fetched, self.removed):
+            group.pop(held.key, None)
+
+    def counts(self) -> dict[str, int]:
+        """The sizes of the groups, and how many adapters came and went."""
+        return {
+            "num_adapters": len(self.known) - len(self.removed),
+            "num_adapters_on_host": len(self.on_host),
+            "num_adapters_on_device": len(self.on_device),
+            "num_adapter_reads": self.num_reads,
+            "num_adapter_placements": self.num_placed,
+            "num_adapter_host_evictions": self.num_left_host,
+            "num_adapter_device_evictions": self.num_left_device,
+        }
+
+    def status(self, held: CachedAdapter) -> AdapterStatus:
+        """The state of the adapter."""
+        if held.failure is not None:
+            return AdapterStatus("failed", str(held.failure.error), held.num_users)
+        if held.key in self.on_device:
+            return AdapterStatus("device", None, held.num_users)
+        if held.key in self.on_host:
+            return AdapterStatus("host", None, held.num_users)
+        is_coming = held.is_moving or held.key in self.fetched or held.key in self.wanted
+        return AdapterStatus("loading" if is_coming else "known", None, held.num_users)
+
+
+def _enough(
+    candidates: list[CachedAdapter], missing: int, size: Callable[[CachedAdapter], int]
+) -> list[CachedAdapter] | None:
+    """The least recently used of `candidates` whose sizes add up to at least `missing`; None if all together do not."""
+    chosen = []
+    for held in sorted(candidates, key=_last_used):
+        if missing <= 0:
+            break
+        chosen.append(held)
+        missing -= size(held)
+    return chosen if missing <= 0 else None
+
+
+def _last_used(held: CachedAdapter) -> int:
+    return held.last_used

@@ -1,0 +1,86 @@
+"""Remembers adapters that could not be used lately, and why, so that a flood of requests for one reads its files once.
+
+A failure counts until the adapter's files change (their times or sizes) or some seconds have passed. So a mended
+adapter is found at once, and a failure whose cause is not in the files is tried again soon.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import BridleError
+from bridle.lora.files import CONFIG_NAME, WEIGHTS_NAME
+
+#: How long a failure is remembered while its files stay as they are, in seconds.
+FAILURE_SECONDS = 30.0
+_MAX_FAILURES = 1_000
+
+#: The state of an adapter's files: time of change, size and inode of each; None for a missing file.
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFailure:
+    """Why files with this `stamp` could not be used. It is remembered until a point of the owner's clock."""
+
+    error: BridleError
+    folder: Path | None
+    stamp: Stamp
+    until: float
+
+    def __post_init__(self) -> None:
+        # The copy has no traceback, whose frames would keep alive everything that was read.
+        object.__setattr__(self, "error", copy.copy(self.error))
+
+    def holds(self, now: float) -> bool:
+        """Whether another attempt would only fail again."""
+        return now < self.until and stamp_of(self.folder) == self.stamp
+
+    def again(self) -> BridleError:
+        """A copy of the error, for one more client."""
+        return copy.copy(self.error)
+
+
+def stamp_of(folder: Path | None) -> Stamp:
+    """The state of the files in `folder` now. It is taken before the files are read, so that a later change shows."""
+    return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class Failures:
+    """The failures of adapters that are not registered, by any key. Of very many, the newest are kept."""
+
+    def __init__(self) -> None:
+        self._by_key: OrderedDict[Hashable, CachedFailure] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def note(self, key: Hashable, failure: CachedFailure) -> None:
+        self._by_key[key] = failure
+        self._by_key.move_to_end(key)
+        if len(self._by_key) > _MAX_FAILURES:
+            self._by_key.popitem(last=False)
+
+    def find(self, key: Hashable, now: float) -> CachedFailure | None:
+        """The failure that is remembered about `key`, if it still counts."""
+        failure = self._by_key.get(key)
+        if failure is None or failure.holds(now):
+            return failure
+        del self._by_key[key]
+        return None
+
+    def forget(self, key: Hashable) -> None:
+        self._by_key.pop(key, None)

@@ -1,0 +1,238 @@
+"""Two threads bring adapters into memory and take them out again, while the batch goes on.
+
+What comes next is decided by the books (`Residency`), which belong to the pool. The books are read and changed only
+with the pool's lock held. Calls to the device, which may be slow, are made without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bridle.errors import AdapterRefused, BridleError, ModelUnavailable, ShardUnavailable, UnknownAdapter
+from bridle.lora.cache_policy import CachedAdapter, Residency
+from bridle.lora.device import AdapterDevice
+from bridle.lora.negative_cache import FAILURE_SECONDS, CachedFailure, stamp_of
+
+_log = logging.getLogger(__name__)
+
+#: Pause before a device that could not be reached is tried again, in seconds.
+_AWAY_SECONDS = 0.2
+
+#: Called with the lock held when an adapter is on the host, or with the error when it cannot be read.
+OnEnd = Callable[[CachedAdapter, BridleError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One adapter comes into a tier and others leave it. `epoch` is the device's epoch at the beginning of the move."""
+
+    held: CachedAdapter
+    leavers: Sequence[CachedAdapter]
+    epoch: int
+
+
+class Mover:
+    """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, which is
+    notified of every change. `on_change` is called without the lock when an adapter came in or went."""
+
+    def __init__(
+        self,
+        device: AdapterDevice,
+        books: Residency,
+        changed: threading.Condition,
+        on_end: OnEnd,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._device = device
+        self._books = books
+        self._changed = changed
+        self._on_end = on_end
+        self._on_change = on_change
+        self._epoch = device.epoch
+        self._num_changes = 0
+        self._threads: list[threading.Thread] = []
+        self.is_closed = False
+
+    # -- with the lock held ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Wake the threads to look for work. The first call starts them."""
+        if not self._threads and not self.is_closed:
+            for name, work in (("read", self._read_next), ("place", self._place_next)):
+                thread = threading.Thread(target=self._run, args=(work,), name=f"bridle-adapters-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._num_changes += 1
+        self._changed.notify_all()
+
+    def note_loss(self) -> None:
+        """If the device has lost everything, clear the books so that adapters are read again."""
+        if self._epoch != self._device.epoch:
+            self._epoch = self._device.epoch
+            self._books.lose_everything()
+
+    def stop(self) -> None:
+        """Tell the threads to end after their present work. Idempotent."""
+        self.is_closed = True
+        self.wake()
+
+    # -- without it --------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Wait until the threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    # -- the threads -------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], bool]) -> None:
+        """The main loop of a thread: work while there is work, then wait for the next change."""
+        while not self.is_closed:
+            seen = self._num_changes
+            try:
+                if work():
+                    with self._changed:
+                        self.wake()
+                    self._on_change()
+                    continue
+            except ShardUnavailable:
+                with self._changed:
+                    self._changed.wait_for(lambda: self.is_closed, _AWAY_SECONDS)
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
+
+    def _read_next(self) -> bool:
+        """Read one adapter that is awaited from disk. Returns whether there was one."""
+        books = self._books
+        with self._changed:
+            held = books.next_to_read()
+            leavers = None if held is None else books.leavers_of_host(held.host_bytes)
+            move = self._begin(held, leavers, books.on_host)
+            if move is None:
+                return False
+            books.num_left_host += len(move.leavers)
+        self._carry_out(move, self._read, self._note_read)
+        return True
+
+    def _read(self, move: _Move) -> None:
+        for other in move.leavers:
+            self._device.drop(other.key)
+        self._device.read(move.held.key, move.held.files)
+
+    def _note_read(self, held: CachedAdapter) -> None:
+        self._books.on_host[held.key] = held
+        self._books.num_reads += 1
+        self._on_end(held, None)
+
+    def _place_next(self) -> bool:
+        """Drop one adapter that was removed, or place one that is awaited on the device. Returns whether there was
+        anything to do."""
+        return self._drop_next() or self._place_awaited()
+
+    def _place_awaited(self) -> bool:
+        books = self._books
+        with self._changed:
+            held = books.next_to_place()
+            leavers = None if held is None else books.leavers_of_device(held.device_bytes)
+            move = self._begin(held, leavers, books.on_device)
+            if move is None:
+                return False
+            books.num_left_device += len(move.leavers)
+        self._carry_out(move, self._place, self._note_placed)
+        return True
+
+    def _place(self, move: _Move) -> None:
+        for other in move.leavers:
+            self._device.displace(other.key)
+        self._device.place(move.held.key)
+
+    def _note_placed(self, held: CachedAdapter) -> None:
+        self._books.note_placed(held)
+        self._books.num_placed += 1
+
+    def _begin(
+        self, held: CachedAdapter | None, leavers: list[CachedAdapter] | None, tier: dict[str, CachedAdapter]
+    ) -> _Move | None:
+        """Take the leavers out of a tier's books. Returns None if no adapter is to come, or if there is no room for it.
+        With the lock held."""
+        if held is None or leavers is None:
+            return None
+        for other in leavers:
+            del tier[other.key]
+        _set_moving((held, *leavers), True)
+        return _Move(held, leavers, self._epoch)
+
+    def _carry_out(self, move: _Move, work: Callable[[_Move], None], note: Callable[[CachedAdapter], None]) -> None:
+        """Carry out a move on the device, and enter its outcome in the books."""
+        failure = self._try(move.held, lambda: work(move))
+        with self._changed:
+            _set_moving((move.held, *move.leavers), False)
+            if failure is not None:
+                self._fail(move.held, failure)
+            elif move.epoch == self._device.epoch:
+                note(move.held)
+
+    def _drop_next(self) -> bool:
+        """Drop one adapter that was removed and has no users. Returns whether there was one."""
+        with self._changed:
+            gone = self._books.next_to_drop()
+            if gone is None:
+                return False
+            self._books.on_host.pop(gone.key, None)
+            self._books.on_device.pop(gone.key, None)
+            _set_moving((gone,), True)
+        self._drop(gone)
+        return True
+
+    def _drop(self, held: CachedAdapter) -> None:
+        def drop() -> None:
+            self._device.displace(held.key)
+            self._device.drop(held.key)
+
+        self._try(held, drop)
+        with self._changed:
+            _set_moving((held,), False)
+            if held.key in self._books.removed and not held.num_users:
+                self._books.forget(held)
+                self._on_end(held, UnknownAdapter("the adapter was removed", "adapter"))
+
+    # -- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def _try(self, held: CachedAdapter, work: Callable[[], None]) -> CachedFailure | None:
+        """Call `work`; returns why it failed, or None."""
+        folder, name = held.files.folder, held.key.partition("#")[0]
+        stamp = stamp_of(folder)
+        error: BridleError
+        try:
+            work()
+            return None
+        except AdapterRefused as refusal:  # clients read this message, and need not know paths of this machine
+            error = AdapterRefused(str(refusal).replace(str(folder), name), refusal.param)
+        except BridleError as other:
+            error = other
+        except Exception as fault:
+            _log.exception("adapter %s", held.key)
+            reason = f"{type(fault).__name__}: {fault}".replace(str(folder), name)
+            error = ModelUnavailable(f"the adapter cannot be loaded: {reason}", FAILURE_SECONDS)
+        return CachedFailure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
+
+    def _fail(self, held: CachedAdapter, failure: CachedFailure) -> None:
+        """End the wait for an adapter with an error. An absent device is not the adapter's fault: then the adapter
+        stays wanted and is tried again. With the lock held."""
+        if isinstance(failure.error, ShardUnavailable):
+            raise failure.again()
+        _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)
+        self._books.note_failed(held, failure)
+        self._on_end(held, failure.again())
+
+
+def _set_moving(group: Iterable[CachedAdapter], is_moving: bool) -> None:
+    for held in group:
+        held.is_moving = is_moving

@@ -1,0 +1,108 @@
+"""Draws that a device makes while its host does other things, and the names of their tokens.
+
+A plan may name a token that is being drawn. The mirror then holds the name until the token is taken; the device puts
+the token in its place, from the draw's own output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridle.engine.scheduling.step_plan import PlanRow, StepResult, placeholder_for_row
+from bridle.errors import InternalError
+from bridle.model.sequence_state import CachedRequestState
+
+#: How often a forward that is waited for is looked at, in seconds.
+_LOOK = 1e-4
+
+
+class AsyncSampling:
+    """The last draw of an executor, and how far its device is. A drawing has `take()`, which waits for its result, and
+    perhaps `tokens`, a tensor [rows] on the device; without it whoever names a token waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._drawing: Any = None
+        self._result: StepResult | None = None  # taken from the device before the executor was asked for it
+        self._named: list[tuple[CachedRequestState, int]] = []  # where names stand, by their mirrors' positions
+        self._event: torch.cuda.Event | None = None  # the end of the last forward
+
+    def reset(self) -> None:
+        """Forget what was drawn."""
+        self._drawing = self._result = self._event = None
+        self._named = []
+
+    # -- drawing -------------------------------------------------------------------------------------------
+
+    def start(self, drawing: Any) -> None:
+        """Keep a draw that was begun, or the result of one that is over."""
+        if self._drawing is not None or self._result is not None:
+            raise InternalError("tokens are to be drawn before the last ones were taken")
+        if isinstance(drawing, StepResult):
+            self._result = drawing
+        else:
+            self._drawing = drawing
+
+    def take(self) -> StepResult:
+        """Wait for the result, and put its tokens where their names stand."""
+        result = self._wait()
+        for mirror, position in self._named:
+            if position < len(mirror.tokens) and mirror.tokens[position] < 0:
+                mirror.tokens[position] = _computed(result.tokens[placeholder_for_row(mirror.tokens[position])])
+        self._drawing, self._result, self._named = None, None, []
+        return result
+
+    def _wait(self) -> StepResult:
+        if self._result is None:
+            if self._drawing is None:
+                raise InternalError("tokens are to be taken, and none were drawn")
+            self._result = self._drawing.take()
+        return self._result
+
+    # -- naming --------------------------------------------------------------------------------------------
+
+    def note_names(self, rows: Sequence[PlanRow], mirrors: Sequence[CachedRequestState]) -> bool:
+        """Remember which mirrors end in a name; returns whether any does."""
+        named = [
+            (mirror, len(mirror.tokens) - 1)
+            for row, mirror in zip(rows, mirrors, strict=True)
+            if row.new_tokens and row.new_tokens[-1] < 0
+        ]
+        self._named += named
+        return bool(named)
+
+    def fill(self, ids: Tensor) -> Tensor:
+        """Token ids, of any shape, with the tokens in place of their names. Where nothing could be drawn stands 0."""
+        tokens = getattr(self._drawing, "tokens", None)
+        if tokens is None:
+            drawn = [_computed(token) for token in self._wait().tokens]
+            tokens = torch.tensor(drawn, dtype=ids.dtype, device=ids.device)
+        rows = placeholder_for_row(ids).clamp_min(0)  # type: ignore[arg-type,attr-defined]  # the same arithmetic, on a tensor
+        return torch.where(ids < 0, tokens.to(ids.dtype)[rows].clamp_min(0), ids)
+
+    # -- waiting for the forward ---------------------------------------------------------------------------
+
+    def mark_forward(self) -> None:
+        """Note that a forward was launched."""
+        if self._device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(self._device))
+
+    def await_forward(self, seconds: float) -> bool:
+        """Wait for its end, at most so long; returns whether it is there."""
+        until = time.monotonic() + seconds
+        while self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK)
+        return True
+
+
+def _computed(token: int) -> int:
+    """The token that is computed for a drawn one: any, where none could be drawn."""
+    return max(token, 0)

@@ -1,0 +1,213 @@
+"""One step's rows, packed into one row of tokens: what the model and the attention kernels read.
+
+All sequences are concatenated without padding. Built from mirrors anew in each step; holds no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bridle.engine.multimodal.multimodal_inputs import Runs
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.model.h2d_copies import upload
+from bridle.model.sequence_state import CachedRequestState, Span
+
+
+@dataclass(slots=True)
+class PackedRow:
+    """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
+    `context - length` to `context - 1`. `spans` says where positions 0 to `context - 1` lie in the cache. Tokens at
+    positions of the same pair of `mutual` (first, end) see each other in both directions."""
+
+    offset: int
+    length: int
+    context: int
+    spans: list[Span]
+    mirror: CachedRequestState
+    mutual: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def start(self) -> int:
+        return self.context - self.length
+
+    def visible(self, window: int | None) -> tuple[int, list[Span]]:
+        """First position that any of these tokens can see, and the spans from there on. Those that see each other do so
+        beyond the window too."""
+        first = max(0, self.start - window + 1) if window is not None else 0
+        if self.mutual:
+            first = min(first, self.mutual[0][0])
+        if first == 0:
+            return 0, self.spans
+        spans, skip = [], first
+        for slot, length in self.spans:
+            if skip < length:
+                spans.append((slot + skip, length - skip))
+            skip = max(0, skip - length)
+        return first, spans
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """Rows `first .. first+length-1` of the picture `key` stand in the place of the packed tokens from `offset` on."""
+
+    key: bytes
+    first: int
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class PackedStep:
+    """The inputs of one forward pass over T tokens, R of which give logits."""
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T], or [3, 1, T] where a token has a place in a picture
+    slots: Tensor  # [T] where the K and V of each token are stored
+    logits_rows: Tensor  # [R] indices into T
+    rows: list[PackedRow]
+    block_size: int
+    words: Tensor | None = None  # int32: what the attention kernel wanted to have with the step
+    sights: list[AttentionSpan] = field(default_factory=list)
+    replay: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # a graph's: gives logits and hidden rows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[1]
+
+
+#: What an attention kernel wants to have on the device beside a step's rows: int32 numbers.
+Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
+
+
+class Packer(Protocol):
+    """Packs steps that are computed in a way of their own."""
+
+    def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
+        """Whether steps of such rows may be among them."""
+        ...
+
+    def pack(
+        self,
+        plan_rows: Sequence[PlanRow],
+        ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        logits: Sequence[int],
+        rows: list[PackedRow],
+    ) -> PackedStep | None:
+        """The step of these tokens; None if it is to be computed as ever."""
+        ...
+
+
+def pack_step(
+    plan_rows: Sequence[PlanRow],
+    mirrors: Sequence[CachedRequestState],
+    block_size: int,
+    device: torch.device,
+    words: Words | None = None,
+    packer: Packer | None = None,
+) -> PackedStep:
+    """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order; what `words` says of the rows travels
+    with them. `packer` packs what it can."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits: list[int] = []
+    rows: list[PackedRow] = []
+    for plan, mirror in zip(plan_rows, mirrors, strict=True):
+        start, length = plan.start, plan.num_scheduled
+        end, offset = start + length, len(ids)
+        spans = mirror.spans(0, end, block_size)
+        rows.append(PackedRow(offset, length, end, spans, mirror, _mutual(mirror, start, end)))
+        if length == 1:
+            ids.append(mirror.tokens[start])
+            positions.append(start)
+            slots.append(spans[-1][0] + spans[-1][1] - 1)
+        else:
+            ids.extend(mirror.tokens[start:end])
+            positions.extend(range(start, end))
+            for slot, count in mirror.spans(start, end, block_size):
+                slots.extend(range(slot, slot + count))
+        logits.extend(range(offset + length - plan.num_logits, offset + length))
+    if packer is not None and packer.takes(plan_rows):
+        apart = packer.pack(plan_rows, ids, positions, slots, logits, rows)
+        if apart is not None:
+            return apart
+    extra = None if words is None else words(rows, block_size)
+    packed = upload(_merge(ids + positions + slots + logits, extra), device)  # one transfer for everything
+    total = len(ids)
+    end = 3 * total + len(logits)
+    seeing = [row for row in rows if row.mirror.media]
+    return PackedStep(
+        input_ids=packed[:total].unsqueeze(0),
+        position_ids=_places(rows, device) if _have_grids(seeing) else packed[total : 2 * total].unsqueeze(0),
+        slots=packed[2 * total : 3 * total],
+        logits_rows=packed[3 * total : end],
+        rows=rows,
+        block_size=block_size,
+        words=None if extra is None else packed[end:].view(torch.int32)[: len(extra)],
+        sights=[sight for row in seeing for sight in _sights(row)],
+    )
+
+
+def _sights(row: PackedRow) -> Iterator[AttentionSpan]:
+    for run in row.mirror.seen(row.start, row.context):
+        first, last = max(run.position, row.start), min(run.end, row.context)
+        yield AttentionSpan(run.key, run.offset + first - run.position, row.offset + first - row.start, last - first)
+
+
+def _mutual(mirror: CachedRequestState, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    if not mirror.media:
+        return ()
+    return tuple((run.position, run.end) for run in mirror.seen(start, end) if run.is_mutual)
+
+
+def _have_grids(rows: Sequence[PackedRow]) -> bool:
+    return any(run.grid is not None for row in rows for run in row.mirror.media)
+
+
+def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
+    """Positions [3, 1, T] by time, height and width: those of text are equal, a picture's are those of its grid."""
+    parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
+    return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
+
+
+def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
+    """[3, end-start] of the tokens from `start` on. A picture takes as many positions as its longest side has rows or
+    columns, or its times take; what follows goes on behind the largest."""
+    places = np.tile(np.arange(start, end), (3, 1))
+    shift = 0  # how far tokens behind the runs so far stand from their number
+    for run in runs:
+        if run.grid is None or run.position >= end:
+            continue
+        first, last = max(run.position, start), min(run.end, end)
+        if first < last:
+            time, row, column = np.unravel_index(np.arange(first, last) - run.position, run.grid)
+            cells = np.stack((_paced(time, run.pace), row, column))
+            places[:, first - start : last - start] = run.position + shift + cells
+        last_time = int(_paced(np.array(run.grid[0] - 1), run.pace))
+        shift += max(last_time + 1, run.grid[1], run.grid[2]) - run.length
+        places[:, max(run.end - start, 0) :] = np.arange(max(run.end, start), end) + shift
+    return places
+
+
+def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
+    """Positions of times, rounded down, in the precision in which the library counts them."""
+    return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)
+
+
+def _merge(numbers: list[int], extra: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int64]:
+    """[T ids, T positions, T slots, R rows], then `extra`, two to a number."""
+    if extra is None:
+        return np.array(numbers, np.int64)
+    merged = np.empty(len(numbers) + (len(extra) + 1) // 2, np.int64)
+    merged[: len(numbers)] = numbers
+    merged[len(numbers) :].view(np.int32)[: len(extra)] = extra
+    return merged

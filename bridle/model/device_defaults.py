@@ -1,0 +1,83 @@
+"""What a `ModelConfig` leaves to the machine: the device, the threads, and the types of weights and of the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedConfig
+
+from bridle.cgroups import num_cores
+from bridle.config import ModelConfig
+from bridle.errors import InvalidRequest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises `InvalidRequest` if the device is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device is {name!r}; must be auto, cpu, cuda or cuda:N", "device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device is {name!r}; only cpu and cuda are supported", "device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} of them", "device")
+    return device
+
+
+def choose_devices(name: str, count: int) -> list[torch.device]:
+    """A device for each of `count` processes that share a model: GPUs from `name` on, or the CPU for all. Raises
+    `InvalidRequest` if there are too few."""
+    first = choose_device(name)
+    if first.type == "cpu":
+        return [first] * count
+    begin, found = first.index or 0, torch.cuda.device_count()
+    if begin + count > found:
+        start = f" from {first} on" if begin else ""
+        raise InvalidRequest(f"shards is {count}; this machine has {found - begin} GPUs{start}, one for each", "shards")
+    return [torch.device("cuda", begin + rank) for rank in range(count)]
+
+
+def choose_threads(num_threads: int | None) -> None:
+    """Set the number of threads that compute. The default is torch's choice, but no more than this process has
+    processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its
+    time waiting for threads."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    elif torch.get_num_threads() > (cores := num_cores()):
+        torch.set_num_threads(cores)
+
+
+def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU; elsewhere it is the checkpoint's own type if that is half precision, else bfloat16:
+    a GPU multiplies that in matrix units, and reads half as much."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return settings.dtype if settings.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def check_quantization(quantization: str, device: torch.device) -> None:
+    """Raises `InvalidRequest` for a form of weights that is not computed on `device`."""
+    if quantization == "fp8":
+        from bridle.model.float8 import check_float8
+
+        check_float8(device)
+    elif quantization not in ("none", "auto") and device.type != "cpu":
+        raise InvalidRequest(f"quantization {quantization!r} is for CPUs; the device is {device}", "quantization")
+
+
+def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of keys and values. Raises `InvalidRequest` for one that the kernels of this device do not read."""
+    wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
+    if wanted is not dtype and device.type != "cpu":
+        raise InvalidRequest(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {device} keys and values have the type of the weights, "
+            f"{str(dtype).removeprefix('torch.')}",
+            "kv_cache_dtype",
+        )
+    return wanted

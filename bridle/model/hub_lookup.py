@@ -1,0 +1,111 @@
+"""Finds the folder of a model on this machine by its name. It knows files and the hub, nothing of weights; no torch.
+
+Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles, no Python code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from bridle.compat.suggestions import closest
+from bridle.demo import DEMO_MODELS, demo_model_path
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.gguf.shards import is_first_piece
+from bridle.model.fetching import Progress, fetch
+from bridle.model.hub import ask_hub, is_cached
+
+#: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
+HUB_IGNORED = ("original/*", "*.bin", "*.pt", "*.pth", "*.py", "*.gguf", "onnx/*", "coreml/*")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?")
+_FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
+
+
+def resolve_model(model: str, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """The folder of `model`: a demo model (`demo`, `demo-sees`), a folder, a GGUF file, or a hub id, fetched or found
+    in the hub's cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights
+    are in one GGUF file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its
+    own.
+
+    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
+    `UnsupportedModel` if the hub does not have it or cannot be reached.
+    """
+    local = local_path(model)
+    if local is not None:
+        return _unpacked(local, None)
+    repository, kind = hub_name(model)
+    if kind is not None:
+        wanted = (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")
+        return _unpacked(fetch(repository, revision, wanted, (), progress), kind)
+    return fetch(repository, revision, HUB_PATTERNS, HUB_IGNORED, progress)
+
+
+def check_available(model: str, revision: str | None = None) -> None:
+    """Check that a model is on this machine or on the hub, without torch and before anything is loaded. Raises as
+    `resolve_model` does."""
+    if local_path(model) is None:
+        repository, _ = hub_name(model)
+        if not is_cached(repository, revision):
+            ask_hub(repository, revision)
+
+
+def local_path(model: str) -> Path | None:
+    """The folder or GGUF file that a name means on this machine; None if it means none. Raises `UnsupportedModel` for
+    another file."""
+    if model in DEMO_MODELS:
+        return demo_model_path(model)
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return path.resolve()
+    if not path.is_file():
+        return None
+    if path.suffix.lower() != ".gguf":
+        raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
+    return path
+
+
+def hub_name(model: str) -> tuple[str, str | None]:
+    """The hub repository that a name means, and the type of its GGUF file if it names one. Raises `InvalidRequest` for
+    what cannot be a hub id."""
+    repository, colon, kind = model.partition(":")
+    if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
+        return repository, kind or None
+    raise InvalidRequest(
+        f"{model!r} is neither 'demo', 'demo-sees', an existing folder, nor a hub id such as 'owner/name'"
+        f"{_neighbour(model)}",
+        "model",
+    )
+
+
+def _neighbour(model: str) -> str:
+    """A question with the file or folder whose name is closest to a path that leads nowhere."""
+    path = Path(model).expanduser()
+    try:
+        found = closest(path.name, os.listdir(path.parent)) if path.name else None
+    except OSError:
+        return f"; there is no folder {str(path.parent)!r} either"
+    return "" if found is None else f". Did you mean {str(path.parent / found)!r}?"
+
+
+def _unpacked(folder: Path, kind: str | None) -> Path:
+    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder with a
+    configuration of its own is a model by itself."""
+    from bridle.gguf.folder import unpack  # it imports torch
+
+    if folder.is_file():
+        return unpack(folder)
+    if kind is None and (folder / "config.json").is_file():
+        return folder
+    found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))
+    wanted = [path for path in found if kind is None or kind.lower() in path.stem.lower().replace(".", "-").split("-")]
+    wanted = wanted or [path for path in found if kind is not None and kind.lower() in path.stem.lower()]
+    if kind is None and not found:
+        return folder
+    if len(wanted) == 1:
+        return unpack(wanted[0])
+    names = ", ".join(path.name for path in found[:8]) or "none"
+    what = f"no GGUF file of type {kind!r}" if not wanted else f"{len(wanted)} GGUF files that are meant"
+    raise UnsupportedModel(f"{folder} has {what} (there are: {names}); name one of them")

@@ -1,0 +1,38 @@
+"""Attention for models in which the rows of a picture see each other: another kernel, and beside it plain torch for the
+rows that have pictures.
+
+What the other kernel computes for such a row is thrown away. Rows of text get what it gives, whatever is beside them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bridle.model.batch_inputs import PackedStep
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.interface import AttentionKernel
+from bridle.model.kv_cache import LayerCache
+
+
+class BidirectionalKernel:
+    """`causal`, corrected where tokens see what comes after them."""
+
+    name = "both ways"
+
+    def __init__(self, causal: AttentionKernel) -> None:
+        self._causal = causal
+        self._plain = CpuKernel()
+        self._has_mutual = False
+
+    def begin(self, step: PackedStep) -> None:
+        self._causal.begin(step)
+        self._has_mutual = any(row.mutual for row in step.rows)
+        if self._has_mutual:
+            self._plain.begin(step)
+
+    def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        out = self._causal.attend(query, cache, options)
+        if self._has_mutual:
+            self._plain.attend_both_ways(out, query, cache, options)
+        return out

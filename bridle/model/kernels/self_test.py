@@ -1,0 +1,104 @@
+"""A kernel beside the reference, on random numbers, before a model relies on it: compilers and drivers may fail.
+
+One trial for each shape of a layer: single tokens, a few and a long chunk, over several chunks of context.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.errors import UnsupportedModel
+from bridle.model.batch_inputs import PackedStep, pack_step
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels import AttentionKernel, create_kernel
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.reference import ReferenceKernel
+from bridle.model.kv_cache import KVCache, LayerCache
+from bridle.model.sequence_state import CachedRequestState
+
+_log = logging.getLogger(__name__)
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: Context and tokens of each sequence of the trial.
+_ROWS = ((300, 1), (7, 3), (300, 40), (40, 40))
+
+
+def tried_kernel(
+    name: str, device: torch.device, dtype: torch.dtype, geometry: Geometry, block_size: int
+) -> AttentionKernel:
+    """The kernel called `name`. Where `auto` meant one that fails here, it is plain torch, and the log says why; raises
+    `UnsupportedModel` where that one was asked for by name."""
+    kernel = create_kernel(name, device, dtype)
+    if kernel.name not in ("paged", "varlen"):
+        return kernel
+    problem = find_problem(kernel, geometry, dtype, device, block_size)
+    if problem is None:
+        return kernel
+    if name != "auto":
+        raise UnsupportedModel(f"kernel {name!r} fails here, try 'auto': {problem}")
+    _log.warning(
+        "attention on %s is plain torch, one sequence at a time: kernel %r fails: %s", device, kernel.name, problem
+    )
+    return CpuKernel()
+
+
+def find_problem(
+    kernel: AttentionKernel, geometry: Geometry, dtype: torch.dtype, device: torch.device, block_size: int
+) -> str | None:
+    """What is wrong with this kernel, for layers like these, if anything is."""
+    for shape in sorted(set(geometry.layers.values()), key=str):
+        try:
+            error, limit = _try(kernel, shape, dtype, device, block_size)
+        except torch.OutOfMemoryError:
+            raise  # that may pass
+        except Exception as failure:  # a compiler, its cache, a driver
+            return f"{type(failure).__name__}: {failure}"
+        if not error <= limit:  # what is not a number is an error, too
+            return f"{shape} differs by {error:.3g} (limit {limit:.3g})"
+    return None
+
+
+@torch.inference_mode()
+def _try(
+    kernel: AttentionKernel, shape: LayerGeometry, dtype: torch.dtype, device: torch.device, block_size: int
+) -> tuple[float, float]:
+    """The largest error of one step, and what rounding explains."""
+    generator = torch.Generator().manual_seed(shape.num_heads)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(device, dtype)
+
+    num_blocks = sum(-(-context // block_size) for context, _ in _ROWS)
+    cache = KVCache(Geometry({0: shape}, 1), num_blocks, block_size, dtype, device).layers[0]
+    cache.keys.copy_(random(*cache.keys.shape))
+    cache.values.copy_(random(*cache.values.shape))
+    mirrors, plans, free = [], [], list(range(num_blocks))
+    for number, (context, length) in enumerate(_ROWS):
+        mirror = CachedRequestState()
+        mirror.tokens = [0] * context
+        mirror.add_blocks(free.pop() for _ in range(-(-context // block_size)))
+        mirrors.append(mirror)
+        plans.append(PlanRow(number, context - length, length))
+    step = pack_step(plans, mirrors, block_size, device)
+    query = random(step.num_tokens, shape.num_heads, shape.key_dim)
+    options = AttentionOptions(
+        shape.key_dim**-0.5,
+        shape.window,
+        30.0 if shape.has_softcap else None,
+        random(shape.num_heads) if shape.has_sinks else None,
+    )
+    want, have = (_attend(each, step, query, cache, options) for each in (ReferenceKernel(), kernel))
+    limit = TOLERANCES.get(dtype, 5e-2) * max(1.0, float(want.abs().max()))
+    return float((want.float() - have.float()).abs().max()), limit
+
+
+def _attend(
+    kernel: AttentionKernel, step: PackedStep, query: Tensor, cache: LayerCache, options: AttentionOptions
+) -> Tensor:
+    kernel.begin(step)
+    return kernel.attend(query, cache, options)

@@ -1,0 +1,63 @@
+"""How many bytes a KV cache gets if nobody says so: what its model can use, as far as the machine has that to spare.
+
+A pure function of sizes; it looks at no machine and allocates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: The share of the free memory that a cache gets at most. Other programs need a CPU's memory, too.
+SHARE = {"cpu": 0.5, "cuda": 0.95}
+#: A cache holds at most this many requests of the longest length, or one for each sequence if those are fewer; but not
+#: less than the second number, so that what was cached survives a few others.
+MOST_CONTEXTS, CACHED_CONTEXTS = 64, 8
+#: Where other programs live as well, a cache gets the free memory divided by this, unless the model asks for more.
+_MODEST = 16
+
+
+class KVBudget(NamedTuple):
+    """Bytes for a KV cache, and in words what they are."""
+
+    num_bytes: int
+    reason: str
+
+
+def choose_room(
+    free: int,
+    kind: str,
+    *,
+    context_bytes: int,
+    weight_bytes: int,
+    max_seqs: int,
+    num_sharers: int = 1,
+    most: int | None = None,
+) -> KVBudget:
+    """The room out of `free` bytes on a device of this `kind`, which `num_sharers` processes divide. A request of the
+    longest length takes `context_bytes`, the weights take `weight_bytes`, and `max_seqs` sequences run at once. `most`
+    is the part that the operator gave this model of a bound for all of them."""
+    share = SHARE.get(kind, SHARE["cpu"])
+    contexts = min(MOST_CONTEXTS, max(max_seqs, CACHED_CONTEXTS))
+    rooms = [
+        KVBudget(contexts * context_bytes, f"all that {contexts} requests of the longest length take"),
+        KVBudget(int(free * share) // num_sharers, f"{share:.0%} of what is free{_divided(num_sharers)}"),
+    ]
+    if kind != "cuda":
+        rooms.append(_modest(free, context_bytes, weight_bytes, num_sharers))
+    if most is not None:
+        rooms.append(KVBudget(most, "its part of the memory for all models"))
+    return min(rooms)
+
+
+def _modest(free: int, context_bytes: int, weight_bytes: int, num_sharers: int) -> KVBudget:
+    """What a model asks for on a machine that has other things to do. A small one on a large machine gets a part of
+    that, a large one as much again as its weights; and the longest request should find room."""
+    return max(
+        KVBudget(context_bytes, "what one request of the longest length takes"),
+        KVBudget(weight_bytes, "as much as the weights"),
+        KVBudget(free // _MODEST // num_sharers, f"a sixteenth of what is free{_divided(num_sharers)}"),
+    )
+
+
+def _divided(num_sharers: int) -> str:
+    return f", divided by {num_sharers}" if num_sharers > 1 else ""

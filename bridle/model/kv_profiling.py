@@ -1,0 +1,275 @@
+"""Decides how large the KV pool is: as large as was asked for, or as suits the model and what is left beside the
+largest step, which is run.
+
+First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
+The most memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.warm_up import LargestStep, run_largest_step
+from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
+from bridle.model.executor import LocalExecutor
+from bridle.model.kv_budget import SHARE, KVBudget, choose_room
+from bridle.model.memory import free_memory, run_with_peak, show_bytes
+from bridle.model.tensor_parallel import agree_on_least, num_ranks
+
+_log = logging.getLogger(__name__)
+
+#: Tokens per block: small ones share prefixes well, and both CPUs (which read runs of blocks as one) and our kernels on
+#: CUDA read them as fast as large ones. Torch's own flash attention pages in multiples of 256.
+DEFAULT_BLOCK_SIZE = 16
+VARLEN_BLOCK_SIZE = 256
+#: A pool that holds fewer tokens than this (or one whole context, if its length was asked for) is refused.
+LEAST_TOKENS = 256
+#: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
+_CPU_CONTEXT = 16
+_SHRINK = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeeds:
+    """What the pool of a model depends on. `block_bytes` are those of a block in all layers; `step_tokens` and
+    `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
+
+    config: ModelConfig
+    device: torch.device
+    block_size: int
+    block_bytes: int
+    max_model_len: int
+    step_tokens: int
+    step_seqs: int
+    media_bytes: int = 0  # for the features of pictures
+    weight_bytes: int = 0
+
+    @property
+    def num_sharers(self) -> int:
+        """How many processes divide the device's memory at the same time."""
+        ranks = num_ranks() if self.device.type == "cpu" else 1
+        return self.config.num_sharers * ranks
+
+    @property
+    def reserved(self) -> int:
+        """The bytes that all of them leave free; 0 if the number of blocks was set. Then the operator has divided the
+        memory, and the other processes may already have taken their part."""
+        num_sharers = self.num_sharers if self.config.num_blocks is None else 1
+        return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def default_block_size(config: ModelConfig) -> int:
+    return config.block_size or (VARLEN_BLOCK_SIZE if config.kernel == "varlen" else DEFAULT_BLOCK_SIZE)
+
+
+#: Makes a pool of this many blocks in the place of the one before, and an executor over it.
+Allocate = Callable[[int], LocalExecutor]
+
+
+#: Says how many bytes the graphs of a model take beside its pool, which it has to have.
+Measure = Callable[[ExecutorInfo], int]
+
+
+def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
+    """Allocate the pool; returns its number of blocks. Room is left for graphs. Raises `OutOfBlocks` or
+    `InvalidRequest`, with the numbers, if what was asked for or the least useful size does not fit."""
+    num_blocks = _explicit(needs)
+    if num_blocks is not None:
+        num_blocks = agree_on_least(num_blocks, needs.device)
+        executor = allocate(num_blocks)
+        if needs.config.warm_up and needs.config.num_blocks is None:  # with this, the operator has tried it already
+            found, step_bytes = _try_step(needs, executor)
+            told = _told_step(needs, found, step_bytes, free_memory(needs.device))
+            _tell(needs, told, num_blocks, "as was asked for")
+    elif needs.config.warm_up:
+        num_blocks = _measure(needs, allocate, graph_bytes)
+    else:
+        room = _room(needs, free_memory(needs.device))
+        num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
+        allocate(num_blocks)
+        _tell(needs, "", num_blocks, _why(room))
+    num_tokens = num_blocks * needs.block_size
+    if num_tokens < needs.max_model_len:
+        _log.warning(
+            "the KV cache holds %d tokens: no request may be as long as the %d that the model can do",
+            num_tokens,
+            needs.max_model_len,
+        )
+    return num_blocks
+
+
+# -- as asked for ------------------------------------------------------------------------------------------
+
+
+def _explicit(needs: PoolNeeds) -> int | None:
+    config = needs.config
+    if config.num_blocks is not None:
+        _check_room(needs, config.num_blocks * needs.block_bytes, f"num_blocks {config.num_blocks}")
+        return config.num_blocks
+    if config.kv_tokens is not None:
+        num_blocks = needs.blocks_for(config.kv_tokens)
+        _check_room(needs, num_blocks * needs.block_bytes, f"room for {config.kv_tokens} tokens")
+        return _checked(needs, num_blocks, num_blocks * needs.block_bytes)
+    if config.kv_memory is not None:
+        _check_room(needs, config.kv_memory, f"kv_memory {config.kv_memory}")
+        return _checked(needs, config.kv_memory // needs.block_bytes, config.kv_memory)
+    return None
+
+
+def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
+    free = free_memory(needs.device)
+    if num_bytes > free - needs.reserved:
+        raise OutOfBlocks(
+            f"{what} needs {show_bytes(num_bytes)} for the KV cache, but {needs.device} has {show_bytes(free)} free"
+            f"{_set_aside(needs)}"
+        )
+
+
+def _set_aside(needs: PoolNeeds) -> str:
+    """The memory that is not for the pool, in words for messages."""
+    if not needs.reserved:
+        return ""
+    what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
+    return f", of which {show_bytes(needs.reserved)} are for {what}"
+
+
+def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
+    """Return `num_blocks` if one request of the longest length fits into them; raise an error otherwise."""
+    config, num_tokens = needs.config, num_blocks * needs.block_size
+    least = needs.max_model_len if config.max_model_len is not None else min(needs.max_model_len, LEAST_TOKENS)
+    if num_tokens >= least:
+        return num_blocks
+    token_bytes = needs.block_bytes // needs.block_size
+    knob = "kv_memory" if config.kv_tokens is None else "max_batch_total_tokens"
+    message = (
+        f"the KV cache holds {num_tokens} tokens in {show_bytes(num_bytes)} ({token_bytes} bytes per token), but a "
+        f"request of {least} tokens needs {show_bytes(least * token_bytes)}; lower max_model_len or raise {knob}"
+    )
+    if needs.reserved:
+        message += f", or lower adapter_memory and adapter_host_memory: {show_bytes(needs.reserved)} are for adapters"
+    if config.kv_memory is None and config.kv_tokens is None:
+        raise OutOfBlocks(message)
+    raise InvalidRequest(message, knob)
+
+
+# -- as measured -------------------------------------------------------------------------------------------
+
+
+def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
+    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
+    which is made smaller until it does."""
+    trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
+    executor = allocate(trial)
+    found, step_bytes = _try_step(needs, executor)
+    beside = 0 if graph_bytes is None else graph_bytes(executor.info)
+    allocate(1)  # lets go of the trial pool
+    free = free_memory(needs.device)
+    room = _room(needs, free - step_bytes - beside)
+    num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
+    executor = allocate(num_blocks)
+    while needs.device.type == "cuda" and not _bears_step(needs, executor):
+        num_blocks = _in_blocks(needs, int(num_blocks * _SHRINK) * needs.block_bytes)
+        executor = allocate(num_blocks)
+    _tell(needs, _told_step(needs, found, step_bytes, free) + _told_graphs(beside), num_blocks, _why(room))
+    return num_blocks
+
+
+def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int) -> str:
+    """What the largest step took, in words for the log."""
+    return (
+        f"the largest step ({found.num_tokens} prompt tokens, {found.num_seqs} sequences) took "
+        f"{1e3 * found.seconds:.0f} ms and {show_bytes(step_bytes)}; "
+        f"{show_bytes(free)} are free{_set_aside(needs)}, and "
+    )
+
+
+def _told_graphs(num_bytes: int) -> str:
+    return f"CUDA graphs take {show_bytes(num_bytes)}, and " if num_bytes else ""
+
+
+def _tell(needs: PoolNeeds, before: str, num_blocks: int, why: str) -> None:
+    num_tokens, num_bytes = num_blocks * needs.block_size, num_blocks * needs.block_bytes
+    _log.info("%sthe KV cache holds %d tokens in %s: %s", before, num_tokens, show_bytes(num_bytes), why)
+
+
+def _why(room: KVBudget) -> str:
+    return f"{room.reason}; kv_memory (--kv-memory) changes that"
+
+
+def _trial_blocks(needs: PoolNeeds) -> int:
+    prompts = needs.blocks_for(_trial_context(needs)) + needs.blocks_for(needs.step_tokens)
+    return prompts + needs.step_seqs
+
+
+def _trial_context(needs: PoolNeeds) -> int:
+    if needs.device.type == "cuda":
+        return needs.max_model_len
+    return min(needs.max_model_len, _CPU_CONTEXT * needs.step_tokens)
+
+
+def _room(needs: PoolNeeds, free: int) -> KVBudget:
+    """This process's part of `free` bytes."""
+    return choose_room(
+        max(free - needs.reserved, 0),
+        needs.device.type,
+        context_bytes=needs.blocks_for(needs.max_model_len) * needs.block_bytes,
+        weight_bytes=needs.weight_bytes,
+        max_seqs=needs.step_seqs,
+        num_sharers=needs.num_sharers,
+        most=needs.config.max_kv_memory,
+    )
+
+
+def _most_blocks(needs: PoolNeeds) -> int:
+    """The largest pool that may be made for a while."""
+    free = max(free_memory(needs.device) - needs.reserved, 0)
+    most = int(free * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
+    return _in_blocks(needs, min(most, needs.config.max_kv_memory or most))
+
+
+def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
+    """So many bytes as blocks, if one request of the longest length fits into them; raises an error otherwise."""
+    return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
+
+
+def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
+    """Run the largest step; returns it, and the bytes that it takes while it runs."""
+    context = max(_trial_context(needs) - needs.step_tokens, 0)
+    executor.clear_kv(needs.blocks_for(context))
+    try:
+        return run_with_peak(
+            needs.device, lambda: run_largest_step(executor, needs.step_tokens, needs.step_seqs, context)
+        )
+    except BridleError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfBlocks(
+            f"{needs.device} has no memory for the largest step, {needs.step_tokens} prompt tokens beside "
+            f"{needs.step_seqs} sequences: lower max_batch_prefill_tokens or max_num_seqs"
+        ) from error
+
+
+def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
+    """Whether the largest step runs beside the pool. Several ranks would have to shrink alike, so a rank whose step
+    fails ends."""
+    try:
+        _try_step(needs, executor)
+    except OutOfBlocks:
+        if num_ranks() > 1:
+            raise
+        return False
+    return True
+
+
+def _is_out_of_memory(error: BridleError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(cause)

@@ -1,0 +1,73 @@
+"""Estimates how much memory a model will take, from its files, and how much there is. In bytes throughout. Loads
+nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedConfig
+
+from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
+from bridle.lora.torch_ops import MAX_STACK_BYTES, MAX_STACKS
+from bridle.model import support_checks
+from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.device_defaults import choose_device, choose_dtype
+from bridle.model.hub_lookup import resolve_model
+from bridle.model.loader import weight_bytes
+from bridle.model.loading import config_of_draft
+from bridle.model.memory import free_memory
+from bridle.model.pooling.settings import read_pooling
+
+#: By default, either tier of adapters gets at most the free memory divided by this.
+_ADAPTER_PART = 8
+
+
+def weights_of(config: ModelConfig) -> int:
+    """The bytes that a model's weights will take, with those of its draft model, from the headers of their files, which
+    are downloaded if need be. Raises the error of loading for a checkpoint that cannot be loaded."""
+    if config.draft_model is not None:
+        return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
+    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    if config.backend == "llamacpp":  # its models may be unknown to the library
+        return checkpoint.num_bytes
+    device = choose_device(config.device)
+    dtype = choose_dtype(config, _settings(checkpoint), device)
+    return weight_bytes(checkpoint, dtype, device)
+
+
+def _settings(checkpoint: Checkpoint) -> PreTrainedConfig:
+    return support_checks.read_config(checkpoint, pools=read_pooling(checkpoint.folder) is not None)
+
+
+def free_on(config: ModelConfig) -> int:
+    """The free bytes on the device that a model would be loaded to."""
+    return free_memory(choose_device(config.device))
+
+
+def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
+    """`engine` with numbers for the memory of adapters, and `config` with that memory of the device set aside.
+    `num_copies` engines like this one share the machine."""
+    device = choose_device(config.device)
+    engine = replace(
+        engine,
+        adapter_memory=engine.adapter_memory or _part(ADAPTER_MEMORY, device, num_copies),
+        adapter_host_memory=engine.adapter_host_memory or _part(ADAPTER_HOST_MEMORY, torch.device("cpu"), num_copies),
+    )
+    return replace(config, reserved_memory=config.reserved_memory or _reserve(config, engine, device)), engine
+
+
+def _part(wanted: int, device: torch.device, num_copies: int) -> int:
+    return max(min(wanted, free_memory(device) // _ADAPTER_PART // num_copies), 1)
+
+
+def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) -> int:
+    """The most bytes that adapters take of the memory that holds the model and its KV cache."""
+    assert engine.adapter_memory is not None
+    assert engine.adapter_host_memory is not None
+    reserve = engine.adapter_memory
+    if device.type == "cpu" or config.adapter_kernel == "torch":  # for the weights of a step's adapters, side by side
+        reserve += MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
+    if device.type == "cpu":
+        reserve += engine.adapter_host_memory
+    return reserve

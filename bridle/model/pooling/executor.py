@@ -1,0 +1,97 @@
+"""Behind `Executor`: each row of a plan is a whole text, computed in one packed pass; its vector is what `embed` gives.
+
+The scheduler gives whole prompts only, since `info.task` says that none is generated from. There is no KV, and nothing
+is kept of a text after its step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan, StepResult
+from bridle.errors import InternalError, ShardUnavailable
+from bridle.model.pooling.model import PooledModel
+
+
+class PooledExecutor:
+    """Implements `Executor` and `Embedder` over a model that pools."""
+
+    def __init__(self, info: ExecutorInfo, model: PooledModel, device: torch.device) -> None:
+        self._info = info
+        self._model: PooledModel | None = model
+        self._device = device
+        self._step: int | None = None
+        self._vectors: Tensor | None = None  # [rows, size] of the last forward pass
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the weights; 0 once the executor is closed."""
+        return 0 if self._model is None else self._model.num_bytes
+
+    def forward(self, plan: StepPlan) -> None:
+        """Compute the texts of the plan. Raises `InternalError` for a plan that is stale or has part of a text."""
+        model = self._require_model()
+        if self._step is not None and plan.step <= self._step:
+            raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
+        texts = [_whole_text(row) for row in plan.rows]
+        self._step, self._vectors = plan.step, None
+        try:
+            self._vectors = model.run(texts) if texts else None
+        except (RuntimeError, MemoryError, IndexError) as error:
+            what = f"step {plan.step} ({plan.num_tokens} tokens)"
+            raise InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}") from error
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Nothing is drawn from such a model."""
+        if batch.step != self._step:
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+        if batch.rows or batch.scores:
+            raise InternalError(f"{len(batch.rows)} tokens are to be drawn from a model that generates none")
+        return StepResult(batch.step)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """The vectors of these rows of the last plan, as the model gives them."""
+        self._require_model()
+        vectors = self._vectors
+        if step != self._step or vectors is None:
+            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+        for row in logits_rows:
+            if not 0 <= row < vectors.shape[0]:
+                raise InternalError(f"step {step} has {vectors.shape[0]} texts; row {row} is to be embedded")
+        picked = vectors[list(logits_rows)].cpu().numpy()
+        return [array("f", vector.tobytes()) for vector in picked]
+
+    def reset(self) -> None:
+        """Step numbers may start anew."""
+        self._step = self._vectors = None
+
+    def close(self) -> None:
+        """Release the model. Idempotent."""
+        self.reset()
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _require_model(self) -> PooledModel:
+        if self._model is None:
+            raise ShardUnavailable("the executor is closed")
+        return self._model
+
+
+def _whole_text(row: PlanRow) -> tuple[int, ...]:
+    """The tokens of a row, if it has all of its text."""
+    if row.start or row.num_kept or row.num_scheduled != len(row.new_tokens) or not row.new_tokens:
+        raise InternalError(
+            f"sequence {row.seq_id} is to be computed from {row.start} to {row.start + row.num_scheduled}; "
+            "a model that pools needs the whole text at once"
+        )
+    return row.new_tokens

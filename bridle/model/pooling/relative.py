@@ -1,0 +1,242 @@
+"""Encoders whose attention knows how far tokens are apart (MPNet, DeBERTa), made fit for packed passes.
+
+Their own attention takes a row for one text. Here it is replaced by one that projects all tokens at once, and tells the
+handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the library's own
+attention computes, as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.errors import UnsupportedModel
+from bridle.model.forward_context import AttentionHandler, AttentionOptions, handler_or_none
+from bridle.model.pooling.segments import Bias, SegmentAttention
+
+
+def lower_relative(base: Any) -> None:
+    """Replace the attention of a family that has positions relative to each other; other families stay as they are.
+    Raises `UnsupportedModel` for what is not known of such a family."""
+    lower = _FAMILIES.get(str(base.config.model_type))
+    if lower is not None:
+        lower(base)
+
+
+def by_distance(length: int, values: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """[..., length, length] of `values` [..., 2 * length - 1], which are given for each distance of two tokens: how far
+    the query stands behind the key, from 1 - length up to length - 1."""
+    found = values(torch.arange(1 - length, length, device=device))
+    return found.unfold(-1, length, 1).flip(-1)
+
+
+class _Packed(nn.Module):
+    """In the place of `inner`, an attention of the library. `encoder` is not a part of this one."""
+
+    def __init__(self, inner: Any, encoder: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.layer_idx = 0
+        self._encoder = (encoder,)
+
+    def forward(self, rows: Tensor, *args: Any, **settings: Any) -> Any:
+        handler = handler_or_none()
+        if handler is None:
+            return self.inner(rows, *args, **settings)
+        return self._attend(handler, rows[0]).unsqueeze(0), None
+
+    def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+        raise NotImplementedError
+
+
+# -- MPNet -------------------------------------------------------------------------------------------------------
+
+
+def _lower_mpnet(base: Any) -> None:
+    encoder = base.encoder
+    for layer in encoder.layer:
+        layer.attention.attn = _PackedMPNet(layer.attention.attn, encoder)
+    whole = encoder.compute_position_bias
+    # For all tokens of a packed pass at once it would be a matrix over texts that do not see each other.
+    encoder.compute_position_bias = lambda rows, *args, **settings: (
+        whole(rows, *args, **settings) if handler_or_none() is None else None
+    )
+
+
+class _PackedMPNet(_Packed):
+    """One bias for each head and bucket of distances, the same in all layers."""
+
+    def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
+        inner, heads = self.inner, self.inner.num_attention_heads
+        query, key, value = (layer(rows).unflatten(-1, (heads, -1)) for layer in (inner.q, inner.k, inner.v))
+        options = AttentionOptions(inner.attention_head_size**-0.5)
+        found = handler(self, query, key, value, options, {"bias": self._bias})
+        out: Tensor = inner.o(found.flatten(1))
+        return out
+
+    def _bias(self, query: Tensor, key: Tensor) -> Tensor:
+        """[1, H, L, L]"""
+        (encoder,) = self._encoder
+
+        def values(behind: Tensor) -> Tensor:
+            buckets = encoder.relative_position_bucket(-behind, num_buckets=_MPNET_BUCKETS)
+            found: Tensor = encoder.relative_attention_bias(buckets).T  # [H, 2L-1]
+            return found
+
+        return by_distance(query.shape[2], values, query.device).unsqueeze(0)
+
+
+#: So many buckets the library uses, whatever the configuration says.
+_MPNET_BUCKETS = 32
+
+
+# -- DeBERTa -----------------------------------------------------------------------------------------------------
+
+
+def _lower_deberta(base: Any) -> None:
+    encoder = base.encoder
+    kind = _PackedDeberta if base.config.model_type == "deberta" else _PackedDebertaV2
+    if getattr(base.config, "talking_head", False):
+        raise UnsupportedModel("this DeBERTa mixes its heads (talking_head), with which no packed texts are computed")
+    for layer in encoder.layer:
+        layer.attention.self = kind(layer.attention.self, encoder)
+    for name in ("get_rel_pos", "get_attention_mask"):  # matrices over all tokens of a pass, which nothing here reads
+        setattr(encoder, name, _unless_packed(getattr(encoder, name)))
+    if getattr(encoder, "conv", None) is not None:
+        encoder.conv = _PackedConv(encoder.conv)
+
+
+def _unless_packed(whole: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda first, *args, **settings: whole(first, *args, **settings) if handler_or_none() is None else first
+
+
+class _PackedDebertaV2(_Packed):
+    """Two terms: what a query makes of the distance, and what a key makes of it. Distances are counted in buckets."""
+
+    def __init__(self, inner: Any, encoder: Any) -> None:
+        super().__init__(inner, encoder)
+        self._kinds = inner.pos_att_type if inner.relative_attention else ()
+        self._tables: dict[str, Tensor] = {}
+
+    def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
+        query, key, value = self._projected(rows)
+        options = AttentionOptions(self._scaling(query.shape[-1]))
+        bias: Bias | None = self._bias if self._kinds else None
+        return handler(self, query, key, value, options, {"bias": bias}).flatten(1)
+
+    def _scaling(self, width: int) -> float:
+        terms = 1 + sum(kind in self.inner.pos_att_type for kind in ("c2p", "p2c"))
+        return 1 / math.sqrt(width * terms)
+
+    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, H, D] each"""
+        inner, heads = self.inner, self.inner.num_attention_heads
+        query, key, value = (
+            layer(rows).unflatten(-1, (heads, -1)) for layer in (inner.query_proj, inner.key_proj, inner.value_proj)
+        )
+        return query, key, value
+
+    def _bias(self, query: Tensor, key: Tensor) -> Tensor:
+        """[N, H, L, L], of [N, H, L, D]"""
+        length, scale = query.shape[2], self._scaling(query.shape[-1])
+        bias: Tensor | float = 0.0
+        if "c2p" in self._kinds:
+            index = by_distance(length, lambda behind: self._index(self._buckets(behind)), query.device)
+            bias = bias + _gathered(query @ self._table("c2p").mT * scale, index)
+        if "p2c" in self._kinds:  # here the key stands in the rows, and the query in the columns
+            index = by_distance(length, lambda behind: self._index(-self._buckets(behind)), query.device)
+            bias = bias + _gathered(key @ self._table("p2c").mT * scale, index).mT
+        assert isinstance(bias, Tensor)
+        return bias
+
+    def _index(self, buckets: Tensor) -> Tensor:
+        """Rows of a table for distances in buckets."""
+        return (buckets + self._span).clamp(0, 2 * self._span - 1)
+
+    @property
+    def _span(self) -> int:
+        return int(self.inner.pos_ebd_size)
+
+    def _buckets(self, behind: Tensor) -> Tensor:
+        """Near distances as they are, far ones by their logarithm."""
+        size, most = self.inner.position_buckets, self.inner.max_relative_positions
+        if size <= 0 or most <= 0:
+            return behind
+        middle = size // 2
+        far = behind.abs().clamp(min=middle).float()
+        steps = torch.log(far / middle) / torch.log(torch.tensor((most - 1) / middle)) * (middle - 1)
+        return torch.where(behind.abs() <= middle, behind, (torch.ceil(steps).long() + middle) * behind.sign())
+
+    def _table(self, kind: str) -> Tensor:
+        """[H, 2 * span, D], what each distance is for a layer; it does not depend on texts."""
+        if kind not in self._tables:
+            (encoder,) = self._encoder
+            rows = self._layer(kind)(encoder.get_rel_embedding()[: 2 * self._span])
+            self._tables[kind] = rows.unflatten(-1, (self.inner.num_attention_heads, -1)).transpose(0, 1).detach()
+        return self._tables[kind]
+
+    def _layer(self, kind: str) -> Any:
+        inner = self.inner
+        if inner.share_att_key:
+            return inner.key_proj if kind == "c2p" else inner.query_proj
+        return inner.pos_key_proj if kind == "c2p" else inner.pos_query_proj
+
+
+class _PackedDeberta(_PackedDebertaV2):
+    """The first version: one projection, head by head, and distances as they are."""
+
+    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inner, heads = self.inner, self.inner.num_attention_heads
+        query, key, value = inner.in_proj(rows).unflatten(-1, (heads, -1)).chunk(3, -1)
+        biases = (bias.unflatten(-1, (heads, -1)) for bias in (inner.q_bias, inner.v_bias))
+        return query + next(biases), key, value + next(biases)
+
+    def _scaling(self, width: int) -> float:
+        return 1 / math.sqrt(width * (1 + len(self.inner.pos_att_type)))
+
+    @property
+    def _span(self) -> int:
+        return int(self.inner.max_relative_positions)
+
+    def _buckets(self, behind: Tensor) -> Tensor:
+        return behind
+
+    def _layer(self, kind: str) -> Any:
+        return self.inner.pos_proj if kind == "c2p" else self.inner.pos_q_proj
+
+
+class _PackedConv(nn.Module):
+    """A convolution over the tokens of each text, which must not reach into its neighbours."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, rows: Tensor, residual: Tensor, mask: Tensor) -> Tensor:
+        """[1, T, hidden] twice -> the same"""
+        handler = handler_or_none()
+        if not isinstance(handler, SegmentAttention):
+            found: Tensor = self.inner(rows, residual, mask)
+            return found
+        out = torch.empty_like(residual)
+        for block in handler.blocks:
+            seen = torch.ones(block.num_texts, block.length, device=rows.device)
+            block.of(out[0]).copy_(self.inner(block.of(rows[0]), block.of(residual[0]), seen))
+        return out
+
+
+def _gathered(scores: Tensor, index: Tensor) -> Tensor:
+    """[N, H, L, 2 * span] at `index` [L, L] -> [N, H, L, L]"""
+    return scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
+
+
+_FAMILIES: dict[str, Callable[[Any], None]] = {
+    "mpnet": _lower_mpnet,
+    "deberta": _lower_deberta,
+    "deberta-v2": _lower_deberta,
+}

@@ -1,0 +1,147 @@
+"""A linear layer over `Codes`, computed by Triton kernels of our own: the way of CUDA for weights that came packed.
+
+A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed; a
+second kernel adds them up. More rows are enough work without. Both add in the same order, and shares follow from the
+weight's sizes alone: a row's bits depend neither on the rows beside it nor on their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bridle.lora.fused import Machine
+from bridle.model.quantization.codes import RUN, Codes, join_codes
+
+#: Rows of a step up to which shares are computed side by side.
+MAX_SHORT = 64
+#: Rows of a program. More would be multiplied by other instructions, whose sums may differ.
+SHORT_ROWS, LONG_ROWS = 16, 32
+#: Columns of a program, and of one that adds shares.
+COLUMNS, JOINED_COLUMNS = 128, 512
+#: Programs that keep any GPU busy, and the blocks of slots that are worth a program.
+ENOUGH, MIN_BLOCKS = 256, 4
+
+
+@cache
+def _kernels() -> Any:
+    """Takes a moment, and Triton."""
+    from bridle.model.quantization import code_kernels
+
+    return code_kernels
+
+
+@cache
+def _machine(device: torch.device) -> Machine:
+    return Machine(device)
+
+
+class CodeLinear(nn.Module):
+    """Stands where an `nn.Linear` stood. Reading `weight` gives it in floating point, which takes its time."""
+
+    words: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    order: Tensor | None
+
+    def __init__(self, codes: Codes, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.codes, self.dtype = codes, dtype
+        self.out_features, self.in_features = codes.shape
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+        for name in ("words", "scales", "zeros", "order"):  # for whoever counts or moves what a model holds
+            self.register_buffer(name, getattr(codes, name), persistent=False)
+        self.num_blocks = codes.words.shape[0] // RUN
+        self.share_blocks = share_blocks(self.num_blocks, self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]"""
+        return self.codes.number().to(self.dtype)
+
+    def joined(self, others: list[CodeLinear]) -> CodeLinear | None:
+        """One layer that gives the outputs of this one and of others side by side; None if they are laid out apart."""
+        layers = [self, *others]
+        codes = join_codes([layer.codes for layer in layers])
+        if codes is None:
+            return None
+        bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])  # type: ignore[misc]
+        return CodeLinear(codes, bias, self.dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        machine = _machine(rows.device)
+        if rows.device.type == "cpu" and not machine.is_wide:
+            return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
+        flat = rows.reshape(-1, self.in_features)
+        flat = flat if flat.stride(-1) == 1 else flat.contiguous()
+        out = flat.new_empty(flat.shape[0], self.out_features)
+        if flat.shape[0]:
+            with machine.chosen():
+                self._multiply(flat, out, machine.is_wide)
+        return out.view(*rows.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: Tensor, out: Tensor, is_wide: bool) -> None:
+        num_rows, num_shares = rows.shape[0], -(-self.num_blocks // self.share_blocks)
+        block_rows = SHORT_ROWS if num_rows <= SHORT_ROWS else LONG_ROWS
+        grid = (-(-num_rows // block_rows), -(-self.out_features // COLUMNS))
+        sizes = {**self._form(is_wide), "block_rows": block_rows, "block_columns": COLUMNS}
+        bias = out if self.bias is None else self.bias  # any pointer will do
+        if num_shares == 1 or num_rows > MAX_SHORT:
+            whole = _kernels().multiply_whole[grid]
+            whole(*self._inputs(rows), bias, out, *self._numbers(rows), num_shares, has_bias=bias is not out, **sizes)
+            return
+        sums = rows.new_empty(num_shares, num_rows, self.out_features, dtype=torch.float32)
+        _kernels().multiply_part[(*grid, num_shares)](*self._inputs(rows), sums, *self._numbers(rows), **sizes)
+        _kernels().join_shares[(num_rows, -(-self.out_features // JOINED_COLUMNS))](
+            sums,
+            bias,
+            out,
+            num_rows,
+            self.out_features,
+            num_shares,
+            has_bias=bias is not out,
+            block_columns=JOINED_COLUMNS,
+        )
+
+    def _inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
+        codes = self.codes
+        zeros, order = (codes.words if each is None else each for each in (codes.zeros, codes.order))
+        return rows, codes.words, codes.scales, zeros, order
+
+    def _numbers(self, rows: Tensor) -> tuple[int, ...]:
+        num_groups, group_runs = self.codes.scales.shape[0], self.codes.group_slots // RUN
+        sizes = (rows.shape[0], self.in_features, self.out_features, num_groups, group_runs)
+        return *sizes, rows.stride(0), self.num_blocks, self.share_blocks
+
+    def _form(self, is_wide: bool) -> dict[str, Any]:
+        codes = self.codes
+        return {
+            "zero": codes.zero,
+            "bits": codes.bits,
+            "is_float": codes.is_float,
+            "has_zeros": codes.zeros is not None,
+            "has_order": codes.order is not None,
+            "is_wide": is_wide,
+        }
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CodeLinear:
+        """The codes move along with the buffers."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.codes = replace(self.codes, words=self.words, scales=self.scales, zeros=self.zeros, order=self.order)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.codes.bits}"
+
+
+def share_blocks(num_blocks: int, num_columns: int) -> int:
+    """Blocks of slots in a share: from the weight's sizes alone, so that no batch and no GPU changes a bit."""
+    wanted = -(-ENOUGH // -(-num_columns // COLUMNS))
+    num_shares = max(min(wanted, num_blocks // MIN_BLOCKS), 1)
+    return -(-num_blocks // num_shares)

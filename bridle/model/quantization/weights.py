@@ -1,0 +1,223 @@
+"""The tensors that a method stores for one linear layer, as the weight that they stand for.
+
+`read_grouped` says what integers, zero points and scales they are, for kernels that take any of them. `read_weight`
+says it in the forms of the CPU's kernels: those take 8-bit integers with a scale per output, and 4-bit integers around
+8 with a scale per 32 inputs or a multiple, as they are. Everything else becomes floating point, and is rounded to Q8_0
+by whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bridle.errors import UnsupportedModel
+from bridle.model.quantization.schemes import Scheme
+
+#: Tensors of a linear layer by the last part of their names.
+Stored = Mapping[str, Tensor]
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word lie in it
+_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A weight of `scale * (value - zero)`: `values` [out, in] are uint8 of `bits` bits, int8 or float8; `scales` [out,
+    groups]; `zeros` int16 [out, groups], or None if there are none; `index` [in] is the group of each input."""
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    index: Tensor
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    def number(self) -> Tensor:
+        """float32 [out, in]"""
+        if self.zeros is None:
+            number = self.values.float()
+        else:
+            number = (self.values.to(torch.int16) - self.zeros[:, self.index]).float()
+        return number.mul_(self.scales.float()[:, self.index])
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One of three: `number` [out, in] in float32; `integers` int8 [out, in] and `scale` [out]; or `blocks` of Q4_0."""
+
+    number: Tensor | None = None
+    integers: Tensor | None = None
+    scale: Tensor | None = None
+    blocks: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        if self.blocks is not None:
+            return self.blocks.shape[0], self.blocks.shape[1] // 18 * _GROUP
+        kept = self.number if self.number is not None else self.integers
+        assert kept is not None
+        return kept.shape[0], kept.shape[1]
+
+
+def is_packed(stored: Stored) -> bool:
+    """Whether these are tensors of a quantized layer."""
+    weight = stored.get("weight")
+    return bool({"qweight", "weight_packed"} & stored.keys()) or (weight is not None and weight.itemsize == 1)
+
+
+def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
+    """What the tensors of layer `name` stand for, in a form of the CPU's kernels if one says the same numbers. Raises
+    `UnsupportedModel` if they do not fit each other."""
+    return _as_weight(read_grouped(name, stored, scheme))
+
+
+def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
+    """What the tensors of layer `name` stand for. Raises `UnsupportedModel` if they do not fit each other."""
+    try:
+        if "qweight" in stored:
+            return (_read_awq if scheme.method == "awq" else _read_gptq)(stored, scheme)
+        if "weight_packed" in stored:
+            return _read_packed(stored, scheme)
+        return _read_scaled(stored, scheme)
+    except (KeyError, RuntimeError, ValueError, IndexError) as error:
+        raise UnsupportedModel(
+            f"the packed weight of {name!r} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+# -- words of 32 bits ------------------------------------------------------------------------------------------------
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """int32 [..., n] -> uint8 [..., n * 32 / bits], the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    fields = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return fields.to(torch.uint8).flatten(-2)
+
+
+def _read_awq(stored: Stored, scheme: Scheme) -> Grouped:
+    """Words along the outputs, in an order of their own; a zero point for each group and output."""
+    order = torch.tensor(_AWQ_ORDER, device=stored["qweight"].device)
+    integers, zeros = (
+        unpack(stored[name], 4).view(stored[name].shape[0], -1, 8)[..., order].flatten(1)
+        for name in ("qweight", "qzeros")
+    )  # [in, out], [groups, out]
+    return _grouped(integers.t(), zeros.t(), stored["scales"].t(), None, 4)
+
+
+def _read_gptq(stored: Stored, scheme: Scheme) -> Grouped:
+    """Words along the inputs, zero points along the outputs; with an order of activations, a group for each input."""
+    integers = unpack(stored["qweight"].t().contiguous(), scheme.bits)  # [out, in]
+    zeros = unpack(stored["qzeros"], scheme.bits).t().to(torch.int16) + scheme.zero_offset  # [out, groups]
+    zeros = zeros & ((1 << scheme.bits) - 1) if scheme.zero_offset else zeros
+    return _grouped(integers, zeros, stored["scales"].t(), stored.get("g_idx"), scheme.bits)
+
+
+def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
+    """compressed-tensors: words along the inputs, values moved up by half of their range."""
+    num_outputs, num_inputs = (int(side) for side in stored["weight_shape"])
+    words = stored["weight_packed"]
+    bits = next((bits for bits in (4, 8, 2) if words.shape[1] == -(-num_inputs * bits // 32)), 0)
+    if not bits:
+        raise ValueError(f"{tuple(words.shape)} words are no {num_outputs} x {num_inputs} weights")
+    integers = unpack(words, bits)[:, :num_inputs]
+    half = 1 << (bits - 1)
+    zeros = torch.full(stored["weight_scale"].shape, half, dtype=torch.int16, device=words.device)
+    if "weight_zero_point" in stored:
+        points = stored["weight_zero_point"]
+        if points.dtype is torch.int32:  # packed along the outputs
+            points = unpack(points.t().contiguous(), bits).t()[:num_outputs].to(torch.int16)
+        else:
+            points = points.to(torch.int16) + half
+        zeros = points
+    return _grouped(integers, zeros, stored["weight_scale"], stored.get("weight_g_idx"), bits)
+
+
+def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor | None, bits: int) -> Grouped:
+    """`scale * (integer - zero)`: integers [out, in], zeros and scales [out, groups]."""
+    num_groups = scales.shape[1]
+    plain = _evenly(integers.shape[1], num_groups, integers.device)
+    index = plain if group_of is None or bool((group_of < 0).any()) else group_of.long()
+    if bool((index >= num_groups).any()) or zeros.shape != scales.shape:
+        raise ValueError(f"{num_groups} groups do not fit {integers.shape[1]} inputs")
+    return Grouped(integers, scales, zeros.to(torch.int16), index, bits)
+
+
+def _evenly(num_inputs: int, num_groups: int, device: torch.device) -> Tensor:
+    """The group of each input, where groups are runs of equal length."""
+    return torch.arange(num_inputs, device=device) // -(-num_inputs // num_groups)
+
+
+def _as_weight(grouped: Grouped) -> Weight:
+    if grouped.values.dtype is torch.int8 and grouped.zeros is None and grouped.scales.shape[1] == 1:
+        return Weight(integers=grouped.values.contiguous(), scale=grouped.scales[:, 0].float().contiguous())
+    blocks = _as_blocks(grouped)
+    return Weight(number=grouped.number()) if blocks is None else Weight(blocks=blocks)
+
+
+def _as_blocks(grouped: Grouped) -> Tensor | None:
+    """The same numbers as blocks of Q4_0, [out, bytes]; None if those cannot say them."""
+    integers, scales = grouped.values, grouped.scales
+    half, size = scales.to(torch.float16), -(-integers.shape[1] // scales.shape[1])
+    is_even = size % _GROUP == 0 and integers.shape[1] == size * scales.shape[1]
+    if not is_even or not torch.equal(grouped.index, _evenly(integers.shape[1], scales.shape[1], integers.device)):
+        return None
+    if grouped.zeros is None or bool((grouped.zeros != 8).any()) or bool((integers > 15).any()):
+        return None
+    if not torch.equal(half.float(), scales.float()):
+        return None
+    runs = integers.reshape(integers.shape[0], -1, _GROUP)  # [out, blocks, 32]
+    nibbles = runs[..., :16] | (runs[..., 16:] << 4)
+    wide = half.repeat_interleave(size // _GROUP, 1).unsqueeze(-1)  # [out, blocks, 1]
+    return torch.cat((wide.contiguous().view(torch.uint8), nibbles), -1).flatten(1)
+
+
+# -- a number of 8 bits for each weight --------------------------------------------------------------------------------
+
+
+def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
+    """int8 or float8, with scales for the whole, for outputs, for groups of inputs, or for squares."""
+    weight = stored["weight"]
+    scales = _by_groups(stored["weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"], weight, scheme)
+    zeros = stored.get("weight_zero_point")
+    if zeros is not None and bool((zeros != 0).any()):
+        zeros = _by_groups(zeros, weight, scheme).to(torch.int16)
+        zeros = zeros.expand(scales.shape)  # one for all groups, or one for each
+    else:
+        zeros = None
+    return Grouped(weight, scales, zeros, _group_index(scales, weight, scheme), 8)
+
+
+def _by_groups(scale: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
+    """Scales [out, groups] of a weight [out, in], by their shape."""
+    rows, columns = weight.shape
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(rows, 1)
+    if scale.dim() == 1:
+        scale = scale[:, None]
+    if _are_squares(scale, weight, scheme):
+        assert scheme.block is not None
+        return scale.repeat_interleave(scheme.block[0], 0)[:rows]
+    if scale.shape[0] != rows or columns % scale.shape[1]:
+        raise ValueError(f"scales of shape {tuple(scale.shape)} do not fit a weight of {rows} x {columns}")
+    return scale
+
+
+def _are_squares(scale: Tensor, weight: Tensor, scheme: Scheme) -> bool:
+    block, (rows, columns) = scheme.block, weight.shape
+    return block is not None and scale.shape == (-(-rows // block[0]), -(-columns // block[1]))
+
+
+def _group_index(scales: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
+    """The group of each input. Squares need not divide a weight's sides."""
+    num_inputs, num_groups = weight.shape[1], scales.shape[1]
+    if scheme.block is not None and num_groups == -(-num_inputs // scheme.block[1]):
+        return torch.arange(num_inputs, device=weight.device) // scheme.block[1]
+    return _evenly(num_inputs, num_groups, weight.device)

@@ -1,0 +1,61 @@
+"""Experts of a mixture whose matrices stay packed: in place of the library's, which keep each kind in one tensor.
+
+An expert is two or three quantized products. Each token goes through its own experts, and what they give is added in
+the order of the experts, so a token's result does not depend on those beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.cpu_kernels.linear import QuantizedLinear
+
+#: One expert: the products whose outputs, side by side, are its gate and its values, and the one that leads back.
+Expert = tuple[Sequence[QuantizedLinear], QuantizedLinear]
+#: What goes into the last product, of gates and values [n, inner].
+Gate = Callable[[Tensor, Tensor], Tensor]
+
+
+class PackedExperts(nn.Module):
+    """Computes what `original` would with these weights."""
+
+    def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
+        super().__init__()
+        self.gate: Gate = _clamped(original) if hasattr(original, "limit") else _plain(original)
+        self.num_experts = len(experts)
+        self.inner = nn.ModuleList(nn.ModuleList(inner) for inner, _ in experts)
+        self.down = nn.ModuleList(down for _, down in experts)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[T, hidden], experts [T, k] of each token and their weights -> [T, hidden]"""
+        out = torch.zeros_like(hidden_states)
+        for number in sorted(set(top_k_index.flatten().tolist())):
+            if number >= self.num_experts:  # stands for none
+                continue
+            tokens, choice = torch.where(top_k_index == number)  # [n]
+            rows = hidden_states[tokens]
+            inner: Any = self.inner[number]
+            gate, values = torch.cat([layer(rows) for layer in inner], -1).chunk(2, -1)
+            found = self.down[number](self.gate(gate, values)) * top_k_weights[tokens, choice, None]
+            out.index_add_(0, tokens, found.to(out.dtype))
+        return out
+
+
+def _plain(original: Any) -> Gate:
+    activation = original.act_fn
+    return lambda gate, values: activation(gate) * values
+
+
+def _clamped(original: Any) -> Gate:
+    """gpt-oss: both are kept within a limit, and values are one more than they say."""
+    alpha, limit = original.alpha, original.limit
+
+    def apply(gate: Tensor, values: Tensor) -> Tensor:
+        gate, values = gate.clamp(max=limit), values.clamp(-limit, limit)
+        return (values + 1) * (gate * torch.sigmoid(gate * alpha))
+
+    return apply

@@ -1,0 +1,52 @@
+"""Probabilities as whole numbers: the unit in which everything that decides a draw is counted.
+
+The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
+2**19 such weights are exact in float64, in any order. So they do not depend on how a kernel splits a row, on how wide
+the row is padded, or on its neighbours. Tokens less likely than the best one by a factor of 2**34 have weight 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.model.sampling.rows import CHUNK
+
+UNIT = 2.0**34
+#: Values below this have weight 0, since exp(-24) is less than a unit. Raising them to it changes no weight, and spares
+#: exp the infinities of masked tokens, which take it several times as long as numbers.
+_FLOOR = -24.0
+
+
+def weights_of(shifted: torch.Tensor) -> torch.Tensor:
+    """Weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
+    `UNIT`."""
+    return _weigh(shifted.clamp(min=_FLOOR))
+
+
+def _weigh(clamped: torch.Tensor) -> torch.Tensor:
+    return clamped.exp_().mul_(UNIT).floor_()
+
+
+def chunks(weights: torch.Tensor) -> torch.Tensor:
+    """`weights` [R, W] (W in whole chunks) chunk by chunk: [R, W / CHUNK, CHUNK]."""
+    return weights.reshape(weights.shape[0], weights.shape[1] // CHUNK, CHUNK)
+
+
+def chunk_sums(weights: torch.Tensor) -> torch.Tensor:
+    """Sums over the chunks of `weights` [R, W]: float64 [R, W / CHUNK]."""
+    return chunks(weights).sum(-1, dtype=torch.float64)
+
+
+def totals(weights: torch.Tensor) -> torch.Tensor:
+    """Row sums of `weights` [R, W]: float64 [R]."""
+    return chunk_sums(weights).sum(-1)
+
+
+def take_totals(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The `totals` of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. `work` is used up,
+    because memory for another matrix costs more than the arithmetic."""
+    found = sampling_kernels(work)
+    if found is not None:
+        return found.totals(work, largest.contiguous())
+    return totals(_weigh(work.sub_(largest).clamp_(min=_FLOOR))).unsqueeze(-1)

@@ -1,0 +1,47 @@
+"""What sampling parameters ask of the sampler: looked at once, not at each token of a request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from bridle.sampling import SamplingParams
+
+_CACHED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """Which operations a row needs."""
+
+    is_greedy: bool
+    looks_back: bool  # what came before changes it
+    is_cut: bool  # one of the usual filters applies
+    is_bent: bool  # a rarer one does, or the temperature depends on the row
+    is_as_is: bool  # a token is drawn with the probabilities of the row itself, so that their total is that of the row
+
+
+def kind_of(sampling: SamplingParams) -> SamplingFlags:
+    """The kind of rows with these parameters."""
+    is_cut = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    is_bent = sampling.typical_p < 1.0 or sampling.top_n_sigma > 0.0 or sampling.xtc_probability > 0.0
+    is_bent = is_bent or sampling.dynatemp_range > 0.0 or sampling.has_mirostat
+    looks_back = sampling.has_penalties or sampling.has_dry or sampling.watermark is not None
+    is_as_is = sampling.temperature == 1.0 and not (is_cut or is_bent)
+    return SamplingFlags(sampling.is_greedy, looks_back, is_cut, is_bent, is_as_is)
+
+
+class Kinds:
+    """The kinds of parameters, which are the same objects at every step of a request."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[SamplingParams, SamplingFlags]] = OrderedDict()
+
+    def of(self, sampling: SamplingParams) -> SamplingFlags:
+        """`kind_of` them."""
+        known = self._known.get(id(sampling))
+        if known is None:
+            known = self._known[id(sampling)] = sampling, kind_of(sampling)  # the object is held: its id stays its own
+            if len(self._known) > _CACHED:
+                self._known.popitem(last=False)
+        return known[1]

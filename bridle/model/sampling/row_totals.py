@@ -1,0 +1,63 @@
+"""Rows of logits with the totals of their weights, so that nobody goes through them twice.
+
+A row over a large vocabulary takes longer to go through than all that is then done with what was found. So what a draw
+counted is handed on to those who tell of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bridle.model.sampling.fixed_point_probs import take_totals
+from bridle.model.sampling.rows import pick
+
+#: What a kernel is told as the total of a row that was not counted.
+UNKNOWN = -1.0
+
+
+@dataclass(slots=True)
+class RowTotals:
+    """Rows `work` [R, W]. Row i has weights whose total is `totals[i]` [1], float64, if it `is_counted[i]`."""
+
+    work: torch.Tensor
+    totals: torch.Tensor | None = None  # none is counted
+    is_counted: Sequence[bool] = ()
+
+    def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
+        """Note the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
+        self.totals, self.is_counted = totals, is_counted
+        if len(index) < len(is_counted):
+            self.totals = totals.new_empty(len(is_counted), 1)
+            self.totals[index] = totals
+
+    def rows(self, indices: Sequence[int]) -> RowTotals:
+        """Some of the rows: copies, or views where they are a run."""
+        if len(indices) == len(self.work):
+            return self
+        if self.totals is None:
+            return RowTotals(pick(self.work, indices))
+        return RowTotals(pick(self.work, indices), pick(self.totals, indices), [self.is_counted[i] for i in indices])
+
+    def known_totals(self) -> torch.Tensor:
+        """The totals, `UNKNOWN` where they are not counted."""
+        if self.totals is None:
+            return self.work.new_full((len(self.work), 1), UNKNOWN, dtype=torch.float64)
+        if not all(self.is_counted):
+            self.totals[self._missing()] = UNKNOWN
+        return self.totals
+
+    def take_totals(self, largest: torch.Tensor) -> torch.Tensor:
+        """The totals of all rows, whose largest values are `largest` [R, 1]; rows that have to be counted are used
+        up."""
+        missing = self._missing()
+        if self.totals is None or len(missing) == len(self.work):
+            return take_totals(self.work, largest)
+        if missing:
+            self.totals[missing] = take_totals(pick(self.work, missing), pick(largest, missing))
+        return self.totals
+
+    def _missing(self) -> list[int]:
+        return [i for i, is_known in enumerate(self.is_counted) if not is_known]

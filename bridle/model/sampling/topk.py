@@ -1,0 +1,125 @@
+"""The largest values of wide rows, by the kernels or through the largest value of each chunk of columns.
+
+To find a place among 150,000 values takes torch several times as long as to find the largest value. So the place is
+looked for only in the chunks that can have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bridle.cpu_kernels.library import sampling_kernels
+from bridle.model.sampling.rows import CHUNK
+
+#: In how many values the largest one of a group is found.
+_PER_GROUP = 32
+_Row = npt.NDArray[np.float32]
+#: Rows with fewer chunks than this are searched as they are.
+_FEW = 16
+
+
+def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest value of each of `rows` [R, V] and its place, the first of equals: both [R]. NaN counts as the
+    largest value; where all are -inf, the place says nothing."""
+    found = sampling_kernels(rows)
+    return _by_torch(rows) if found is None else found.largest(rows, range(len(rows)), [None] * len(rows))
+
+
+def largest_allowed(
+    logits: torch.Tensor, indices: Sequence[int], masks: Sequence[bytes | None]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """As `largest`, of rows `indices` of `logits` [R, V], each under its mask: the rows are read where they are. None
+    where no kernel can do that."""
+    found = sampling_kernels(logits)
+    return None if found is None else found.largest(logits, indices, masks)
+
+
+def _by_torch(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = rows.shape[1] // CHUNK * CHUNK
+    if whole < _FEW * CHUNK:
+        return tuple(rows.max(-1))  # type: ignore[return-value]
+    chunked = _chunked(rows[:, :whole])
+    best, chunk = chunked.amax(-1).max(-1)
+    place = chunk * CHUNK + _chosen(chunked, chunk.unsqueeze(1)).argmax(1)
+    if whole == rows.shape[1]:
+        return best, place
+    last, offset = rows[:, whole:].max(-1)
+    is_last = (last > best) | (last.isnan() & ~best.isnan())
+    return torch.where(is_last, last, best), torch.where(is_last, whole + offset, place)
+
+
+def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
+    """The largest value of each chunk of `work` [R, W], W in whole chunks: [R, W / CHUNK]."""
+    return _chunked(work).amax(-1)
+
+
+def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `size` largest values of each row of `work` [R, W] and their places [R, size]; `maxima` are its
+    `chunk_maxima`."""
+    if maxima.shape[1] < max(_FEW, 2 * size):
+        return _top_of_narrow(work, size)
+    chunks = maxima.topk(size, dim=1).indices  # whatever has one of the largest values is among them
+    values, found = _chosen(_chunked(work), chunks).topk(size, dim=1)
+    return values, chunks.gather(1, found // CHUNK) * CHUNK + found % CHUNK
+
+
+def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`top` of rows with few chunks: column j belongs to group j mod G, and whatever group has one of the largest
+    values has one of the largest maxima. So most columns are compared once, side by side."""
+    num_groups = work.shape[1] // _PER_GROUP
+    if num_groups < 4 * size:
+        values, places = work.topk(size, dim=1)
+        return values, places
+    grouped = work.view(work.shape[0], _PER_GROUP, num_groups)
+    groups = grouped.amax(1).topk(size, dim=1).indices  # [R, size]
+    found = grouped.gather(2, groups.unsqueeze(1).expand(-1, _PER_GROUP, -1)).flatten(1)
+    values, places = found.topk(size, dim=1)
+    return values, places // size * num_groups + groups.gather(1, places % size)
+
+
+def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]. `maxima` are
+    its `chunk_maxima`, `best` [R, n] its largest values, best first: rows whose bound is among these are not
+    searched."""
+    if work.device.type != "cpu":
+        return count_above(work, bound)
+    above = (best > bound).sum(1, keepdim=True)
+    least = best[:, -1:] if best.shape[1] else torch.full_like(bound, torch.inf)
+    rows, chunks, bounds, found = work.numpy(), maxima.numpy(), bound.numpy(), above.numpy()
+    searched = np.flatnonzero(bounds < least.numpy())
+    if len(searched) and chunks.shape[1] < _FEW:
+        found[searched] = (rows[searched] > bounds[searched]).view(np.uint8).sum(1, dtype=np.uint32, keepdims=True)
+        return above
+    for i in searched:
+        found[i] = _count_above(rows[i], chunks[i], bounds[i])
+    return above
+
+
+def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
+    """How many values of a wide row [W] are larger than `bound` [1]."""
+    chunks = np.flatnonzero(maxima > bound)
+    if len(chunks) * _FEW < len(maxima):  # as it is for tokens that were likely
+        row = row.reshape(-1, CHUNK)[chunks]
+    return int(np.count_nonzero(row > bound))
+
+
+def count_above(work: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """How many values in each row of `work` [R, W] are larger than `bound` [R, 1]: int64 [R, 1]."""
+    if work.device.type != "cpu":
+        return (work > bound).sum(1, keepdim=True)
+    pairs = zip(work.numpy(), bound.numpy(), strict=True)  # numpy counts bits six times as fast
+    return torch.tensor([[np.count_nonzero(row > least)] for row, least in pairs])
+
+
+def _chunked(rows: torch.Tensor) -> torch.Tensor:
+    """A view of `rows` [R, W] by chunks: [R, W / CHUNK, CHUNK]."""
+    return rows.view(rows.shape[0], -1, CHUNK) if rows.is_contiguous() else torch.unflatten(rows, 1, (-1, CHUNK))
+
+
+def _chosen(chunked: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """The values of `chunks` [R, n] of `chunked` [R, C, CHUNK], side by side: [R, n * CHUNK]."""
+    return chunked.gather(1, chunks.unsqueeze(2).expand(-1, -1, CHUNK)).flatten(1)

@@ -1,0 +1,240 @@
+"""The first guard: refuses a model because of its configuration alone. See `geometry` for the second guard, `parity`
+for the third.
+
+A family that loads and then answers wrongly is worse than one that is refused. So a model is refused by name, with the
+reason, if it keeps state or order outside of attention over past tokens.
+"""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.gguf.folder import REFUSED
+from bridle.model.checkpoint import Checkpoint
+from bridle.model.quantization.schemes import read_scheme
+
+#: Families whose packed, paged results were compared with their own eager attention, in the test-suite or by hand.
+#: Others are compared while loading.
+KNOWN_FAMILIES = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "helium",
+        "llama",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+
+#: Families that also take images, whose text part is one of a plain decoder.
+VISION_FAMILIES = frozenset(
+    {
+        "aya_vision",
+        "gemma3",
+        "glm4v",
+        "idefics3",
+        "internvl",
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "mistral3",
+        "paligemma",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "smolvlm",
+    }
+)
+
+#: The same for sound.
+HEARING_FAMILIES = frozenset({"voxtral"})
+
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_LAYER_REASONS = {
+    "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
+    "linear_attention": "it has recurrent layers, whose state is not kept in the paged cache",
+    "conv": "it has convolution layers, whose state is not kept in the paged cache",
+    "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
+    "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
+}
+_OF_LAYERS = (
+    "what the rows of a picture see differs from layer to layer, and some layers share keys or take further input"
+)
+_CROSS = (
+    "its text attends to pictures in layers of their own (cross attention), whose keys are not kept in the paged cache"
+)
+#: Why families that take images are not among those that are served, where it is known.
+_VISION_REASONS = {
+    **dict.fromkeys(("gemma3n", "gemma4"), _OF_LAYERS),
+    "llama4": "its attention is cut into chunks, and scaled by positions counted inside the model",
+    "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
+    "mllama": _CROSS,
+}
+_OWN_ATTENTION = "it brings an attention of its own that cannot be given a paged cache"
+_RECURRENT = "it is recurrent: its state is not kept in the paged cache"
+_REFUSED = {
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
+}
+
+
+def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
+    """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
+    `UnsupportedModel` with the reason."""
+    name = checkpoint.config.get("model_type")
+    if checkpoint.gguf is not None and REFUSED in checkpoint.config:
+        raise UnsupportedModel(str(checkpoint.config[REFUSED]))
+    known = MODEL_MAPPING_NAMES if pools else {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES, *HEARING_FAMILIES}
+    if "auto_map" in checkpoint.config and name not in known:
+        raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise UnsupportedModel(f"{checkpoint.folder / 'config.json'} cannot be used: {error}") from error
+    if pools:
+        check_kind(config)
+    else:
+        check_structure(config)
+    return config
+
+
+def takes_media(config: PreTrainedConfig) -> bool:
+    """Whether the model is of a family that takes images or sound beside text, and is served."""
+    return config.model_type in VISION_FAMILIES or config.model_type in HEARING_FAMILIES
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the part that reads and writes text; of most models that is all of it."""
+    return config.get_text_config() if takes_media(config) else config
+
+
+def check_kind(config: PreTrainedConfig) -> None:
+    """Refuse a model that is not one stack of layers over text."""
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"model type {name!r} is an encoder-decoder; bridle serves models of one stack, decoders or encoders"
+        )
+    for part in ("vision_config", "audio_config", "vq_config"):
+        if getattr(config, part, None) is not None:
+            kind = part.removesuffix("_config")
+            if name in _VISION_REASONS:
+                raise UnsupportedModel(f"model type {name!r} also takes {kind} input: {_VISION_REASONS[name]}")
+            raise UnsupportedModel(
+                f"model type {name!r} also takes {kind} input, and is none of those that are served: "
+                f"{', '.join(sorted(HEARING_FAMILIES if kind == 'audio' else VISION_FAMILIES))}"
+            )
+    if name in _REFUSED:
+        raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
+
+
+def check_structure(config: PreTrainedConfig) -> None:
+    """Refuse a model that is not a plain decoder of text, or has none as its text part."""
+    name = config.model_type
+    if takes_media(config):
+        _check_text_part(name, text_config(config))
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModel(
+                f"model type {name!r} takes images or sound; such models are served from weights in floats"
+            )
+        return
+    check_kind(config)
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
+    if getattr(config, "quantization_config", None) is not None:
+        read_scheme(config.quantization_config)
+    _check_layer_types(name, config)
+
+
+def _check_text_part(name: str, config: PreTrainedConfig) -> None:
+    if config.model_type in _REFUSED:
+        raise UnsupportedModel(
+            f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "
+            f"{_REFUSED[config.model_type]}"
+        )
+    if getattr(config, "alibi", False):
+        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
+    if name == "qwen3_vl_moe":
+        _check_experts(name, config.hidden_size, config.moe_intermediate_size)
+    _check_layer_types(name, config)
+
+
+def _check_experts(name: str, size: int, inner: int) -> None:
+    """Files of this family have the experts' matrices either way round, and the library goes by their shapes."""
+    if size in (inner, 2 * inner):
+        raise UnsupportedModel(
+            f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "
+            "square, and nothing says which way round a file has them"
+        )
+
+
+def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind not in _PLAIN_LAYERS:
+            reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
+            raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
+
+
+def max_positions(config: PreTrainedConfig) -> int:
+    """The longest sequence that the configuration allows; 2,048 where it does not say."""
+    config = text_config(config)
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
+        value = getattr(config, field, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 2048
+
+
+def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
+    """The context length to serve: `wanted` if the model can do it, else its own limit.
+
+    Raises `InvalidRequest` if `wanted` is more than the positions that the model has.
+    """
+    limit = max_positions(config)
+    if wanted is None or wanted <= limit:
+        return wanted or limit
+    if "dynamic" in rope_types(text_config(config)):
+        return wanted
+    raise InvalidRequest(
+        f"max_model_len (or max_total_tokens) is {wanted}; the model has {limit} positions", "max_model_len"
+    )
+
+
+def rope_types(config: PreTrainedConfig) -> set[str]:
+    """Names of the rotary scalings in use, over all layer types."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return set()
+    parts = [part for part in parameters.values() if isinstance(part, dict)] or [parameters]
+    return {str(part.get("rope_type", "default")) for part in parts}

@@ -1,0 +1,141 @@
+"""Reads weights into the library's own classes, with bridle's attention. Every weight must be there, and no code or
+pickle of a checkpoint is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import logging as library_logging
+
+from bridle.errors import BridleError, UnsupportedModel
+from bridle.load_progress import part_of
+from bridle.model import attention
+from bridle.model.checkpoint import Checkpoint
+from bridle.model.staging import move_model
+
+#: The share of reading that is over once tensors are found in their files, from where a GPU gets them page by page.
+_FOUND = 0.2
+
+
+def read_weights(
+    kind: Any,
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    attention_names: str | dict[str, str] = attention.ATTENTION_NAME,
+    progress: Callable[[float], None] = lambda share: None,
+    **options: Any,
+) -> nn.Module:
+    """Read the weights into the class that `kind`, one of the library's automatic ones, chooses; `options` are for that
+    class. `progress` gets the share of bytes that were read."""
+    attention.register()
+    found = 1.0 if device.type == "cpu" else _FOUND
+    try:
+        with _quiet_library(), _counted(checkpoint.tensor_bytes, lambda share: progress(found * share)):
+            model, loading = kind.from_pretrained(
+                checkpoint.folder,
+                config=settings,
+                dtype=dtype,
+                attn_implementation=attention_names,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, with a message that names their shapes
+                output_loading_info=True,
+                **options,
+            )
+    except BridleError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(_why_not(settings, error)) from error
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise UnsupportedModel(
+            f"{checkpoint.folder} lacks {len(missing)} weights of {type(model).__name__}, among them {missing[0]!r}"
+        )
+    if loading["mismatched_keys"]:
+        name, found, wanted = sorted(loading["mismatched_keys"])[0]
+        raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
+    progress(found)  # a checkpoint may hold more than was read
+    model = model.requires_grad_(False).eval()
+    return move_model(model, device, lambda share: progress(part_of(found, 1.0, share)))  # type: ignore[no-any-return]
+
+
+def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
+    name = settings.model_type
+    if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
+        return f"model type {name!r} brings an attention of its own that cannot be given a paged cache"
+    return f"model type {name!r} cannot be loaded: {type(error).__name__}: {error}"
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Silence the library's progress bars and load reports; its findings are raised as errors here."""
+    verbosity = library_logging.get_verbosity()
+    bars = library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(verbosity)
+        if bars:
+            library_logging.enable_progress_bar()
+
+
+# -- how far it is -------------------------------------------------------------------------------------------
+
+#: What counts the parameters that the library places in this thread.
+_counting: ContextVar[Callable[[Iterable[Any]], Iterator[Any]] | None] = ContextVar("counting", default=None)
+_hook_lock, _num_hooked = Lock(), 0
+_hook_before: Any = None
+
+
+@contextmanager
+def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
+    """Tell `progress` how much of the tensors with these `sizes` the library has placed, through the hook that it has
+    for bars. The hook is the process's, so it is there as long as some thread reads, and each counts its own."""
+    token = _counting.set(lambda items: _count(items, sizes, progress))
+    _hook(1)
+    try:
+        yield
+    finally:
+        _hook(-1)
+        _counting.reset(token)
+
+
+def _hook(change: int) -> None:
+    global _num_hooked, _hook_before
+    with _hook_lock:
+        if _num_hooked == 0:
+            _hook_before = library_logging.set_tqdm_hook(_make_bar)
+        _num_hooked += change
+        if _num_hooked == 0:
+            library_logging.set_tqdm_hook(_hook_before)
+
+
+def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
+    """What the library uses as a bar: our count for the parameters of this thread's model."""
+    count = _counting.get()
+    if count is not None and args and settings.get("desc") == "Loading weights":
+        return count(args[0])
+    return factory(*args, **settings) if _hook_before is None else _hook_before(factory, args, settings)
+
+
+def _count(items: Iterable[Any], sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[Any]:
+    """The items, each a parameter's name and how it is made of tensors; those it was made of are counted after it."""
+    total, done = max(sum(sizes.values()), 1), 0
+    for name, made in items:
+        sources = [source for names in made.layer_targets.values() for source in names]
+        done += sum(sizes.get(source, 0) for source in sources)
+        yield name, made
+        progress(min(done / total, 1.0))

@@ -1,0 +1,244 @@
+"""What stands in a prompt for a picture, family by family: how many rows, in which runs, between which marker tokens.
+
+The model's own processors know the same, but need torch, torchvision or texts of their own. Every rule here is compared
+with the library in the tests, and the number of rows with what the tower makes of the picture, each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Config = Mapping[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderLayout:
+    """What a picture's placeholder becomes: numbers of rows, and texts of marker tokens, in order. `grid` is how rows
+    lie in time, height and width, for models that count positions so. Marker tokens that templates write `around` the
+    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie `pace`
+    positions apart."""
+
+    parts: tuple[int | str, ...]
+    grid: tuple[int, int, int] | None = None
+    around: tuple[str, str] = ("", "")
+    pace: float = 1.0
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part for part in self.parts if isinstance(part, int))
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalFamily:
+    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
+    `placeholder` of the configuration is the token that stands for a picture in a prompt; where the rows of a picture
+    are `mutual`, they see each other in both directions; where a prompt with pictures is `whole`, all of its tokens do.
+    Templates may write `written` for a picture, which is no token."""
+
+    lay_out: Callable[[Config, Arrays], PlaceholderLayout]
+    arrays: tuple[str, ...] = ("pixel_values",)
+    options: Mapping[str, Any] | None = None
+    placeholder: str = "image_token_id"
+    is_mutual: bool = False
+    is_whole: bool = False
+    written: str = ""
+
+
+# -- LLaVA -----------------------------------------------------------------------------------------------------
+
+
+def _llava(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    vision = config["vision_config"]
+    height, width = arrays["pixel_values"].shape[-2:]
+    return PlaceholderLayout((_num_patches(config, height // vision["patch_size"], width // vision["patch_size"]),))
+
+
+def _num_patches(config: Config, rows: int, columns: int) -> int:
+    """What is left of a tower's output: CLIP puts one row for the whole before the patches, and `default` drops the
+    first."""
+    has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
+    return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
+
+
+def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """The whole picture, then its tiles as one, without their padding, each row with an end."""
+    whole = _num_patches(config, _side(config), _side(config))
+    if arrays["pixel_values"].shape[1] == 1:
+        return PlaceholderLayout((whole + 1,))
+    rows, columns = _unpadded(config, arrays)
+    return PlaceholderLayout((whole + rows * (columns + 1),))
+
+
+def _llava_onevision(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """As above, but tiles of many patches are scaled down together."""
+    side = _side(config)
+    if arrays["pixel_values"].shape[1] == 1:
+        return PlaceholderLayout((side * side + 1,))
+    rows, columns = _unpadded(config, arrays)
+    most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).rpartition("_")[2])
+    ratio = math.sqrt(rows * columns / (most * side**2))
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    return PlaceholderLayout((side * side + rows * (columns + 1),))
+
+
+def _side(config: Config) -> int:
+    """Patches along a side of a tile."""
+    vision = config["vision_config"]
+    return int(vision["image_size"]) // int(vision["patch_size"])
+
+
+def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
+    """Rows and columns of patches of all tiles together, without those that are padding."""
+    side, size = _side(config), int(config["vision_config"]["image_size"])
+    height, width = map(int, arrays["image_sizes"][0])
+    best = _best_resolution(height, width, config["image_grid_pinpoints"])
+    rows, columns = best[0] // size * side, best[1] // size * side
+    if width / height > columns / rows:
+        kept = int(round(height * (columns / width), 7))
+        return rows - 2 * ((rows - kept) // 2), columns
+    kept = int(round(width * (rows / height), 7))
+    return rows, columns - 2 * ((columns - kept) // 2)
+
+
+def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple[int, int]:
+    """The one of `choices` in which most of the picture is seen, and among these the one with the least waste."""
+
+    def merit(choice: list[int]) -> tuple[int, int]:
+        scale = min(choice[1] / width, choice[0] / height)
+        used = min(int(width * scale) * int(height * scale), width * height)
+        return used, used - choice[0] * choice[1]
+
+    chosen = max(choices, key=merit)  # of equals the first
+    return int(chosen[0]), int(chosen[1])
+
+
+# -- tiles, rows and grids ---------------------------------------------------------------------------------------
+
+
+def internvl_rows(config: Config) -> int:
+    """Of a tile."""
+    vision = config["vision_config"]
+    (size, _), (patch, _) = pair(vision["image_size"]), pair(vision["patch_size"])
+    return int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
+
+
+def _internvl(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    return PlaceholderLayout(("<img>", internvl_rows(config) * arrays["pixel_values"].shape[0], "</img>"))
+
+
+def _aya(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """Tiles with their numbers, then the whole; a small picture is a whole alone."""
+    rows = (_side(config) // int(config.get("downsample_factor", 2))) ** 2
+    parts: list[int | str] = ["<|START_OF_IMG|>"]
+    for number in range(1, arrays["pixel_values"].shape[0]):
+        parts += [f"TILE_{number}", rows]
+    return PlaceholderLayout(tuple(_joined([*parts, "TILE_GLOBAL", rows, "<|END_OF_IMG|>"])))
+
+
+def pair(value: Any) -> tuple[int, int]:
+    first, second = value if isinstance(value, (list, tuple)) else (value, value)
+    return int(first), int(second)
+
+
+def idefics_rows(config: Config) -> int:
+    """Of a tile."""
+    vision = config["vision_config"]
+    return int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
+
+
+def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """Tiles row by row, then the whole, each between marker tokens; a small picture is a whole alone."""
+    rows = idefics_rows(config)
+    tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
+    num_rows, num_columns = tiles
+    around = "<fake_token_around_image>"
+    parts: list[int | str] = []
+    for row in range(1, num_rows + 1):
+        for column in range(1, num_columns + 1):
+            parts += [f"{around}<row_{row}_col_{column}>", rows]
+        parts.append("\n")
+    parts += ["\n" if parts else "", f"{around}<global-img>", rows, around]
+    return PlaceholderLayout(tuple(_joined(parts)))
+
+
+def _joined(parts: list[int | str]) -> list[int | str]:
+    """Neighbouring texts as one, since they may make tokens together."""
+    joined: list[int | str] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part != "":
+            joined.append(part)
+    return joined
+
+
+def _pixtral(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """One run for each row of patches, with a token between two rows and one at the end."""
+    size = int(config["vision_config"]["patch_size"]) * int(config.get("spatial_merge_size", 1))
+    height, width = map(int, arrays["image_sizes"][0])
+    rows, columns = height // size, width // size
+    parts: list[int | str] = []
+    for row in range(rows):
+        parts += [columns, "[IMG_BREAK]" if row + 1 < rows else "[IMG_END]"]
+    return PlaceholderLayout(tuple(parts))
+
+
+def _llava_or_pixtral(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    is_pixtral = config["vision_config"].get("model_type") == "pixtral"
+    return _pixtral(config, arrays) if is_pixtral else _llava(config, arrays)
+
+
+def _qwen(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    merge = int(config["vision_config"].get("spatial_merge_size", 2))
+    time, height, width = map(int, arrays["image_grid_thw"][0])
+    grid = time, height // merge, width // merge
+    return PlaceholderLayout((math.prod(grid),), grid)
+
+
+def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """The picture, and parts of it where the processor cuts some out, each between marker tokens."""
+    whole: list[int | str] = ["\n\n<start_of_image>", int(config["mm_tokens_per_image"]), "<end_of_image>\n\n"]
+    num_crops = arrays["pixel_values"].shape[0] - 1
+    if not num_crops:
+        return PlaceholderLayout(tuple(whole))
+    parts = ["Here is the original image ", *whole, " and here are some crops to help you see better ", *whole]
+    for _ in range(num_crops - 1):
+        parts += [" ", *whole]
+    return PlaceholderLayout(tuple(_joined(parts)))
+
+
+def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """One row a patch. That the library counts positions from 1 makes no difference: rotary ones are relative."""
+    return PlaceholderLayout((_side(config) ** 2,))
+
+
+_SIZED = ("pixel_values", "image_sizes")
+_GRIDDED = MultiModalFamily(_qwen, ("pixel_values", "image_grid_thw"))
+_TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
+
+#: Families whose pictures are read.
+FAMILIES: Mapping[str, MultiModalFamily] = {
+    "aya_vision": MultiModalFamily(_aya, written="<image>"),
+    "gemma3": MultiModalFamily(_gemma3, placeholder="boi_token_index", is_mutual=True),
+    "glm4v": _GRIDDED,
+    "idefics3": _TILED,
+    "internvl": MultiModalFamily(_internvl),
+    "llava": MultiModalFamily(_llava_or_pixtral, _SIZED),
+    "llava_next": MultiModalFamily(_llava_next, _SIZED),
+    "llava_onevision": MultiModalFamily(_llava_onevision, _SIZED),
+    "mistral3": MultiModalFamily(_pixtral, _SIZED),
+    "paligemma": MultiModalFamily(_paligemma, is_whole=True),
+    "qwen2_5_vl": _GRIDDED,
+    "qwen2_vl": _GRIDDED,
+    "qwen3_vl": _GRIDDED,
+    "qwen3_vl_moe": _GRIDDED,
+    "smolvlm": _TILED,
+}

@@ -1,0 +1,69 @@
+"""Reads pictures: the checkpoint's own image processor makes arrays of one, and the rule of its family says what stands
+in a prompt for it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.errors import MediaRefused, UnsupportedFeature
+from bridle.multimodal.families import Arrays, MultiModalFamily, PlaceholderLayout
+from bridle.multimodal.image_decoding import check_picture, open_picture
+from bridle.multimodal.limits import MediaLimits
+from bridle.multimodal.modalities import IMAGE
+from bridle.multimodal.processor import quiet, token_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedConfig
+
+
+class ImageProcessor:
+    """Implements `bridle.multimodal.processor.ModalityProcessor` for pictures."""
+
+    modality = IMAGE
+
+    def __init__(self, folder: Path, settings: PreTrainedConfig, family: MultiModalFamily) -> None:
+        self._folder, self._config, self._family = folder, settings.to_dict(), family
+        self._processor: Any = None
+        self._lock = threading.Lock()  # processors are not made for several threads
+        self.placeholder = token_of(settings, family.placeholder, IMAGE)
+        self.row_token = token_of(settings, "image_token_id", IMAGE)
+        self.written, self.is_mutual, self.is_whole = family.written, family.is_mutual, family.is_whole
+
+    def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
+        """Of a picture in a file, an image of Pillow's or an array."""
+        is_file = isinstance(file, bytes)
+        return self._prepare(
+            open_picture(file, limits, where) if is_file else check_picture(file, limits, where), where
+        )
+
+    def _prepare(self, image: Image, where: str) -> tuple[Arrays, PlaceholderLayout]:
+        try:
+            with self._lock:
+                results = self.processor()(images=[image], return_tensors="np", **(self._family.options or {}))
+            layout = self._family.lay_out(self._config, results)
+        except UnsupportedFeature:
+            raise
+        except Exception:  # of the library, in words that may quote the picture
+            raise MediaRefused(f"{where} has a size that this model's image processor does not take", where) from None
+        return {name: results[name] for name in self._family.arrays if results.get(name) is not None}, layout
+
+    def processor(self) -> Any:
+        """The checkpoint's image processor, in the form that needs Pillow and numpy alone."""
+        if self._processor is None:
+            with quiet():
+                # Older releases say at the package's top that this takes torchvision, which Pillow's form does not.
+                from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+                try:
+                    self._processor = AutoImageProcessor.from_pretrained(
+                        self._folder, backend="pil", local_files_only=True, trust_remote_code=False
+                    )
+                except Exception as error:
+                    needs = " (this release of transformers needs torchvision for it)" * ("torchvision" in str(error))
+                    raise UnsupportedFeature(
+                        f"the checkpoint's image processor cannot be used: {type(error).__name__}{needs}", "image"
+                    ) from error
+        return self._processor

@@ -1,0 +1,120 @@
+"""Pictures and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
+
+What such a server says of its files is not believed: not their type, nor their size. Where it sends on, the new place
+is looked at as the first was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Self
+from urllib.parse import urljoin
+
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.multimodal.modalities import IMAGE, word
+from bridle.safe_http import HttpExchange, HttpLimits, HttpResponse, HttpTarget, Networks, OutboundFailed, networks_of
+from bridle.safe_repr import short_repr
+
+_SCHEMES = ("http://", "https://")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 3
+
+
+def is_remote(url: object) -> bool:
+    """Whether a file would have to be fetched."""
+    return isinstance(url, str) and url[:8].lower().startswith(_SCHEMES)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedHost:
+    """An origin, and which of its addresses may be others than public ones."""
+
+    scheme: str
+    host: str
+    port: int
+    private: Networks = ()
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read `HOST`, `HOST:PORT` or `http://HOST`, with `=NETWORK` behind it where its addresses are not public. An
+        address that is listed itself may be private. Raises `InvalidRequest`."""
+        place, _, network = text.partition("=")
+        try:
+            target = HttpTarget.of(place if place.startswith(_SCHEMES) else f"https://{place}")
+            private = networks_of([network]) if network else _itself(target.host)
+        except (OutboundFailed, InvalidRequest) as error:
+            raise InvalidRequest(f"image_hosts has {short_repr(text)}; {error}", "image_hosts") from None
+        if target.path != "/":
+            raise InvalidRequest(f"image_hosts has {short_repr(text)}; must be a host without a path", "image_hosts")
+        return cls(target.scheme, target.host, target.port, private)
+
+    def serves(self, target: HttpTarget) -> bool:
+        """Whether a URL leads here."""
+        return (target.scheme, target.host, target.port) == (self.scheme, self.host, self.port)
+
+
+def _itself(host: str) -> Networks:
+    try:
+        return (ip_network(host),)
+    except ValueError:
+        return ()  # a name
+
+
+class ImageHosts:
+    """The hosts that files are fetched from."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        """Hosts as an operator lists them; raises `InvalidRequest`."""
+        self._hosts = tuple(map(ListedHost.of, [texts] if isinstance(texts, str) else texts))
+
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
+
+    def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
+        """The file at a URL, a picture or one of another `modality`; waits for it until `deadline`, of the monotonic
+        clock. Raises `UnsupportedFeature` for a host that is not listed, and `MediaRefused`."""
+        for _ in range(_MOST_REDIRECTS + 1):
+            try:
+                target = HttpTarget.of(url)
+                private = self._listed(target, where, modality).private
+                answer = _fetched(target, HttpLimits(max_bytes, _left(deadline), private, {"Accept": f"{modality}/*"}))
+            except OutboundFailed as error:
+                raise MediaRefused(f"{where} cannot be fetched: {error}", where) from None
+            if answer.status == 200:
+                return answer.data
+            place = answer.headers.get("location")
+            if answer.status not in _REDIRECTS or place is None:
+                raise MediaRefused(f"{where} cannot be fetched: {target.host} answered {answer.status}", where)
+            url = urljoin(url, place)
+        raise MediaRefused(f"{where} cannot be fetched: sent on more than {_MOST_REDIRECTS} times", where)
+
+    def _listed(self, target: HttpTarget, where: str, modality: str) -> ListedHost:
+        for host in self._hosts:
+            if host.serves(target):
+                return host
+        origin = f"{target.scheme}://{target.host}:{target.port}"
+        raise UnsupportedFeature(
+            f"{where} is a {word(modality)} at {origin}; this server fetches none from there (--allow-image-host)",
+            where,
+        )
+
+
+def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
+    """The answer within its time, however slowly a server sends: a socket's own limit begins anew with each byte."""
+    exchange = HttpExchange(bounds, target)
+    watch = threading.Timer(bounds.timeout, exchange.abort)
+    watch.daemon = True
+    watch.start()
+    try:
+        return exchange.run()
+    finally:
+        watch.cancel()
+
+
+def _left(deadline: float) -> float:
+    """Seconds, rounded so that they can be told."""
+    return max(round(deadline - time.monotonic(), 1), 0.1)

@@ -1,0 +1,46 @@
+"""Prompts all of whose tokens see each other, their text too, as PaliGemma's do where they have pictures.
+
+What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium
+that stands in one run: its key covers ids and pixels, no chunk cuts it, and no cache gives a part of it to another
+prompt. What is drawn behind it is text in causal order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bridle.engine.multimodal.multimodal_inputs import PROMPT_IDS, MediaArray, MultiModalItem
+from bridle.multimodal.processor import PlacingTokenizer
+
+
+def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
+    """A prompt as the library's processor writes it: the token that begins a text stands behind the last picture, and a
+    line end behind all. Pictures come first where the prompt has no places for them. One that has the beginning there
+    already is taken as it is."""
+    bos, tokens = tokenizer.bos_token_id, list(prompt)
+    if placeholder not in tokens:
+        tokens = [placeholder] * num_pictures + (tokens[1:] if tokens[:1] == [bos] else tokens)
+    elif tokens[0] == bos:
+        del tokens[0]
+    split = len(tokens) - tokens[::-1].index(placeholder)
+    text = tokens[split:]
+    if bos is None or text[:1] == [bos]:
+        return tokens
+    lines = ""
+    while text and is_lines(last := tokenizer.token_text(text[-1])):
+        text.pop()
+        lines = last + lines
+    return [*tokens[:split], bos, *text, *tokenizer.encode(lines + "\n", add_special_tokens=False)]
+
+
+def is_lines(text: str) -> bool:
+    """Whether a text is line ends alone; neighbouring ones may make a token together."""
+    return bool(text) and not text.strip("\n")
+
+
+def whole_arrays(tokens: Sequence[int], media: Sequence[MultiModalItem]) -> tuple[MediaArray, ...]:
+    """What a prompt's features are made of: its ids, then the pixels of its pictures in order."""
+    ids = MediaArray(PROMPT_IDS, "int64", (len(tokens),), np.asarray(tokens, np.int64).tobytes())
+    return (ids, *(array for medium in media for array in medium.arrays))

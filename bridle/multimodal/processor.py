@@ -1,0 +1,103 @@
+"""How a model reads one kind of file: what its tower is given, and what stands in a prompt for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bridle.engine.multimodal.multimodal_inputs import MediaArray
+from bridle.errors import UnsupportedFeature
+from bridle.multimodal.families import Arrays, PlaceholderLayout
+from bridle.multimodal.limits import MediaLimits
+from bridle.multimodal.modalities import WORDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+class PlacingTokenizer(Protocol):
+    """The part of a tokenizer that places pictures."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def token_text(self, token: int) -> str: ...
+
+
+class ModalityProcessor(Protocol):
+    """One kind of files, which a checkpoint reads. `placeholder` is the token that stands for a file in a prompt,
+    `row_token` the one at each of its rows; templates may write `written`, which is no token. Where rows are `mutual`,
+    they see each other in both directions; where a prompt with files is `whole`, all of its tokens do."""
+
+    modality: str
+    placeholder: int
+    row_token: int
+    written: str
+    is_mutual: bool
+    is_whole: bool
+
+    def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
+        """What the tower reads of a file, given as bytes or as a program has opened it. Raises `MediaRefused`; for
+        what the server lacks, `UnsupportedFeature`."""
+
+
+def key_of(arrays: Sequence[MediaArray]) -> bytes:
+    """A digest of names, types, shapes and numbers: bytes without their shape would say too little."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        head = f"{array.name} {array.dtype} {array.shape} ".encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(array.data)
+    return digest.digest()
+
+
+def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
+    """The token that a field of a configuration names."""
+    found = getattr(settings, field, None)
+    if not isinstance(found, int):
+        what = WORDS[modality][0]
+        raise UnsupportedFeature(f"the checkpoint does not say which token stands for a {what}", modality)
+    return found
+
+
+def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
+    """The first of `texts` that is a token which a checkpoint's tokenizer was given beside its vocabulary."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        found = {token["content"]: token["id"] for token in added}
+    for text in texts:
+        if text in found:
+            return found[text]
+    raise UnsupportedFeature(f"the checkpoint has no token that stands for a {WORDS[modality][0]}", modality)
+
+
+def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
+    """What a checkpoint says of how files are made ready: the first of `names` that is there, each a file and a part
+    of it, or the whole where the part is unnamed."""
+    for name, part in names:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            found = found.get(part) if part and isinstance(found, dict) else found
+            if isinstance(found, dict):
+                return found
+    raise UnsupportedFeature(f"the checkpoint does not say how a {WORDS[modality][0]} is made ready", modality)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the library's advice about other packages."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,0 +1,188 @@
+"""From pictures, sounds and videos in a request to what an engine takes: `MultiModalItem` and `PlaceholderRange`.
+
+The reader belongs to a model: it has a sense for each kind of files that the model reads, which makes arrays of one,
+and says what stands in a prompt for it. Files that were read lately are kept by the digest of their bytes: a chat sends
+the same ones in each turn. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bridle.engine.multimodal.multimodal_inputs import MediaArray, MultiModalInputs, MultiModalItem
+from bridle.errors import MediaRefused, UnsupportedFeature
+from bridle.multimodal.audio_processor import HEARING, AudioProcessor
+from bridle.multimodal.families import FAMILIES
+from bridle.multimodal.image_processor import ImageProcessor
+from bridle.multimodal.limits import MediaLimits
+from bridle.multimodal.media_fetcher import ImageHosts
+from bridle.multimodal.modalities import AUDIO, IMAGE, VIDEO, WORDS, counted
+from bridle.multimodal.placeholders import Picture, PlaceholderExpander
+from bridle.multimodal.processor import ModalityProcessor, PlacingTokenizer, key_of, quiet
+from bridle.multimodal.sources import NO_HOSTS, Source
+from bridle.multimodal.video_processor import WATCHING, VideoProcessor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+#: Bytes of arrays that a reader keeps for files that come again.
+KEPT_BYTES = 256 << 20
+#: What is shown of a picture that is to be seen in low detail.
+LOW_PIXELS = 512 * 512
+
+
+class MediaReader:
+    """Reads files for the checkpoint in `folder`, whose configuration is `settings`. Those that are named by an address
+    are fetched from `hosts`. `senses` are the kinds of files that its model reads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: PreTrainedConfig,
+        limits: MediaLimits | None = None,
+        hosts: ImageHosts = NO_HOSTS,
+    ) -> None:
+        self.folder, self.limits, self.hosts = folder, limits or MediaLimits(), hosts
+        self.senses: Mapping[str, ModalityProcessor] = _senses_of(folder, settings)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for a picture in a prompt."""
+        return self.senses[IMAGE].placeholder
+
+    def fit(self, num_tokens: int) -> None:
+        """Let a video take at most half of a sequence of so many tokens."""
+        rows = max(min(self.limits.max_video_rows, num_tokens // 2), 1)
+        self.limits = replace(self.limits, max_video_rows=rows)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_all(self, sources: Sequence[Source]) -> list[Picture]:
+        """The files of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
+        limits = self.limits
+        most = {IMAGE: limits.max_images, AUDIO: limits.max_sounds, VIDEO: limits.max_videos}
+        for modality, count in Counter(source.modality for source in sources).items():
+            if count > most[modality]:
+                raise MediaRefused(f"{counted(count, modality)} were sent; at most {most[modality]}", modality)
+        files = self._open_all(sources)
+        pictures: list[Picture] = []
+        for file, source in zip(files, sources, strict=True):
+            low = LOW_PIXELS if source.is_low else None
+            pictures.append(self.read(file, source.where, low, source.modality))
+            made = sum(picture.medium.num_bytes for picture in pictures)
+            if made > limits.max_array_bytes:
+                raise MediaRefused(
+                    f"the {WORDS[source.modality][1]} make {made} bytes for the model; "
+                    f"at most {limits.max_array_bytes}",
+                    source.where,
+                )
+        return pictures
+
+    def _open_all(self, sources: Sequence[Source]) -> list[Any]:
+        """The files of a request, or what a program has opened."""
+        limits, deadline = self.limits, time.monotonic() + self.limits.fetch_seconds
+        files: list[Any] = []
+        num_bytes = 0
+        for source in sources:
+            file = source.open(limits, self.hosts, deadline)
+            num_bytes += sum(len(part) for part in _parts(file) if isinstance(part, bytes))
+            if num_bytes > limits.max_total_bytes:
+                what = WORDS[source.modality][1]
+                raise MediaRefused(
+                    f"the {what} have {num_bytes} bytes; at most {limits.max_total_bytes}", source.modality
+                )
+            files.append(file)
+        return files
+
+    def read(
+        self, file: Any, where: str = "image", max_shown_pixels: int | None = None, modality: str = IMAGE
+    ) -> Picture:
+        """A picture, or one of another modality, in a file, or one that a program has opened; raises `MediaRefused`,
+        and `UnsupportedFeature` for what the model does not read."""
+        limits, sense = self.limits, self.senses.get(modality)
+        if sense is None:
+            raise UnsupportedFeature(f"{where} is a {WORDS[modality][0]}, which this model does not read", where)
+        if max_shown_pixels is not None:
+            limits = replace(limits, max_shown_pixels=min(max_shown_pixels, limits.max_shown_pixels))
+        if not isinstance(file, bytes):
+            return self._prepare(sense, file, limits, where)
+        salt = limits.max_shown_pixels.to_bytes(8, "little")
+        digest = blake2b(file, digest_size=16, salt=salt, person=modality.encode()).digest()
+        with self._lock:
+            if (known := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return known
+        picture = self._prepare(sense, file, limits, where)
+        self._keep(digest, picture)
+        return picture
+
+    def _prepare(self, sense: ModalityProcessor, file: Any, limits: MediaLimits, where: str) -> Picture:
+        found, layout = sense.read(file, limits, where)
+        arrays = tuple(
+            MediaArray(name, str(value.dtype), tuple(value.shape), np.ascontiguousarray(value).tobytes())
+            for name, value in found.items()
+        )
+        return Picture(MultiModalItem(key_of(arrays), arrays, layout.num_rows), layout, sense.modality)
+
+    def _keep(self, digest: bytes, picture: Picture) -> None:
+        with self._lock:
+            self._kept[digest] = picture
+            used = sum(each.medium.num_bytes for each in self._kept.values())
+            while used > KEPT_BYTES:
+                used -= self._kept.popitem(last=False)[1].medium.num_bytes
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def place(
+        self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: PlacingTokenizer
+    ) -> tuple[tuple[int, ...], MultiModalInputs]:
+        """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
+        `InvalidRequest` unless there is a placeholder for each."""
+        return PlaceholderExpander(self.senses, tokenizer).place(prompt, pictures)
+
+
+def _parts(file: Any) -> Sequence[Any]:
+    """The files of frames, or the one file."""
+    return file if isinstance(file, list) else [file]
+
+
+def _senses_of(folder: Path, settings: PreTrainedConfig) -> dict[str, ModalityProcessor]:
+    kind = settings.model_type
+    senses: dict[str, ModalityProcessor] = {}
+    if kind in FAMILIES:
+        senses[IMAGE] = ImageProcessor(folder, settings, FAMILIES[kind])
+    if kind in HEARING:
+        senses[AUDIO] = AudioProcessor(folder, settings, HEARING[kind])
+    if kind in WATCHING:
+        with contextlib.suppress(UnsupportedFeature):  # it reads pictures, even if it cannot say where a video is
+            senses[VIDEO] = VideoProcessor(folder, settings, WATCHING[kind])
+    return senses
+
+
+def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS) -> MediaReader | None:
+    """A reader for the checkpoint in `folder`; None if its model reads text alone, or files in a way that is not
+    known."""
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None  # a file of another kind; the model's loader tells what is wrong with a folder
+    if kind not in FAMILIES and kind not in HEARING:
+        return None
+    with quiet():
+        from transformers import AutoConfig
+
+        settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return MediaReader(folder, settings, limits, hosts)

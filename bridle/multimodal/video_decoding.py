@@ -1,0 +1,234 @@
+"""Files into frames, with distrust: only formats that are listed are tried, sizes and lengths are judged by the header
+before anything is unpacked, unpacking has a time, and no message of a library is passed on.
+
+A clip gives the frames that are asked for, one after the other, so that none is kept that a model is not shown.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.multimodal.image_decoding import check_picture, open_picture
+from bridle.multimodal.limits import (
+    LEAST_SIDE,
+    MOST_FRAME_PIXELS,
+    MOST_FRAMES_A_SECOND,
+    MOST_SIDE,
+    MediaLimits,
+    UnpackTimer,
+)
+from bridle.multimodal.sources import read_url
+
+#: Frames a second of those that a client has chosen itself, unless it says otherwise.
+CHOSEN_RATE = 2.0
+#: What FFmpeg calls the codecs that are read.
+_CODECS = frozenset({"av1", "h264", "hevc", "libdav1d", "mpeg4", "vp8", "vp9", "libvpx", "libvpx-vp9"})
+#: What a decoder may not go beyond, whatever a film says of its size within.
+_BOUNDS = {"max_pixels": str(MOST_FRAME_PIXELS)}
+#: The tables of an MP4 that say how many samples there are, and how many there may be.
+_TABLES, _MOST_SAMPLES = re.compile(b"stsz|stz2|trun"), 2_000_000
+
+Unpack = Callable[[Sequence[int]], Iterator[Image.Image]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """`count` frames at `rate` frames a second; `is_chosen` if all of them are to be seen. `unpack` gives those at
+    indices, which rise, in RGB."""
+
+    count: int
+    rate: float
+    width: int
+    height: int
+    unpack: Unpack
+    is_chosen: bool = False
+
+    def checked(self, limits: MediaLimits, where: str) -> Clip:
+        """The same, if it keeps to the limits."""
+        size = f"{where} has frames of {self.width} x {self.height} pixels"
+        if min(self.width, self.height) < LEAST_SIDE or max(self.width, self.height) > MOST_SIDE:
+            raise MediaRefused(f"{size}; sides must have {LEAST_SIDE} to {MOST_SIDE}", where)
+        if self.width * self.height > MOST_FRAME_PIXELS:
+            raise MediaRefused(f"{size}; at most {MOST_FRAME_PIXELS} in all", where)
+        if not 0 < self.rate <= MOST_FRAMES_A_SECOND:
+            raise MediaRefused(f"{where} has {self.rate:g} frames a second; at most {MOST_FRAMES_A_SECOND}", where)
+        if self.count > limits.max_video_seconds * self.rate:
+            seconds = self.count / self.rate
+            raise MediaRefused(f"{where} takes {seconds:.0f} seconds; at most {limits.max_video_seconds:g}", where)
+        if self.count < 1:
+            raise MediaRefused(f"{where} is empty", where)
+        return self
+
+
+def open_clip(data: bytes, limits: MediaLimits, where: str = "video") -> Clip:
+    """The video in a file. Raises `MediaRefused` in words of our own."""
+    if len(data) > limits.max_image_bytes:
+        raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
+    clock = UnpackTimer(limits, where)
+    is_drawn = data[:4] == b"GIF8" or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    is_film = data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3"
+    try:
+        if not is_drawn and not is_film:
+            raise ValueError
+        clip = _animation(data, limits, where, clock) if is_drawn else _film(data, where, clock)
+    except InvalidRequest:
+        raise
+    except Exception:  # whatever a decoder raises: its words are not for clients
+        raise unreadable(where) from None
+    clip = clip.checked(limits, where)
+    return replace(clip, unpack=_guarded(clip.unpack, where))
+
+
+def unreadable(where: str) -> MediaRefused:
+    return MediaRefused(f"{where} cannot be read: it is damaged, or no MP4, WebM, GIF or WebP", where)
+
+
+def _guarded(unpack: Unpack, where: str) -> Unpack:
+    """The same in our own words."""
+
+    def guarded(indices: Sequence[int]) -> Iterator[Image.Image]:
+        frames = unpack(indices)
+        for _ in indices:
+            try:
+                frame = next(frames)
+            except InvalidRequest:
+                raise
+            except Exception:
+                raise unreadable(where) from None
+            yield frame
+
+    return guarded
+
+
+# -- drawn ------------------------------------------------------------------------------------------------------
+
+
+def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer) -> Clip:
+    """A GIF or a WebP. Its frames may take different times: they are seen as if each took as long as the first."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = Image.open(io.BytesIO(data), formats=("GIF", "WEBP"))
+        count = getattr(file, "n_frames", 1)
+
+    def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
+        next_one = 0
+        for index in indices:
+            for number in range(next_one, index + 1):  # each is drawn on the one before
+                clock.check()
+                file.seek(number)
+            next_one = index + 1
+            yield check_picture(file, limits)
+
+    sized = Clip(1, 1.0, *file.size, unpack).checked(limits, where)
+    file.load()  # a WebP says how long a frame takes then
+    milliseconds = max(float(file.info.get("duration") or 0), 20.0)  # browsers show no frame for less
+    return replace(sized, count=count, rate=1_000 / milliseconds)
+
+
+# -- filmed -----------------------------------------------------------------------------------------------------
+
+
+def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
+    """An MP4 or a WebM. Its packets are counted, since a header need not tell how many frames there are."""
+    try:
+        import av
+    except ImportError:
+        raise UnsupportedFeature(f"{where} is a film, which needs `pip install 'bridle[video]'`", where) from None
+    is_mp4 = data[4:8] == b"ftyp"
+    if is_mp4:
+        _check_samples(data)
+
+    def opened() -> Any:
+        return av.open(io.BytesIO(data), format="mp4" if is_mp4 else "matroska", options=dict(_BOUNDS))
+
+    with opened() as container:
+        stream = container.streams.video[0]
+        if stream.codec_context.name not in _CODECS:
+            raise ValueError
+        rate = float(stream.average_rate or stream.guessed_rate or CHOSEN_RATE)
+        width, height = stream.codec_context.width, stream.codec_context.height
+        count = 0
+        for packet in container.demux(stream):
+            clock.check()
+            count += bool(packet.size)
+
+    def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
+        wanted, last = set(indices), None
+        with opened() as container:
+            context = container.streams.video[0].codec_context
+            context.options, context.thread_count = dict(_BOUNDS), 1
+            for index, frame in enumerate(container.decode(video=0)):
+                clock.check()
+                if (frame.width, frame.height) != (width, height):
+                    raise ValueError
+                if index in wanted:
+                    last = frame.to_image()
+                    yield last
+        yield from itertools.repeat(last)  # decoders may keep some frames back
+
+    return Clip(count, rate, width, height, unpack)
+
+
+def _check_samples(data: bytes) -> None:
+    """Refuse an MP4 that claims more samples than any film has: a few bytes can say so, and its reader would believe
+    them. The tables that say it stand outside of the films' own data; packed ones are refused as well."""
+    start = 0
+    while start + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, start)
+        size = struct.unpack_from(">Q", data, start + 8)[0] if size == 1 else size or len(data) - start
+        if size < 8 or (kind != b"mdat" and b"cmov" in data[start : start + size]):
+            raise ValueError
+        for found in _TABLES.finditer(data, start, start + size) if kind != b"mdat" else ():
+            offset = found.end() + (4 if found[0] == b"trun" else 8)
+            if struct.unpack_from(">I", data, offset)[0] > _MOST_SAMPLES:
+                raise ValueError
+        start += size
+
+
+# -- already chosen -----------------------------------------------------------------------------------------------
+
+
+def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
+    """Frames that somebody has chosen: a list of pictures, or an array of them (frames, height, width, 3). With their
+    rate beside them they are a film, of which some are seen."""
+    frames, rate = value, None
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
+        frames, rate = value
+    if not isinstance(frames, (list, tuple)) and not (isinstance(frames, np.ndarray) and frames.ndim == 4):
+        raise MediaRefused(
+            f"{where} is {type(value).__name__}; must be bytes, a path, a list or an array of frames, or these and "
+            "their rate",
+            where,
+        )
+    if rate is None and len(frames) > limits.max_frames:
+        raise MediaRefused(f"{where} has {len(frames)} frames; at most {limits.max_frames}", where)
+    if not len(frames):
+        raise MediaRefused(f"{where} is empty", where)
+    clock = UnpackTimer(limits, where)
+    first = _frame(frames[0], limits, f"{where}[0]", clock)
+
+    def unpack(indices: Sequence[int]) -> Iterator[Image.Image]:
+        for index in indices:
+            yield _frame(frames[index], limits, f"{where}[{index}]", clock) if index else first
+
+    clip = Clip(len(frames), rate or CHOSEN_RATE, *first.size, unpack, is_chosen=rate is None)
+    return clip.checked(limits, where)
+
+
+def _frame(value: Any, limits: MediaLimits, where: str, clock: UnpackTimer) -> Image.Image:
+    data = read_url(value, limits, where) if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        return check_picture(data, limits, where)
+    clock.check()
+    return open_picture(data, limits, where)

@@ -1,0 +1,154 @@
+"""What is common to families that read videos: what a checkpoint says of frames, what is seen of a clip, and how frames
+become what a tower reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from bridle.multimodal.families import Arrays, Config, PlaceholderLayout
+from bridle.multimodal.video_decoding import Clip
+
+Shown = Sequence[NDArray[np.uint8]]
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """How a checkpoint's frames are made: patches of `patch` x `patch` pixels over `temporal` frames, `merge` x `merge`
+    of which are a row; between `least` and `most` pixels; `rate` frames of a second, `fewest` to `many` in all. Where
+    they become squares, these have `edge` pixels along a side; of more than `longest` seconds fewer are seen."""
+
+    patch: int = 14
+    temporal: int = 2
+    merge: int = 2
+    least: int = 128 * 28 * 28
+    most: int = 768 * 28 * 28
+    rate: float = 2.0
+    fewest: int = 4
+    many: int = 768
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    deviation: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    edge: int = 364
+    longest: float = 300.0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], base: Frames) -> Frames:
+        """As a checkpoint says; what it leaves out is as in `base`."""
+        size, square = settings.get("size") or {}, settings.get("max_image_size") or {}
+        return cls(
+            int(settings.get("patch_size", base.patch)),
+            int(settings.get("temporal_patch_size", base.temporal)),
+            int(settings.get("merge_size", base.merge)),
+            int(settings.get("min_pixels") or size.get("shortest_edge") or base.least),
+            int(settings.get("max_pixels") or size.get("longest_edge") or base.most),
+            float(settings.get("fps") or base.rate),
+            int(settings.get("min_frames") or base.fewest),
+            int(settings.get("max_frames") or base.many),
+            tuple(settings.get("image_mean") or base.mean),
+            tuple(settings.get("image_std") or base.deviation),
+            int(square.get("longest_edge") or base.edge),
+            float(settings.get("max_duration") or base.longest),
+        )
+
+    @property
+    def side(self) -> int:
+        """Pixels along a side of a row."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedFrames:
+    """What is seen of a clip: frames at `indices`, of `rate` in a second, as `grid` rows by time, height and width."""
+
+    indices: tuple[int, ...]
+    count: int
+    rate: float
+    temporal: int
+    grid: Grid
+
+    @property
+    def seconds(self) -> float:
+        """Between two times of the grid."""
+        return self.temporal / (len(self.indices) / self.count * self.rate)
+
+    @property
+    def duration(self) -> float:
+        """Of the whole clip, in seconds."""
+        return self.count / self.rate
+
+    @property
+    def starts(self) -> list[float]:
+        """Of each time of the grid the first frame, in seconds."""
+        return [index / self.rate for index in self.indices[:: self.temporal]]
+
+    @property
+    def times(self) -> list[float]:
+        """Of each time of the grid the middle, in seconds."""
+        padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % self.temporal)]
+        ends = zip(padded[:: self.temporal], padded[self.temporal - 1 :: self.temporal], strict=True)
+        return [(first / self.rate + last / self.rate) / 2 for first, last in ends]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSampling:
+    """How a family reads videos: `sample` chooses frames, `size` says how large they are shown (height, width), `make`
+    what the tower is given, with a grid of it by time, height and width, and `lay_out` what stands in a prompt. `base`
+    is what its processor has where a checkpoint says nothing.
+
+    The field `rows_in` of the configuration is the token at each row; the one that stands for a video is in
+    `video_token_id`, or the first of the texts `places` that the tokenizer has as a token. Templates may write
+    `written`, which is no token. A checkpoint's `settings` are put in the words that `Frames` reads. Frames of one size
+    take so many `rows` each, and are drawn with the filter `resample`, by way of the size `via` if there is one."""
+
+    sample: Callable[[Clip, Frames, int], Sequence[int]]
+    size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]
+    make: Callable[[Shown, Frames], tuple[Arrays, Grid]]
+    lay_out: Callable[[Config, SelectedFrames], PlaceholderLayout]
+    base: Frames = Frames()
+    rows_in: str = "video_token_id"
+    places: tuple[str, ...] = ()
+    written: str = ""
+    settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    rows: Callable[[Config], int] | None = None
+    via: Callable[[Clip, Frames], tuple[int, int]] | None = None
+    resample: Image.Resampling = Image.Resampling.BICUBIC
+
+    def draw(self, frame: Image.Image, clip: Clip, frames: Frames, height: int, width: int) -> NDArray[np.uint8]:
+        """A frame [height, width, 3] as it is shown."""
+        frame = frame.convert("RGB")
+        if self.via is not None:
+            tall, wide = self.via(clip, frames)
+            frame = frame.resize((wide, tall), self.resample)
+        return np.asarray(frame.resize((width, height), self.resample))
+
+
+def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]:
+    """Colours [..., 3] as a tower has learned them."""
+    mean, deviation = np.asarray(frames.mean, np.float32), np.asarray(frames.deviation, np.float32)
+    found: NDArray[np.float32] = (pixels.astype(np.float32) / np.float32(255) - mean) / deviation
+    return found
+
+
+def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
+    """Frames [height, width, 3] -> patches [N, 3 x temporal x patch x patch], those of a row together, and how many
+    there are by time, height and width. The last frame stands for those that are missing."""
+    padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
+    height, width = (side // frames.patch for side in shown[0].shape[:2])
+    times = len(padded) // frames.temporal
+    found = np.empty((times, height * width, 3 * frames.temporal * frames.patch**2), np.float32)
+    for time in range(times):
+        part = np.stack(padded[time * frames.temporal : (time + 1) * frames.temporal])
+        pixels = normalized(part, frames)
+        split = pixels.reshape(
+            frames.temporal,
+            *(height // frames.merge, frames.merge, frames.patch),
+            *(width // frames.merge, frames.merge, frames.patch, 3),
+        )
+        found[time] = split.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(height * width, -1)
+    return found.reshape(times * height * width, -1), (times, height, width)

@@ -1,0 +1,217 @@
+"""Reads videos: which frames are seen, at what size, and what stands in a prompt for them, family by family.
+
+The library's own video processors do the same, but need torchvision. Every rule here is compared with theirs in the
+tests. What they leave without a bound has one here: all frames together have no more pixels than `MediaLimits` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bridle.errors import MediaRefused
+from bridle.multimodal.families import Arrays, Config, PlaceholderLayout
+from bridle.multimodal.frames_as_images import AS_PICTURES, behind_frames, by_seconds
+from bridle.multimodal.limits import MOST_RATIO, MediaLimits
+from bridle.multimodal.modalities import VIDEO
+from bridle.multimodal.processor import added_token, read_settings, token_of
+from bridle.multimodal.video_decoding import Clip, check_clip, open_clip
+from bridle.multimodal.video_frames import Frames, FrameSampling, Grid, SelectedFrames, Shown, normalized, patches_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_FILES = (
+    ("video_preprocessor_config.json", ""),
+    ("processor_config.json", "video_processor"),
+    ("preprocessor_config.json", ""),
+)
+#: Rows of a frame that Qwen's own tools show at most.
+_FRAME_ROWS = 768
+
+
+# -- Qwen ---------------------------------------------------------------------------------------------------------
+
+
+def _evenly(clip: Clip, frames: Frames, many: int) -> list[int]:
+    """Frames a like distance apart, in whole patches of time."""
+    most = min(frames.many, many, clip.count) // frames.temporal * frames.temporal
+    wanted = min(max(clip.count / clip.rate * frames.rate, frames.fewest), most, clip.count)
+    num = max(int(wanted // frames.temporal) * frames.temporal, 1)
+    return [int(number * (clip.count / num)) for number in range(num)]
+
+
+def _from_end_to_end(clip: Clip, frames: Frames, many: int) -> list[int]:
+    """The first frame, the last, and some between them."""
+    wanted = int(clip.count / clip.rate * frames.rate)
+    num = min(max(wanted, frames.fewest), frames.many, many, clip.count)
+    return [int(index) for index in np.linspace(0, clip.count - 1, num).round()]
+
+
+def _size_of_each(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """Each frame between the least and the most, and all together within the budget."""
+    most = min(frames.most, _FRAME_ROWS * frames.side**2, budget // num)
+    return fitted(clip.height, clip.width, frames.side, min(frames.least, most), most)
+
+
+def _size_of_all(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """All frames together between the least and the most."""
+    height, width, side = clip.height, clip.width, frames.side
+    if min(height, width) < side:
+        scale = max(side / height, side / width)
+        height, width = int(height * scale), int(width * scale)
+    most = min(frames.most, budget)
+    rounded = max(round(num / frames.temporal), 1) * frames.temporal
+    return fitted(height, width, side, min(frames.least, most), most, num, rounded)
+
+
+def fitted(
+    height: int, width: int, side: int, least: int, most: int, num: int = 1, rounded: int = 1
+) -> tuple[int, int]:
+    """Multiples of `side` near a height and a width, so that `num` frames, or `rounded` of them once they have that
+    size, have between `least` and `most` pixels."""
+    tall, wide = round(height / side) * side, round(width / side) * side
+    if rounded * tall * wide > most:
+        ratio = math.sqrt(num * height * width / most)
+        tall = max(side, math.floor(height / ratio / side) * side)
+        wide = max(side, math.floor(width / ratio / side) * side)
+    elif rounded * tall * wide < least:
+        ratio = math.sqrt(least / (num * height * width))
+        tall, wide = math.ceil(height * ratio / side) * side, math.ceil(width * ratio / side) * side
+    return tall, wide
+
+
+def _in_one_run(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
+    """All frames in one run; how far apart their times lie, the configuration says, or they are counted."""
+    tokens = config["vision_config"].get("tokens_per_second") if config["model_type"] == "qwen2_5_vl" else None
+    pace = 1.0 if tokens is None else tokens * seen.seconds
+    return PlaceholderLayout((math.prod(seen.grid),), seen.grid, pace=pace)
+
+
+def _with_times(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
+    """A run for each time, with the time in words before it."""
+    _, height, width = seen.grid
+    parts: list[int | str] = []
+    for time in seen.times:
+        start = f"<{time:.1f} seconds><|vision_start|>"
+        if parts:
+            start = str(parts.pop()) + start
+        parts += [start, height * width, "<|vision_end|>"]
+    return PlaceholderLayout(tuple(parts), (1, height, width), around=("<|vision_start|>", "<|vision_end|>"))
+
+
+def _patches(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
+    patches, (times, height, width) = patches_of(shown, frames)
+    rows = times, height // frames.merge, width // frames.merge
+    return {"pixel_values_videos": patches, "video_grid_thw": np.array([(times, height, width)], np.int64)}, rows
+
+
+_QWEN2 = FrameSampling(_evenly, _size_of_each, _patches, _in_one_run)
+_QWEN3 = FrameSampling(
+    _from_end_to_end,
+    _size_of_all,
+    _patches,
+    _with_times,
+    Frames(16, least=128 * 32 * 32, most=768 * 32 * 32, mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5)),
+)
+
+# -- GLM-4V -------------------------------------------------------------------------------------------------------
+
+
+def _size_of_pairs(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """As above; of an odd number of frames that were not chosen by a client the last counts twice."""
+    return _size_of_all(config, clip, num if clip.is_chosen else num + -num % frames.temporal, frames, budget)
+
+
+_GLM = FrameSampling(
+    by_seconds,
+    _size_of_pairs,
+    _patches,
+    behind_frames,
+    Frames(least=112 * 112, most=28 * 28 * 2 * 30_000),
+    rows_in="image_token_id",
+)
+
+# -- LLaVA-OneVision ------------------------------------------------------------------------------------------------
+
+
+def _tile(config: Config, clip: Clip, num: int, frames: Frames, budget: int) -> tuple[int, int]:
+    """The tower's own size."""
+    side = int(config["vision_config"]["image_size"])
+    return side, side
+
+
+def _pixels(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
+    pixels = normalized(np.stack(shown), frames).transpose(0, 3, 1, 2)
+    return {"pixel_values_videos": pixels[None]}, (len(shown), 1, 1)
+
+
+def _pooled(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
+    """Each frame with half as many rows and columns as it has patches, and one row at the end."""
+    vision = config["vision_config"]
+    side = math.ceil(int(vision["image_size"]) // int(vision["patch_size"]) / 2)
+    return PlaceholderLayout((seen.grid[0] * side * side + 1,))
+
+
+_ONEVISION = FrameSampling(_from_end_to_end, _tile, _pixels, _pooled, Frames(temporal=1, fewest=32, many=32))
+
+#: Families whose videos are read.
+WATCHING: Mapping[str, FrameSampling] = {
+    **AS_PICTURES,
+    "glm4v": _GLM,
+    "llava_onevision": _ONEVISION,
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_vl": _QWEN2,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+}
+
+
+# -- what a tower reads --------------------------------------------------------------------------------------------
+
+
+class VideoProcessor:
+    """Implements `bridle.multimodal.processor.ModalityProcessor` for videos."""
+
+    modality, is_mutual, is_whole = VIDEO, False, False
+
+    def __init__(self, folder: Path, settings: PreTrainedConfig, family: FrameSampling) -> None:
+        self._folder, self._config, self._family = folder, settings.to_dict(), family
+        self._frames: Frames | None = None
+        named = added_token(folder, family.places, VIDEO) if family.places else None
+        self.placeholder = token_of(settings, "video_token_id", VIDEO) if named is None else named
+        self.row_token = token_of(settings, family.rows_in, VIDEO)
+        self.written = family.written
+
+    def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
+        """Of a video in a file, a list or an array of frames, or these and their rate."""
+        if self._frames is None:
+            settings = self._family.settings(read_settings(self._folder, _FILES, VIDEO))
+            self._frames = Frames.of(settings, self._family.base)
+        frames, family = self._frames, self._family
+        clip = open_clip(file, limits, where) if isinstance(file, bytes) else check_clip(file, limits, where)
+        if max(clip.width, clip.height) > MOST_RATIO * min(clip.width, clip.height):
+            raise MediaRefused(f"{where} has frames with a side {MOST_RATIO} times as long as the other", where)
+        chosen = range(clip.count) if clip.is_chosen else family.sample(clip, frames, self._most(clip, frames, limits))
+        budget = min(limits.max_video_pixels, limits.max_video_rows * frames.temporal * frames.side**2)
+        height, width = family.size(self._config, clip, len(chosen), frames, budget)
+        if (pixels := len(chosen) * height * width) > (most := 2 * limits.max_video_pixels):
+            raise MediaRefused(f"{where} has {pixels} pixels, as this model is shown it; at most {most}", where)
+        shown = [family.draw(frame, clip, frames, height, width) for frame in clip.unpack(chosen)]
+        arrays, grid = family.make(shown, frames)
+        return arrays, family.lay_out(
+            self._config, SelectedFrames(tuple(chosen), clip.count, clip.rate, frames.temporal, grid)
+        )
+
+    def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
+        """How many frames are seen at most: those of one size cannot be made smaller."""
+        if self._family.rows is None:
+            return limits.max_frames
+        height, width = self._family.size(self._config, clip, 1, frames, limits.max_video_pixels)
+        by_pixels = 2 * limits.max_video_pixels // (height * width)
+        by_rows = limits.max_video_rows // max(self._family.rows(self._config), 1)
+        return max(min(limits.max_frames, by_pixels, by_rows), 1)

@@ -1,9 +1,0 @@
-"""What an operator demands of texts: read from a file, chosen for each request, and held by the engine.
-
-`book.py` has the policies in force and which of them a request gets, `kinds.py` what each kind of policy makes of its
-settings, `fields.py` how settings are checked. docs/policies.md has the meaning.
-"""
-
-from bridle.service.policies.book import NO_POLICIES, Applied, Asking, Policy, PolicyBook, PolicySet, read_policies
-
-__all__ = ["NO_POLICIES", "Applied", "Asking", "Policy", "PolicyBook", "PolicySet", "read_policies"]

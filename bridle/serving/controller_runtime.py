@@ -1,0 +1,266 @@
+"""The control runtime of a served model: whether there is one, how it is started, and access to its store of modules.
+
+The runtime is a process of its own. It starts while the model is loaded, so that it costs no extra time. This module
+knows nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bridle.aici.protocol import Auth
+from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from bridle.aici.client import PolicyPool, RuntimeConfig, RuntimePool
+    from bridle.aici.replies import ModuleData, TagsData
+
+_log = logging.getLogger(__name__)
+
+ControlMode = Literal["auto", "on", "off"]
+#: The identity of calls from this process, which do not come over a network.
+LOCAL_ADMIN = Auth("localhost", True)
+
+#: Arguments for a runtime under a Python program. No client could be told to try again, so the first script waits until
+#: the interpreter is compiled.
+_PATIENT = ("--limit", "max_prepare_wait=600000")
+#: Arguments for the runtime of policies. Their number is bounded by that of requests and outputs that the engine takes;
+#: a limit that users could reach would be a way around a policy that may be left out when it fails.
+_DEMANDED = (
+    "--restricted",
+    "--wasm-max-forks=65536",
+    *(f"--limit={name}=65536" for name in ("max_instances", "max_instances_per_user")),
+    "--limit=max_total_forks=1000000000",
+    *_PATIENT,
+)
+#: How long a call on the side channel may take, in seconds, unless limits are raised.
+_CALL_SECONDS = 900.0
+_NEEDED = ("posix_ipc",)
+_NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Whether a model gets a control runtime, and which.
+
+    `auto` starts one if that is possible, and otherwise logs the reason; with `on` the reason is an error. `runtime` is
+    the path of another runtime than bridle's own, `args` are further arguments for it, and `dialect` is the protocol
+    that it speaks. `trace` is a file that records both channels. `store` is the folder of uploaded modules (None: in
+    the user's data folder). `prepare` lets the runtime compile bridle's own controllers before a request asks for one.
+    `policy_args` are further arguments for the runtime of Wasm policies, which is another one.
+    """
+
+    mode: ControlMode = "auto"
+    runtime: str | None = None
+    args: tuple[str, ...] = ()
+    dialect: int = 2
+    trace: Path | None = None
+    store: Path | None = None
+    prepare: bool = False
+    policy_args: tuple[str, ...] = ()
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(ControlMode):
+            raise InvalidRequest(f"control is {self.mode!r}; must be auto, on or off", "control")
+        if self.dialect not in (1, 2):
+            raise InvalidRequest(f"aici_dialect is {self.dialect}; must be 1 or 2", "aici_dialect")
+        if not self.start_timeout > 0:
+            raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
+
+    def obstacle(self) -> str | None:
+        """Why no runtime can be started here; None if one can."""
+        if sys.platform == "win32":
+            return "the control runtime needs POSIX shared memory, which Windows does not have"
+        needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
+        missing = [name for name in needed if find_spec(name) is None]
+        if missing:
+            return f"{' and '.join(missing)} not installed; pip install 'bridle[aici]'"
+        return None
+
+    def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:
+        """How to start the runtime for a vocabulary. `num_logits` is the width of the model's logits rows."""
+        from bridle.aici.client import OWN_RUNTIME, RuntimeConfig
+
+        own = self.runtime is None
+        store = ("--store", str(self.store or data_folder() / "controllers")) if own else ()
+        prepare = ("--prepare",) if own and self.prepare else ()
+        return RuntimeConfig(
+            str(tokenizer),
+            num_logits=num_logits if own else None,
+            command=OWN_RUNTIME if self.runtime is None else (self.runtime,),
+            extra_args=(*store, *prepare, *self.args),
+            dialect=self.dialect,
+            trace=self.trace,
+            start_timeout=self.start_timeout,
+            call_timeout=_call_timeout(self.args),
+        )
+
+    def for_policies(self) -> ControlSettings:
+        """Those of the runtime that hosts what policies demand: one of bridle's own, with limits of its own, on the
+        same store of modules."""
+        args = (*_DEMANDED, *self.policy_args)
+        return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
+
+
+def _call_timeout(args: tuple[str, ...]) -> float:
+    """How long an upload may take, in seconds: longer than any compile that the operator's limits allow."""
+    allowed = re.findall(r"(?:compile_time|prepare_wait)=(\d+)", " ".join(args))
+    return max([_CALL_SECONDS, *(2 * int(milliseconds) / 1000 for milliseconds in allowed)])
+
+
+def as_control(value: ControlSettings | bool | None) -> ControlSettings:
+    """Settings from what callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
+    if isinstance(value, ControlSettings):
+        return value
+    if value is None or isinstance(value, bool):
+        return ControlSettings("on", args=_PATIENT) if value else ControlSettings("off")
+    raise InvalidRequest(f"control is {value!r}; must be True, False or ControlSettings", "control")
+
+
+def data_folder() -> Path:
+    """The folder of this user where bridle keeps files that outlive a process."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "bridle"
+
+
+def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -> PolicyPool | None:
+    """The pool of Wasm policies, whose runtime starts when it is needed; None where none can be started."""
+    own = settings.for_policies()
+    if own.obstacle() is not None:
+        return None
+    from bridle.aici.client import PolicyPool, RuntimePool
+
+    return PolicyPool(lambda: RuntimePool(own.runtime_config(tokenizer, num_logits), num_logits))
+
+
+class ControlStart:
+    """A runtime that starts in a thread. Take it with `result`, or end it with `abandon`."""
+
+    def __init__(self, settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> None:
+        self._settings, self._tokenizer, self._num_logits = settings, tokenizer, num_logits
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-control-start")
+        self._future = None if num_logits is None else self._threads.submit(self._start, num_logits)
+
+    def _start(self, num_logits: int) -> RuntimePool:
+        from bridle.aici.client import RuntimePool
+
+        return RuntimePool(self._settings.runtime_config(self._tokenizer, num_logits), num_logits)
+
+    def result(self, num_logits: int) -> RuntimePool:
+        """Wait for the runtime and return it, for logits rows of that width. Raises the error of a failed start."""
+        try:
+            if self._future is None or num_logits != self._num_logits:
+                self.abandon()
+                return self._start(num_logits)
+            return self._future.result()
+        finally:
+            self._threads.shutdown(wait=False)
+
+    def abandon(self) -> None:
+        """End the runtime, or its start."""
+        future, self._future = self._future, None
+        if future is not None and future.exception() is None:
+            future.result().shutdown()
+        self._threads.shutdown(wait=False)
+
+
+def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
+    """Start a runtime in the background; returns None if the settings want none or none can be started.
+
+    `num_logits` is a guess; with None the start waits for the true number. Raises `UnsupportedFeature` if a runtime is
+    required and cannot be started.
+    """
+    if settings.mode == "off":
+        return None
+    obstacle = settings.obstacle()
+    if obstacle is None:
+        return ControlStart(settings, tokenizer, num_logits)
+    if settings.mode == "on":
+        raise UnsupportedFeature(f"there can be no control runtime: {obstacle}", "control")
+    _log.warning("controllers are off: %s", obstacle)
+    return None
+
+
+def finish_control(settings: ControlSettings, start: ControlStart | None, num_logits: int) -> RuntimePool | None:
+    """Wait for the runtime that was begun. A runtime that does not start is an error only if it is required."""
+    if start is None:
+        return None
+    try:
+        return start.result(num_logits)
+    except (BridleError, OSError) as error:
+        if settings.mode == "on":
+            raise
+        _log.warning("controllers are off: %s", error)
+        return None
+
+
+def guess_num_logits(folder: Path) -> int | None:
+    """The width of a checkpoint's logits rows, as far as its configuration says."""
+    try:
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    for part in (config, config.get("text_config") or {}) if isinstance(config, dict) else ():
+        if isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
+
+
+# -- the store -----------------------------------------------------------------------------------------------
+
+
+def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
+    """Compile and keep a controller. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; takes seconds for a
+    large one."""
+    from bridle.aici import protocol, replies
+
+    message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
+    data: ModuleData = control.call(message, replies.ModuleData)
+    return data
+
+
+def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
+    """Let tags name a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set. Blocks."""
+    from bridle.aici import protocol, replies
+
+    message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
+    data: TagsData = control.call(message, replies.TagsData)
+    return data
+
+
+def find_module(control: RuntimePool, name: str) -> str | None:
+    """The hash of the module that a hash or a name means now; "" if it means none, None if the runtime cannot tell.
+    Blocks."""
+    from bridle.aici import protocol, replies
+
+    if not control.knows("get_module"):
+        return None
+    try:
+        data: ModuleData = control.call(protocol.GetModule(module_id=name), replies.ModuleData)
+    except InvalidRequest:
+        return ""
+    return data.module_id
+
+
+def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
+    """All tags, newest first. Blocks."""
+    from bridle.aici import protocol, replies
+
+    data: TagsData = control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)
+    return data
+
+
+def _as_json(auth: Auth) -> dict[str, Any]:
+    return {"user": auth.user, "is_admin": auth.is_admin}

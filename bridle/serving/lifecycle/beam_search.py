@@ -1,0 +1,83 @@
+"""Beam search for front-ends: what to ask the engine for, and the texts that were found.
+
+The engine's outputs are the beams as they were left; the finished texts come as a variable, and take their place here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from bridle.controllers.beams import BEAMS, BeamSearch, EarlyStopping
+from bridle.errors import InternalError, InvalidRequest
+from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+
+if TYPE_CHECKING:
+    from bridle.serving.models.loading import LoadedModel
+    from bridle.tokenizer import Tokenizer
+
+#: What may be said of sampling beside a beam search; the rest would change which token is drawn, and none is.
+_KEPT = frozenset({"max_tokens", "seed", "ignore_eos", "logit_bias", "bias_texts", "allowed_token_ids", "n"})
+_KEPT_OUTPUT = frozenset({"skip_special_tokens", "logprobs", "speculate", "prediction", "temperature"})
+
+
+def beam_search(
+    model: LoadedModel,
+    sampling: SamplingParams,
+    width: int,
+    length_penalty: float | None = None,
+    early_stopping: EarlyStopping | None = None,
+) -> tuple[SamplingParams, BeamSearch]:
+    """The parameters of the one request that searches, and its controller. Raises `InvalidRequest` that names what does
+    not go together."""
+    for name in type(sampling).__slots__:
+        is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
+        if not is_usual and name not in _KEPT | _KEPT_OUTPUT:
+            raise InvalidRequest(f"{name} does not go with beam search, which draws nothing; leave it out", name)
+    if sampling.temperature not in (0.0, 1.0):
+        raise InvalidRequest(
+            f"temperature is {sampling.temperature}; beam search draws nothing, so it must be 0 or left out",
+            "temperature",
+        )
+    if sampling.logprobs:
+        raise InvalidRequest(f"logprobs is {sampling.logprobs}; with beam search it must be 0", "logprobs")
+    if sampling.max_tokens is None:
+        raise InvalidRequest("max_tokens is not given; beam search needs it", "max_tokens")
+    most = min(model.engine.max_forks, model.batching.max_batch_size)
+    if width > most:
+        raise InvalidRequest(f"the beam width is {width}; this engine runs at most {most} side by side", "best_of")
+    search = BeamSearch(
+        width,
+        sampling.max_tokens,
+        () if sampling.ignore_eos else tuple(model.info.eos_token_ids),
+        1.0 if length_penalty is None else length_penalty,
+        False if early_stopping is None else early_stopping,
+    )
+    return sampling.with_(n=1, temperature=0.0, logprobs=None, ignore_eos=True, speculate=0, prediction=""), search
+
+
+def found_beams(
+    tokenizer: Tokenizer, output: RequestOutput, search: BeamSearch, sampling: SamplingParams, num_wanted: int
+) -> list[CompletionOutput]:
+    """The best texts of a search that has ended. `sampling` is what the client asked for."""
+    if BEAMS not in output.storage:
+        raise InternalError("a beam search ended without a result")
+    made = []
+    for index, (score, tokens, logprobs) in enumerate(json.loads(output.storage[BEAMS])[:num_wanted]):
+        has_ended = tokens[-1] in search.ends
+        shown = tokens[:-1] if has_ended and sampling.skip_special_tokens else tokens
+        entries = [Logprob(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+        made.append(
+            CompletionOutput(
+                index,
+                tokenizer.decode(shown, skip_special_tokens=sampling.skip_special_tokens),
+                list(tokens),
+                None if sampling.logprobs is None else list(entries),
+                FinishReason.STOP if has_ended else FinishReason.LENGTH,
+                tokens[-1] if has_ended else None,
+                output.usage if index == 0 else Usage(),  # what the whole search has cost
+                score=score,
+            )
+        )
+    return made

@@ -1,0 +1,258 @@
+"""The engine requests behind one call, and what becomes of them.
+
+One call may hold several prompts; each becomes an engine request of its own. With a controller each choice does, so
+that each has an instance and variables for itself; the others begin when the first has computed the prompt that they
+share. All of them were checked before the first is submitted, and all of them end when the call does. Knows no wire
+format: front-ends give a sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridle.controllers.composition import user_controllers
+from bridle.controllers.reasoning_gate import ReasoningThenGrammar
+from bridle.engine.request import Request
+from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError
+from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, RequestOutput, Resuming, Traced, Usage
+from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.outputs.output_collector import OutputCollector, with_logs
+from bridle.serving.outputs.stream_deltas import Delta, DeltaReader, RewindPolicy, split_at_rewinds
+from bridle.serving.outputs.stream_extras import StreamExtras, StreamExtrasReader
+from bridle.serving.tenancy.admission import Ticket
+from bridle.structured_output import Constraint
+
+if TYPE_CHECKING:
+    from bridle.engine.client import EventStream
+    from bridle.serving.models.loading import LoadedModel
+
+
+@dataclass(slots=True)
+class SubRequest:
+    """One prompt of a call, or one choice for a prompt, and what becomes of it. `shares` is the part with the same
+    prompt that is computed first."""
+
+    number: int
+    request: Request
+    policy: RewindPolicy = RewindPolicy.HOLD
+    text: str | None = None
+    shares: SubRequest | None = None
+    tells_trace: bool = False
+    is_computed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    collector: OutputCollector = field(init=False)
+    outputs: list[CompletionOutput] = field(init=False)  # so far, in order of their index; only to look at
+    is_steered: bool = field(init=False)
+    ahead: _Ahead | None = field(init=False, default=None)
+    stream: EventStream | None = field(init=False, default=None)
+    _reader: DeltaReader | None = field(init=False, default=None)
+    _notes: StreamExtrasReader | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.collector = OutputCollector(self.request, self.text)
+        self.outputs = self.collector.output.outputs
+        # Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
+        # look does not.
+        controller = None if self.request.controller is None else user_controllers(self.request.controller)
+        self.is_steered = controller is not None and not isinstance(controller, (Constraint, ReasoningThenGrammar))
+
+    @property
+    def reader(self) -> DeltaReader:
+        """What of the outputs can be shown. One reader for all."""
+        if self._reader is None:
+            self._reader = DeltaReader(self.collector, self.policy)
+        return self._reader
+
+    def add(self, events: list[Event]) -> None:
+        """Take in events."""
+        self.collector.add(events)
+        if self.is_steered or self.request.tell_resuming or self.tells_trace:
+            self._notes = self._notes or StreamExtrasReader(tells_trace=self.tells_trace)
+            kinds = (Resuming, Traced)
+            self._notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
+
+    def note(self, index: int) -> StreamExtras | None:
+        """What was not told yet of an output, beside its text."""
+        return None if self._notes is None else self._notes.read(index)
+
+    def note_fields(self, index: int) -> dict[str, Any]:
+        """The same as fields of an answer: only those that say something."""
+        note = self.note(index)
+        return {} if note is None else note.fields()
+
+    def trace_fields(self, index: int) -> dict[str, Any]:
+        """What was not told yet of the trace of an output, as a field; none if there is nothing."""
+        told = [] if self._notes is None else self._notes.read_records(index)
+        return {"trace": told} if told else {}
+
+    def read_notes(self) -> list[tuple[int, StreamExtras]]:
+        """What was not told yet of any output, beside its text."""
+        notes = self._notes
+        return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
+
+    def read(self) -> list[tuple[Delta, StreamExtras | None]]:
+        """What is new of each output since the last call, text and notes."""
+        deltas = {delta.index: delta for delta in self.reader.read()}
+        for index in () if self._notes is None else self._notes.indexes:
+            deltas.setdefault(index, Delta(index))
+        return [(deltas[index], self.note(index)) for index in sorted(deltas)]
+
+
+#: Sees a part after each batch of its events; True says that it has seen enough.
+Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | None]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """The parts of a call, ready to run, at most so many `at_once` (None: all of them). `served_name` says what
+    answers: an adapter goes by its own name, which says whose it is. What outlives a part is `held`; `keep` takes the
+    outputs of a call that is traced."""
+
+    model: LoadedModel
+    served_name: str
+    story: RequestRecord
+    ticket: Ticket
+    held: ExitStack
+    parts: list[SubRequest]
+    at_once: int | None = None
+    keep: Callable[[list[RequestOutput]], None] | None = None
+
+    async def begin(self) -> list[Event]:
+        """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
+        begins with them."""
+        (part,) = self.parts
+        part.ahead = _Ahead(self._submit(part))
+        self.held.callback(part.ahead.cancel)
+        return await part.ahead.look()
+
+    async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
+        """Submit every part and read them all to their end.
+
+        Raises the first error of any output, unless the sink `tells_failures` itself. Whatever happens, nothing keeps
+        running, and the story and the ticket know what it cost.
+        """
+        num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
+        self.story.submit(self.parts[0].request, num_prompt)
+        try:
+            if len(self.parts) == 1:
+                await self._read(self.parts[0], sink, tells_failures)
+                return
+            room = asyncio.Semaphore(self.at_once or len(self.parts))
+            async with asyncio.TaskGroup() as group:
+                for part in self.parts:
+                    group.create_task(self._read_in_turn(part, room, sink, tells_failures))
+        except BaseExceptionGroup as group:  # `except*` would wrap what is raised in it, on some versions
+            raise _first(group) from None
+        finally:
+            self._settle()
+
+    async def _read_in_turn(
+        self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
+    ) -> None:
+        """Do as `_read` once there is `room`, and the part that it shares a prompt with has computed that."""
+        if part.shares is not None:
+            await part.shares.is_computed.wait()
+        try:
+            async with room:
+                await self._read(part, sink, tells_failures)
+        finally:
+            part.is_computed.set()
+
+    async def _read(self, part: SubRequest, sink: Sink | None, tells_failures: bool) -> None:
+        """Submit a part and read it to its end."""
+        stream = part.ahead or self._submit(part)
+        try:
+            async for events in stream:
+                # Who marks rewinds looks between them, so that nothing depends on how many events came together.
+                for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
+                    part.add(piece)
+                    self.story.record_events(piece)
+                    if part.collector.has_prompt:
+                        part.is_computed.set()
+                    if not tells_failures:
+                        _raise_failure(part, piece)
+                    if sink is not None and await sink(part, piece):
+                        return
+        finally:
+            stream.cancel()
+
+    def _submit(self, part: SubRequest) -> EventStream:
+        part.stream = self.model.client.submit(part.request)
+        if part.shares is None:  # the prompt is counted once
+            self.story.streams.append(part.stream)
+        return part.stream
+
+    @property
+    def usage(self) -> Usage:
+        """Counts over all parts; of outputs that were broken off, what is known."""
+        total = Usage()
+        for part in self.parts:
+            usage = part.collector.output.usage
+            usage.prompt_tokens = usage.prompt_tokens or len(part.collector.output.prompt_token_ids)
+            if usage.cached_tokens == 0 and part.stream is not None and part.stream.prompt is not None:
+                usage.cached_tokens = part.stream.prompt.num_cached
+            if part.shares is not None:  # the prompt is counted once
+                usage.prompt_tokens = usage.cached_tokens = 0
+            broken = (output for output in part.outputs if output.finish_reason is None)
+            usage.completion_tokens += sum(len(output.token_ids) for output in broken)
+            total.add(usage)
+        return total
+
+    def _settle(self) -> None:
+        """What the call has cost, also of outputs that were taken back, and how it ended."""
+        if self.keep is not None:
+            self.keep([part.collector.output for part in self.parts])
+        story, outputs = self.story, [output for part in self.parts for output in part.outputs]
+        story.usage = self.usage
+        story.finish = [(output.finish_reason or FinishReason.CANCELLED).value for output in outputs]
+        story.error = story.error or next((output.error for output in outputs if output.error is not None), None)
+        self.ticket.num_output = story.usage.completion_tokens + story.usage.rewound_tokens
+
+
+class _Ahead:
+    """A stream whose first events were looked at, and come again."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self._batches = aiter(stream)
+        self._first: list[Event] = []
+        self.cancel = stream.cancel
+
+    async def look(self) -> list[Event]:
+        self._first = await anext(self._batches)
+        return self._first
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        yield self._first
+        async for events in self._batches:
+            yield events
+
+
+def error_of(event: Finished) -> BridleError | None:
+    """The error that an output ended in; None if it ended well."""
+    if event.error is not None:
+        return event.error
+    match event.reason:
+        case FinishReason.DEADLINE:
+            return DeadlineExceeded("the request did not finish within the server's time limit")
+        case FinishReason.CANCELLED:
+            return EngineClosed("the request was cancelled by the server")
+        case FinishReason.ERROR:
+            return InternalError("the output ended in an error that was not named")
+        case _:
+            return None
+
+
+def _raise_failure(part: SubRequest, events: list[Event]) -> None:
+    for event in events:
+        error = error_of(event) if isinstance(event, Finished) else None
+        if error is not None:
+            raise with_logs(error, part.collector.growing[event.index].output)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error on purpose in a group; a bug before it comes first all the same."""
+    errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
+    return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

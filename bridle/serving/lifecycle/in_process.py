@@ -1,0 +1,97 @@
+"""`RequestLifecycle` for who has the model in its hands: requests of this process, which come through no server.
+
+    local = LocalServing(model)
+    with run(model.client, local.request("Hello", SamplingParams(max_tokens=8))) as running:
+        print(running.read().text)
+
+Steering, terms, policies and checks are those of a server's requests. What a server has beside is left out: names that
+stand for models, a place among others, keys, and deadlines while a model loads. Submits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from bridle.engine.request import Request
+from bridle.sampling import SamplingParams
+from bridle.serving.policies.policy_registry import NO_POLICIES
+from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection, Named, steering_of
+from bridle.serving.requests.prompts import build_request
+from bridle.serving.requests.request_builder import EventOptions
+from bridle.serving.requests.request_limits import RequestLimits, make_terms
+from bridle.serving.tenancy.keys import LOCAL_USER
+from bridle.structured_output.spec import Constraint
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from bridle.engine.request import StoppingCriteria
+    from bridle.multimodal import Source
+    from bridle.serving.models.loading import LoadedModel
+
+
+class CallOptions(TypedDict):
+    """What the requests of one call have in common (see `OwnOptions`)."""
+
+    adapter: str | None
+    timeout: float | None
+    tenant: str
+    terms: RequestLimits
+
+
+class InProcessServing:
+    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first; they end
+    `deadline` seconds after this was made, or `timeout` seconds after they were. `user` is on whose behalf the program
+    asks, who may do what the program may. Raises `InvalidRequest` for terms that are out of range."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        user: str = "",
+        priority: int | None = None,
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.model = model
+        self.user = user
+        self.terms = make_terms(priority, deadline, LOCAL_USER)
+        self.timeout = timeout
+
+    def steering(self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None) -> ControllerSelection:
+        """What controllers by name, and a constraint, ask to be steered by. Raises as `steering_of` does."""
+        return steering_of(named, constraint, self.model, LOCAL_USER)
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        steering: ControllerSelection = PLAIN,
+        *,
+        adapter: str | None = None,
+        stopping: Sequence[StoppingCriteria] = (),
+        add_special_tokens: bool = True,
+        pictures: Sequence[Source] = (),
+        **wanted: Unpack[EventOptions],
+    ) -> Request:
+        """A checked request; raises as `build_request` does. It is held to the policies of `model`. `pictures` belong
+        to the prompt's placeholders, in order, unless they are in their places (`sights`)."""
+        return build_request(
+            self.model,
+            prompt,
+            sampling,
+            controller=steering.controller,
+            constraint=steering.constraint,
+            stopping=stopping,
+            add_special_tokens=add_special_tokens,
+            pictures=pictures,
+            client_tools=steering.client_tools,
+            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.user),
+            **self.options(adapter),
+            **wanted,
+        )
+
+    def options(self, adapter: str | None = None) -> CallOptions:
+        """What requests of any kind are beside prompt and sampling."""
+        return {"adapter": adapter, "timeout": self.timeout, "tenant": self.user, "terms": self.terms}

@@ -1,0 +1,156 @@
+"""Requests of this process while they run: one that is read as it comes, or many in a window.
+
+    with run(model.client, request) as running:
+        for events in running:
+            ...
+    running.output
+
+Whoever has a model in its hands reads here what it asked for: `LLM`, the command line, replays. A server's calls have
+clients who wait and leave, and places to give back: `generation.py` reads them, into the same outputs and stories. An
+output that failed carries its error; `raise_first_error` raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from bridle.errors import Overloaded
+from bridle.outputs import Event, RequestOutput
+from bridle.serving.outputs.output_collector import OutputCollector, collect
+
+if TYPE_CHECKING:
+    from bridle.engine.client import EngineClient, EventStream
+    from bridle.engine.request import Request
+    from bridle.serving.lifecycle.request_record import RequestRecord
+
+Report = Callable[[RequestOutput], None]
+
+MAX_IN_FLIGHT = 1024
+_RETRY_SECONDS = 0.05
+
+
+class RequestHandle:
+    """A submitted request, its output so far, and its story, if somebody wants one. It lives as long as somebody may
+    read; the request no longer."""
+
+    def __init__(self, stream: EventStream, collector: OutputCollector, story: RequestRecord | None = None) -> None:
+        self.stream = stream
+        self.collector = collector
+        self.story = story
+
+    def __del__(self) -> None:
+        self.stream.cancel()  # in any thread, amid anything: this takes no lock
+
+    @property
+    def output(self) -> RequestOutput:
+        """What there is so far; complete once everything was read. Only to look at."""
+        return self.collector.output
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take in events of the stream."""
+        self.collector.add(events)
+        if self.story is not None:
+            self.story.record_events(events)
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        """The events that are left, each list taken in before it is given. Leaving early cancels the request."""
+        for events in self.stream:
+            self.add(events)
+            yield events
+
+    def read(self) -> RequestOutput:
+        """Wait for the end; returns the whole output."""
+        for _ in self:
+            pass
+        return self.output
+
+    def cancel(self) -> None:
+        """Cancel the request, unless it is over. Safe from any thread."""
+        self.stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+def run(
+    client: EngineClient, request: Request, text: str | None = None, story: RequestRecord | None = None
+) -> RequestHandle:
+    """Submit a request, whose prompt came from `text`. Raises as `client.submit` does."""
+    if story is not None:
+        story.submit(request)
+    stream = client.submit(request)
+    if story is not None:
+        story.streams.append(stream)
+    return RequestHandle(stream, OutputCollector(request, text), story)
+
+
+# -- many ----------------------------------------------------------------------------------------------------
+
+
+async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
+    """Run the request of each collector to its end; `report` is called with each output when it is complete.
+
+    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels them
+    all.
+    """
+    waiting = deque(collectors)
+    started = _start(client, waiting)
+    lanes = [asyncio.ensure_future(_lane(client, stream, collector, waiting, report)) for stream, collector in started]
+    try:
+        await asyncio.gather(*lanes)
+    finally:
+        for lane, (stream, _) in zip(lanes, started, strict=True):
+            lane.cancel()
+            stream.cancel()  # a lane that is cancelled before its first line does not
+        await asyncio.gather(*lanes, return_exceptions=True)
+
+
+def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
+    """Submit as many requests as may run at once. If one is refused, none runs."""
+    started: list[tuple[EventStream, OutputCollector]] = []
+    try:
+        while waiting and len(started) < MAX_IN_FLIGHT:
+            started.append((client.submit(waiting[0].request), waiting[0]))
+            waiting.popleft()
+    except Overloaded:
+        if not started:
+            raise
+    except BaseException:
+        for stream, _ in started:
+            stream.cancel()
+        raise
+    return started
+
+
+async def _lane(
+    client: EngineClient,
+    stream: EventStream,
+    collector: OutputCollector,
+    waiting: deque[OutputCollector],
+    report: Report,
+) -> None:
+    """Read one request after the other, submitting waiting ones."""
+    while True:
+        report(await collect(stream, collector))
+        if not waiting:
+            return
+        collector = waiting.popleft()
+        stream = await _submit(client, collector)
+
+
+async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
+    """Submit a request as soon as there is room, since other callers may fill the queue."""
+    while True:
+        try:
+            return client.submit(collector.request)
+        except Overloaded:
+            await asyncio.sleep(_RETRY_SECONDS)

@@ -1,0 +1,370 @@
+"""One life of a request, whichever API it came through: terms, a place, a model that stays, tokens, checked requests.
+
+    with ExitStack() as held:
+        serving = Serving(host, Story(id=new_request_id()), held)
+        model = await serving.hold("llama")
+        tokens = await serving.tokens(["Hello"])
+        generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
+        await generation.run()
+
+What is wrong with a request is told on the way, before anything is submitted; what it holds is given back when `held`
+closes. A front-end whose client may leave meanwhile cancels the task that waits here. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bridle.controllers.beams import BeamSearch
+from bridle.engine.input_processor import check_task
+from bridle.errors import EngineClosed, InvalidRequest
+from bridle.malloc import return_free_memory
+from bridle.sampling import MAX_SEED, SamplingParams
+from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.request_record import RequestRecord, Tracing
+from bridle.serving.models.loading import LoadedModel
+from bridle.serving.models.model_registry import ModelRegistry
+from bridle.serving.models.model_slot import Slot
+from bridle.serving.policies import NO_POLICIES, Applied, PolicyContext, PolicyRegistry
+from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection, Named, steering_of
+from bridle.serving.requests.prompts import tokenize_all
+from bridle.serving.requests.request_builder import EventOptions, check_sampling, make_request
+from bridle.serving.requests.request_limits import make_terms
+from bridle.serving.requests.sampling_defaults import limited
+from bridle.serving.requests.text_params import resolve_text_params
+from bridle.serving.tenancy.admission import Admission, Ticket
+from bridle.serving.tenancy.keys import LOCAL_USER, Identity
+from bridle.serving.tenancy.loop_throttle import LoopThrottle
+from bridle.serving.tracing.trace_header import traces_of
+from bridle.serving.tracing.trace_store import UNDER_POLICY, TraceStore, Wish
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from bridle.controllers.python import Controller
+    from bridle.engine.request import Request
+    from bridle.outputs import RequestOutput
+    from bridle.structured_output.spec import Constraint
+
+_CLOSING = "the server is shutting down and takes no new requests"
+_GLANCE = 0.2  # seconds between two looks at what is parked
+_CROWD = 16  # requests in flight that leave something worth giving back
+#: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
+Notice = Callable[[str, str | None], None]
+
+
+@dataclass(slots=True)
+class AppState:
+    """What the front-ends of a process share: models, room, and the word whether new requests are taken.
+
+    `live` are the requests that a model works on, by id; `tracing` is where their spans go, if anywhere. One call may
+    bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away, unless it
+    `awaits_parked` conversations and they go on with one; `idle` is set once the running ones are over. `num_crowd` is
+    the most that was in flight since nothing was. `turns` bound what clients cost that are told no, or say nothing: one
+    share for all front-ends, since they have one event loop.
+    `classes` are the operator's classes of controllers, by name.
+    `traces` keeps those that clients and the operator want, `policies` are what the operator demands of texts.
+    A request that sets no limit on its output has at most `default_max_tokens` (None: what its API says).
+    """
+
+    registry: ModelRegistry
+    admission: Admission
+    tracing: Tracing | None = None
+    max_prompts: int = 128
+    max_choices: int = 256
+    live: dict[str, RequestRecord] = field(default_factory=dict)
+    is_draining: bool = False
+    awaits_parked: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    num_crowd: int = 0
+    turns: LoopThrottle = field(default_factory=LoopThrottle)
+    classes: Mapping[str, type[Controller]] = field(default_factory=dict)
+    traces: TraceStore = field(default_factory=TraceStore)
+    policies: PolicyRegistry = field(default_factory=PolicyRegistry)
+    default_max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        registry = self.registry  # the admission must not keep the host alive
+        self.admission.longest_prompt = lambda: max((model.max_sequence_tokens for model in registry), default=0)
+
+    def check_open(self) -> None:
+        """Raises `EngineClosed` while the server is shutting down, and awaits nothing."""
+        if self.is_draining and not (self.awaits_parked and self.num_parked):
+            raise EngineClosed(_CLOSING)
+
+    @property
+    def num_parked(self) -> int:
+        """The conversations that models have parked."""
+        counts = (getattr(model.client.statistics(), "num_parked", 0) for model in self.registry)
+        return sum(counts)
+
+    async def wait_drained(self) -> None:
+        """Wait until the running requests are over, and what is parked if that is awaited."""
+        await self.idle.wait()
+        while self.awaits_parked:
+            await asyncio.sleep(_GLANCE)  # what a request has left parked is counted a moment after its end
+            if not (self.num_parked or self.admission.num_requests):
+                return
+
+    def on_request_end(self) -> None:
+        """A request is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
+        system once all of it is gone."""
+        self.num_crowd = max(self.num_crowd, self.admission.num_requests)
+        if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
+            self.num_crowd = 0
+            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
+        if self.is_draining and self.admission.num_requests == 0:
+            self.idle.set()
+
+
+@dataclass(slots=True)
+class RequestLifecycle:
+    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
+    long its requests may run, both in seconds. `model` and `adapter` are there once it holds them."""
+
+    host: AppState
+    story: RequestRecord
+    exit_stack: ExitStack
+    load_timeout: float | None = None
+    request_timeout: float | None = None
+    trace: Wish = "no"
+    adapter: str | None = None
+    identity: Identity = field(init=False)
+    model: LoadedModel = field(init=False)
+    ticket: Ticket = field(init=False)
+    _is_late: bool = False  # it came while the host was draining
+
+    def __post_init__(self) -> None:
+        self.identity = self.story.identity or LOCAL_USER
+
+    # -- what is held ----------------------------------------------------------------------------------------
+
+    async def acquire_model(
+        self,
+        name: str | None,
+        adapter: str | None = None,
+        *,
+        num_prompts: int = 1,
+        n: int = 1,
+        priority: int | None = None,
+        deadline: float | None = None,
+        notice: Notice | None = None,
+        generates: bool = True,
+        must_name: bool = False,
+    ) -> LoadedModel:
+        """A place for so many prompts, and the model and the adapter that a request names, which stay until the end.
+        `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it. Where there are
+        several models, one `must_name` which, if its API has a field for it.
+
+        What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
+        `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the
+        host is shutting down.
+        """
+        host, story, identity = self.host, self.story, self.identity
+        host.check_open()
+        self._is_late = host.is_draining
+        story.terms = make_terms(priority, deadline, identity, story.began)
+        if must_name and name is None and not adapter:
+            host.registry.check_single()
+        chosen = host.registry.choose(name, adapter)
+        slot = host.registry.slot_of(chosen.model)
+        story.model = slot.name
+        self._check_counts(num_prompts, n)
+        self.ticket = host.admission.admit(num_prompts, identity.user, identity.limits)
+        self.exit_stack.callback(self.ticket.release)
+        host.live[story.id] = story
+        self.exit_stack.callback(host.live.pop, story.id, None)
+        async with story.terms.bounded("its model was loaded"):
+            await self._load(slot, chosen.adapter, notice)
+        if generates:
+            check_task(self.model.info, embeds=False)
+        return self.model
+
+    async def acquire_model_for_metadata(self, name: str | None) -> LoadedModel:
+        """The model that a request names (an adapter's name means its model), for work that takes no place; but to have
+        one loaded does."""
+        registry = self.host.registry
+        slot = registry.slot_of(registry.choose(name).model)
+        if slot.model is None:
+            return await self.acquire_model(name, generates=False)
+        await self._load(slot)
+        return self.model
+
+    async def _load(self, slot: Slot, adapter: str | None = None, notice: Notice | None = None) -> None:
+        """Have both, and keep them."""
+        registry, say = self.host.registry, notice or _say_nothing
+        is_loaded = slot.model is not None
+        if not is_loaded:
+            say("loading", None)
+        self.model = await registry.hold(slot, self.exit_stack, self.load_timeout)
+        if adapter:
+            is_ready = registry.adapters.is_ready(self.model, adapter)
+            if is_loaded and not is_ready:
+                say("loading", adapter)
+            self.adapter = self.story.adapter = await registry.adapters.fetch(self.model, adapter, self.load_timeout)
+            if is_loaded and not is_ready:
+                say("loaded", adapter)
+        if not is_loaded:
+            say("loaded", None)
+
+    def _check_counts(self, num_prompts: int, n: int) -> None:
+        host, num_choices = self.host, num_prompts * n
+        if num_prompts > host.max_prompts:
+            raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {host.max_prompts}", "prompt")
+        if num_choices > host.max_choices:
+            raise InvalidRequest(
+                f"{num_prompts} prompts with n = {n} make {num_choices} choices; at most {host.max_choices}", "n"
+            )
+
+    # -- what is asked for -----------------------------------------------------------------------------------
+
+    def steering(
+        self,
+        named: Named,
+        constraint: Constraint | Mapping[str, Any] | None = None,
+        rewind: str | None = None,
+    ) -> ControllerSelection:
+        """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
+        return steering_of(named, constraint, self.model, self.identity, rewind, self.host.classes)
+
+    async def tokens(
+        self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
+    ) -> list[tuple[int, ...]]:
+        """The tokens of a call's prompts, checked; of each the last `truncate` ones."""
+        async with self.story.terms.bounded("its prompts were tokenized"):
+            return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
+
+    async def prepare(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        steering: ControllerSelection = PLAIN,
+        *,
+        texts: Sequence[str | Sequence[int]] = (),
+        apart: bool = False,
+        at_once: int | None = None,
+        **wanted: Unpack[EventOptions],
+    ) -> Generation:
+        """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
+        from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
+        its own, which its seed alone repeats. So many requests run `at_once`."""
+        if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
+            raise EngineClosed(_CLOSING)
+        has_policies = self.host.policies.current.policies and not wanted.get("embeds")
+        policies = await self._policies() if has_policies else NO_POLICIES
+        may_trace = self.trace != "no" or self.host.traces.share > 0
+        if may_trace and self._settle_trace(policies) and not wanted.get("embeds"):
+            wanted["trace"] = True
+        sampling = await self._checked(sampling, steering)
+        num_copies = sampling.n if apart or steering.controller is not None else 1
+        if num_copies > 1:
+            sampling = sampling.with_(n=1)
+        parts: list[SubRequest] = []
+        for number, tokens in enumerate(prompts):
+            if number:
+                await asyncio.sleep(0)  # many prompts must not keep others waiting
+            request = self._request(number * num_copies, tokens, sampling, steering, num_copies, policies, wanted)
+            text = texts[number] if number < len(texts) else None
+            first = SubRequest(number * num_copies, request, steering.rewind, text if isinstance(text, str) else None)
+            first.tells_trace = self.trace == "told"
+            parts += [first, *(_choice(first, self.story.id, copy) for copy in range(1, num_copies))]
+        name = self.adapter or self.model.name
+        keep = self._keep if wanted.get("trace") else None
+        return Generation(self.model, name, self.story, self.ticket, self.exit_stack, parts, at_once, keep)
+
+    def _settle_trace(self, policies: Applied) -> bool:
+        """Settle whether its texts are traced: as the client asks unless a policy forbids it, or for the operator."""
+        if self.trace != "no":
+            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
+            self.trace = "no" if is_refused else self.trace
+            self.story.traced = UNDER_POLICY if is_refused else self.trace
+        return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
+
+    async def _policies(self) -> Applied:
+        """What the operator demands of this call's texts. What holds now holds for it to its end."""
+        story, current = self.story, self.host.policies.current
+        asking = PolicyContext.of(self.model.name, self.adapter, self.identity, story.route)
+        if current.may_take_long:
+            applied = await self.model.in_text_thread(current.select, asking, self.model)
+        else:
+            applied = current.select(asking, self.model)
+        story.policies, story.tells_policies = applied.labels, applied.has_header
+        self.host.policies.count(applied.policies)
+        return applied
+
+    def _keep(self, outputs: list[RequestOutput]) -> None:
+        """Keep the traces of a generation that is over."""
+        traces = traces_of(self.model, outputs)
+        self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
+
+    async def _checked(self, sampling: SamplingParams, steering: ControllerSelection) -> SamplingParams:
+        """The parameters, once all is known to be good that depends on the model and on no prompt."""
+        model = self.model
+        if steering.constraint is not None:
+            async with self.story.terms.bounded("its constraint was compiled"):
+                await model.try_constraint(steering.constraint)
+        check_sampling(model, sampling)
+        return await model.in_text_thread(resolve_text_params, model, sampling) if sampling.has_texts else sampling
+
+    def limit(self, usual: int | None = None) -> int | None:
+        """The limit on outputs of a request that sets none: the operator's, which prompts that leave less room cut, or
+        else `usual`, that of the API."""
+        return usual if self.host.default_max_tokens is None else None
+
+    def _length(self) -> int | None:
+        """What takes the place of an open limit, as far as a prompt leaves room: as the operator says, or else the
+        checkpoint."""
+        return self.host.default_max_tokens or self.model.defaults.get("max_tokens")
+
+    def _request(
+        self,
+        number: int,
+        tokens: tuple[int, ...],
+        sampling: SamplingParams,
+        steering: ControllerSelection,
+        num_copies: int,
+        policies: Applied,
+        wanted: EventOptions,
+    ) -> Request:
+        """A checked request for one prompt, with a place in the order of service for all of its copies."""
+        story, desk = self.story, self.model.tools
+        sampling = limited(sampling, self._length(), self.model.max_sequence_tokens - len(tokens))
+        request = make_request(
+            self.model,
+            tokens,
+            sampling,
+            steering.whole,
+            request_id=f"{story.id}-{number}",
+            adapter=self.adapter,
+            timeout=self.request_timeout,
+            tenant=self.identity.user,
+            terms=story.terms,
+            metadata={} if story.span is None else {"traceparent": story.span.traceparent},  # for other processes
+            tools=None if desk is None else desk.names_for(self.identity.user, self.identity.is_admin),
+            client_tools=steering.client_tools,
+            policies=policies,
+            **wanted,
+        )
+        controller = steering.controller
+        num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
+        most = request.sampling.max_tokens  # None: the model decides when it ends
+        most = None if most is None else most * request.sampling.n * num_outputs
+        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most))
+
+
+def _say_nothing(what: str, adapter: str | None) -> None:
+    """For clients that hear nothing while they wait."""
+
+
+def _choice(first: SubRequest, call_id: str, copy: int) -> SubRequest:
+    """A further choice for a prompt: a request of its own, whose seed follows the first one's."""
+    number = first.number + copy
+    seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
+    request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))
+    part = SubRequest(number, request, first.policy, first.text, shares=first)
+    part.tells_trace = first.tells_trace
+    return part

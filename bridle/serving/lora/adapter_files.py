@@ -1,0 +1,24 @@
+"""Sources of adapters that are files of llama.cpp: made into folders that everything else reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.gguf.folder import is_adapter_file
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+
+
+def unpack_source(config: ModelConfig, source: str) -> str:
+    """`source`, or the folder of the adapter if it is a GGUF file, for the model of `config`. Raises
+    `AdapterRefused`."""
+    if not is_adapter_file(source):
+        return source
+    from bridle.gguf.adapter import unpack_adapter
+    from bridle.model.checkpoint import read_json
+    from bridle.model.hub_lookup import resolve_model
+
+    folder = resolve_model(config.model, config.revision)
+    return str(unpack_adapter(Path(source), read_json(folder / "config.json", required=True)))

@@ -1,0 +1,249 @@
+"""The adapters of one model, by name. Every front-end asks here before it lets a request choose one.
+
+    info = await asyncio.to_thread(registry.add, "french", "/adapters/french")  # looks at the files
+    await registry.ready("french")                                              # read, checked, in memory
+    request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
+
+Each name means the same weights as long as it is registered. When a name is given to other weights, the engine sees a
+new key, because its caches must never mix two adapters. A `LoRAStore` knows where the weights are and who uses them;
+this module reads no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
+from bridle.lora import AdapterState, AdapterStatus
+from bridle.safe_repr import short_repr
+
+if TYPE_CHECKING:
+    from bridle.lora import AdapterFiles
+
+PLACEHOLDER = "tgi"
+#: Names that mean the base model. Clients of text-generation and huggingface_hub send them when they know an address
+#: but no model.
+PLACEHOLDERS = frozenset({PLACEHOLDER, "dummy"})
+#: How an address begins. Some clients (huggingface's for JavaScript) send the endpoint's address as the model's name.
+_SCHEMES = ("http://", "https://")
+#: How many adapters one model may have registered at a time.
+MAX_ADAPTERS = 10_000
+_MAX_SHOWN_NAMES = 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
+
+
+def is_address(name: str) -> bool:
+    """Whether a client sent an endpoint's address in place of a model's name."""
+    return name[:8].lower().startswith(_SCHEMES)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter as of one moment.
+
+    `source` is the folder or hub id it came from, `targets` are the kinds of layers it changes (`q_proj`, ...),
+    `num_bytes` is what its weights take in memory, `error` says why it is `failed`. `num_users` counts the requests
+    that use it now, or wait for it.
+    """
+
+    name: str
+    source: str
+    revision: str | None
+    rank: int
+    targets: tuple[str, ...]
+    num_bytes: int
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0
+
+
+class LoRAStore(Protocol):
+    """Keeps the adapters of a model in memory. Keys are the registry's. The methods may be called from any thread."""
+
+    def check(self, files: AdapterFiles) -> None:
+        """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        """Let requests use the adapter from now on. Nothing is loaded yet."""
+
+    def remove(self, key: str) -> None:
+        """Take the adapter away: no new request may use it. Its memory is freed once its last user is done."""
+
+    def status(self, key: str) -> AdapterStatus:
+        raise NotImplementedError
+
+    def fetch(self, key: str) -> Future[None]:
+        """Begin to load the adapter. The future is done when it is in memory, and fails with the error if it cannot be
+        loaded."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    home: LoRAStore
+    key: str
+    source: str
+    revision: str | None
+    files: AdapterFiles
+
+
+class AdapterRegistry:
+    """The adapters of one model by name. `base_names` mean the model without an adapter: its own name, then its
+    aliases.
+
+    Iterating gives the adapters' names. Thread-safe; only `add` may take long.
+    """
+
+    def __init__(
+        self,
+        home: LoRAStore | None = None,
+        base_names: Iterable[str] = (),
+        unpack: Callable[[str], str] | None = None,
+    ) -> None:
+        """`home` is None if the model's backend applies no adapters. `unpack` makes a folder of a source that is a
+        file, for this model."""
+        self._unpack = unpack
+        self._home = home
+        self._base_names = dict.fromkeys(base_names)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._entries))
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
+        """Register the adapter in folder, GGUF file or hub repository `source` as `name`.
+
+        This inspects the files (and downloads them first, if `source` is a hub id), so it blocks: call it in a thread.
+        Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is taken or not
+        allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature` if the model's
+        backend applies no adapters. After an error nothing is registered.
+        """
+        from bridle.lora import find_adapter
+
+        self._check_name(name)
+        if self._home is None:
+            raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
+        files = find_adapter(self._unpack(source) if self._unpack is not None else source, revision)
+        self._home.check(files)
+        with self._lock:
+            self._check_free(name)
+            entry = _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
+            self._home.add(entry.key, files)
+            self._entries[name] = entry
+        return self._info(name, entry)
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter. Requests that use it now run to their end, then its memory is freed. Raises
+        `UnknownAdapter`."""
+        with self._lock:
+            entry = self._find(name)
+            del self._entries[name]
+            entry.home.remove(entry.key)
+
+    def get(self, name: str) -> AdapterInfo:
+        """One adapter as of now. Raises `UnknownAdapter`."""
+        return self._info(name, self._find(name))
+
+    def list(self) -> tuple[AdapterInfo, ...]:
+        """All adapters as of now, in the order in which they came."""
+        return tuple([self._info(name, entry) for name, entry in list(self._entries.items())])
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: str | None) -> str | None:
+        """The key for `Request.adapter`, which is opaque; None for the base model. None, the empty name, `PLACEHOLDERS`
+        and the model's own names mean the base model. Raises `UnknownAdapter`, whose message lists the known names."""
+        if not name:
+            return None
+        entry = self._entries.get(name)
+        if entry is None and self.is_base(name):
+            return None
+        return (entry or self._find(name)).key
+
+    def is_base(self, name: str) -> bool:
+        """Whether `name` means the model without an adapter."""
+        return name in self._base_names or name in PLACEHOLDERS
+
+    def add_base_names(self, names: Iterable[str]) -> None:
+        """Add names that mean the base model."""
+        self._base_names.update(dict.fromkeys(names))
+
+    async def ready(self, name: str) -> AdapterInfo:
+        """Wait until the adapter is read, checked and in memory; loading begins if need be. A request does not need
+        this, since it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
+        (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
+        entry = self._find(name)
+        await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
+        return self._info(name, entry)
+
+    def fetch(self, name: str) -> Future[None]:
+        """Do as `ready`, for a thread: the future is done when the adapter is in memory, and fails if it cannot be
+        loaded."""
+        entry = self._find(name)
+        return entry.home.fetch(entry.key)
+
+    def is_in_memory(self, name: str) -> bool:
+        """Whether `ready` would not wait. Raises `UnknownAdapter`."""
+        return self.get(name).state in ("host", "device")
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _info(self, name: str, entry: _Entry) -> AdapterInfo:
+        files, now = entry.files, entry.home.status(entry.key)
+        return AdapterInfo(
+            name,
+            entry.source,
+            entry.revision,
+            files.rank,
+            files.targets,
+            files.num_bytes,
+            now.state,
+            now.error,
+            now.num_users,
+        )
+
+    def _find(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise self._unknown(name) from None
+
+    def _unknown(self, name: str) -> UnknownAdapter:
+        names = list(self._entries)
+        known = ", ".join(repr(other) for other in names[:_MAX_SHOWN_NAMES]) or "none"
+        more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+        model = f"{next(iter(self._base_names))!r}" if self._base_names else "the model"
+        return UnknownAdapter(f"{model} has no adapter {short_repr(name)}; known: {known}{more}", "adapter")
+
+    def _check_name(self, name: str) -> None:
+        if _NAME.fullmatch(name) is None or ".." in name:
+            raise InvalidRequest(
+                f"adapter name {short_repr(name)} is not allowed; letters, digits and . _ - : @ + are, with up to "
+                "three "
+                "slashes, beginning with a letter or digit",
+                "name",
+            )
+        self._check_free(name)
+
+    def _check_free(self, name: str) -> None:
+        if self.is_base(name):
+            raise InvalidRequest(f"adapter name {short_repr(name)} means the base model", "name")
+        if name in self._entries:
+            raise InvalidRequest(f"an adapter {short_repr(name)} is known already; remove it first", "name")
+        if len(self._entries) >= MAX_ADAPTERS:
+            raise InvalidRequest(f"{len(self._entries)} adapters are known; at most {MAX_ADAPTERS}", "name")

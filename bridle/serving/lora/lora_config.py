@@ -1,0 +1,157 @@
+"""The adapters of a server as its operator configures them: those loaded at the start, and those that may be loaded
+later.
+
+The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A name from the network
+can mean one of these, a folder under the adapters' folder, or a hub id that was allowed, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import InvalidRequest
+from bridle.gguf.folder import is_adapter_file
+from bridle.lora.files import CONFIG_NAME
+from bridle.lora.hub import is_hub_id
+from bridle.serving.models.model_folders import NamedFolders, is_hub_name
+
+_FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder, a GGUF file or a hub id"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """An adapter and its source: a folder, or a hub id at a revision. `model` is the model that it belongs to; None
+    means the first model."""
+
+    name: str
+    source: str
+    revision: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """The adapters of a server. `named` are loaded together with their models. Folders under `folder`, and the
+    `hub_ids` (`owner/name`, or `owner/name@rev` for that revision alone), may be loaded later by their names."""
+
+    named: tuple[AdapterSpec, ...] = ()
+    folder: Path | None = None
+    hub_ids: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether adapters may be loaded beside the named ones."""
+        return self.folder is not None or bool(self.hub_ids)
+
+
+class AdapterCatalog:
+    """Looks up which adapters of an `AdapterSet` may be loaded when a request names them."""
+
+    def __init__(self, adapters: AdapterSet | None = None) -> None:
+        adapters = adapters or AdapterSet()
+        self._named: dict[str, list[AdapterSpec]] = {}  # by model
+        self._given = adapters.named
+        self._is_open = adapters.is_open
+        self._folders = None if adapters.folder is None else NamedFolders(adapters.folder, CONFIG_NAME, "adapters_dir")
+        self._hub_ids = dict(_allowed(text) for text in adapters.hub_ids)
+
+    def named_for(self, model: str) -> Sequence[AdapterSpec]:
+        """The adapters that are loaded together with this model."""
+        return self._named.get(model, ())
+
+    def serves(self, model: str) -> bool:
+        """Whether a model may ever have adapters."""
+        return self._is_open or model in self._named
+
+    def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
+        """Assign each named adapter to its model. `default` is the first model; `canonical` gives the real name of a
+        model for an alias. Raises `InvalidRequest` if there is no such model."""
+        for spec in self._given:
+            if spec.model is None and default is None:
+                raise InvalidRequest(
+                    f"adapter {spec.name}: there is no first model whose it could be; say MODEL:{spec.name}=...",
+                    "adapter",
+                )
+            model = canonical(spec.model) if spec.model is not None else default
+            assert model is not None
+            self._named.setdefault(model, []).append(spec)
+
+    def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
+        """Find the adapter that `source` means: a folder under the adapters' folder, by its name or its full path, or
+        an allowed hub id at that revision. None if it may not be loaded or does not exist."""
+        name, at, inline = source.partition("@")
+        revision = inline if at and revision is None else revision
+        if self._folders is not None and revision is None:
+            name = self._folders.name_of(source)
+            folder = self._folders.find(name)
+            if folder is not None:
+                return AdapterSpec(name, str(folder))
+        if name not in self._hub_ids:
+            return None
+        pinned = self._hub_ids[name]
+        if revision is not None and (not is_revision(revision) or pinned not in (None, revision)):
+            return None
+        return AdapterSpec(name, name, pinned or revision)
+
+    def names(self) -> list[str]:
+        """The names of all adapters that can be loaded. Reads the disk."""
+        found = [] if self._folders is None else self._folders.names()
+        return list(dict.fromkeys((*found, *self._hub_ids)))
+
+
+def parse_adapter(text: str) -> AdapterSpec:
+    """Parse `[MODEL:]NAME=SOURCE[@REVISION]`. Without `NAME=` the name is that of the folder or hub id. Raises
+    `InvalidRequest`."""
+    model, name, source = _split(text.strip())
+    if not source or name == "":
+        raise InvalidRequest(f"adapter is {text!r}; {_FORM}", "adapter")
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        folder = folder.resolve()
+        return AdapterSpec(name or folder.name, str(folder), None, model)
+    if is_adapter_file(source):
+        return AdapterSpec(name or folder.stem, str(folder.resolve()), None, model)
+    hub_id, at, revision = source.partition("@")
+    if not is_hub_id(hub_id) or (at and not is_revision(revision)):
+        raise InvalidRequest(
+            f"adapter is {text!r}: {source!r} is neither a folder, a GGUF file nor a hub id; {_FORM}", "adapter"
+        )
+    return AdapterSpec(name or hub_id, hub_id, revision or None, model)
+
+
+def _split(text: str) -> tuple[str | None, str | None, str]:
+    """Split into model, name and source."""
+    told, equals, source = text.partition("=")
+    if not equals or Path(text).expanduser().is_dir():  # a folder's name may contain any character, also `=`
+        return None, None, text
+    model, _, name = told.rpartition(":")
+    return model.strip() or None, name.strip(), source.strip()
+
+
+def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
+    """Parse several adapters. Raises `InvalidRequest` if two of one model have the same name."""
+    specs = tuple(parse_adapter(text) for text in texts)
+    seen: set[tuple[str | None, str]] = set()
+    for spec in specs:
+        if (spec.model, spec.name) in seen:
+            raise InvalidRequest(f"two adapters are called {spec.name!r}; give one another name", "adapter")
+        seen.add((spec.model, spec.name))
+    return specs
+
+
+def is_revision(text: str) -> bool:
+    """Whether `text` looks like a branch, a tag or a commit."""
+    return 0 < len(text) <= 100 and ".." not in text and all(part and is_hub_name(part) for part in text.split("/"))
+
+
+def _allowed(text: str) -> tuple[str, str | None]:
+    """Parse an allowed hub id: the id, and the one revision that is allowed, None for any."""
+    name, at, revision = text.partition("@")
+    if not is_hub_id(name) or (at and not is_revision(revision)):
+        raise InvalidRequest(
+            f"allow_adapter is {text!r}; must be a hub id such as 'owner/name' or 'owner/name@revision'",
+            "allow_adapter",
+        )
+    return name, revision or None

@@ -1,0 +1,186 @@
+"""Finds the adapter that a request names, loads it if that is allowed, and waits for it; for any front-end.
+
+    chosen = registry.choose(body.model, body.adapter)
+    with await registry.acquire(chosen.model) as model:
+        adapter = await registry.adapters.fetch(model, chosen.adapter)
+
+Many requests for one adapter share a single load. Of an adapter that cannot be loaded only the reason is kept. It
+answers further requests for a while; a request after the files have changed tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.errors import AdapterRefused, BridleError, InvalidRequest, ModelUnavailable, UnknownAdapter
+from bridle.lora.negative_cache import FAILURE_SECONDS, CachedFailure, Failures, stamp_of
+from bridle.safe_repr import short_repr
+from bridle.serving.lora.lora_config import AdapterCatalog, AdapterSpec
+
+if TYPE_CHECKING:
+    from bridle.serving.lora.adapter_registry import AdapterInfo
+    from bridle.serving.models.loading import LoadedModel
+
+#: How many adapters are inspected at once, since each may be large.
+_MAX_LOOKS = 2
+
+Load = asyncio.Task["AdapterInfo"]
+
+
+class LoRAResolver:
+    """Serves one registry of models, from its event loop. `catalog` says which adapters may be loaded. `names_of` gives
+    the names that mean a model without an adapter. `is_taken` says whether a name belongs to any model. `clock`
+    measures how long ago a load failed."""
+
+    def __init__(
+        self,
+        catalog: AdapterCatalog,
+        names_of: Callable[[LoadedModel], list[str]],
+        is_taken: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.catalog = catalog
+        self._names_of = names_of
+        self._is_taken = is_taken
+        self.clock = clock
+        self._loads: dict[tuple[str, str], Load] = {}
+        self._failures = Failures()
+        self._looks = asyncio.Semaphore(_MAX_LOOKS)
+
+    def is_ready(self, model: LoadedModel, name: str | None) -> bool:
+        """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
+        if not self._is_adapter(model, name):
+            return True
+        assert name is not None
+        if name in model.adapters:
+            return model.adapters.is_in_memory(name)
+        if (model.name, name) not in self._loads and self.failure_of(model.name, name) is None:
+            self._loadable(model, name)
+        return False
+
+    async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
+        """Return the name of the adapter that a request chooses, once it is in memory. Returns None for the model
+        without an adapter, which None, the empty name and the model's own names mean.
+
+        An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for one that cannot
+        be used, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
+        """
+        if not self._is_adapter(model, name):
+            return None
+        assert name is not None
+        if not self.is_ready(model, name):
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wait(model, name)
+            except AdapterRefused as error:  # each waiter gets an error object of its own
+                raise AdapterRefused(str(error), "adapter") from None
+            except TimeoutError:
+                raise ModelUnavailable(f"the adapter {short_repr(name)} is not there after {timeout:g} s") from None
+        return name
+
+    async def load(self, model: LoadedModel, name: str, source: str, revision: str | None = None) -> AdapterInfo:
+        """Load the adapter that the catalog has as `source`, under the name `name`. Raises `InvalidRequest` for a name
+        that is taken, and `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
+        spec = self.catalog.find(source, revision)
+        if spec is None:
+            at = "" if revision is None else f" at revision {short_repr(revision)}"
+            raise AdapterRefused(
+                f"the source {short_repr(source)}{at} may not be loaded here: it must be a folder of adapters_dir, or "
+                "one "
+                "of the hub ids of allow_adapter",
+                "source",
+            )
+        if name in model.adapters or (model.name, name) in self._loads:
+            raise InvalidRequest(f"an adapter {short_repr(name)} is known already; remove it first", "name")
+        if self._is_taken(name):
+            raise InvalidRequest(f"the name {short_repr(name)} is a model's", "name")
+        return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
+
+    def failure_of(self, model: str, name: str) -> BridleError | None:
+        """Why an adapter that a request named could not be loaded, if another attempt now would fail again; otherwise
+        None."""
+        failure = self._failures.find((model, name), self.clock())
+        return None if failure is None else failure.again()
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
+        """Whether a name asks for an adapter, and not for the model itself."""
+        if not name:
+            return False
+        return name in model.adapters or not (model.adapters.is_base(name) or name in self._names_of(model))
+
+    async def _wait(self, model: LoadedModel, name: str) -> None:
+        load = self._loads.get((model.name, name))
+        if load is None and name in model.adapters:
+            source = model.adapters.get(name).source
+            try:
+                await model.adapters.ready(name)
+            except AdapterRefused as error:
+                raise _public(error, name, source) from None
+            return
+        if load is None:
+            failure = self.failure_of(model.name, name)
+            if failure is not None:
+                raise failure
+            spec = self._loadable(model, name)
+            load = self._begin(model, name, spec.source, spec.revision, is_asked_for=True)
+        await asyncio.shield(load)
+
+    def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
+        """The catalog's entry under a name. Raises `UnknownAdapter` if there is none."""
+        spec = self.catalog.find(name)
+        if spec is None or self._is_taken(name):
+            model.adapters.get(name)  # raises, with the names that there are
+            raise UnknownAdapter(f"there is no adapter {short_repr(name)}", "adapter")
+        return spec
+
+    def _begin(
+        self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool = False
+    ) -> Load:
+        """Begin to load an adapter. If a request asked for it (`is_asked_for`), the reason of a failure is
+        remembered."""
+        task = asyncio.create_task(self._load(model, name, source, revision, is_asked_for), name=f"load adapter {name}")
+        self._loads[model.name, name] = task
+        task.add_done_callback(lambda done: self._end(model.name, name, done))
+        return task
+
+    async def _load(
+        self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool
+    ) -> AdapterInfo:
+        folder = Path(source) if Path(source).is_absolute() else None  # None: on the hub
+        stamp = stamp_of(folder)
+        try:
+            async with self._looks:
+                await asyncio.to_thread(model.adapters.add, name, source, revision)
+            info = await self._read(model, name)
+        except (AdapterRefused, ModelUnavailable) as error:
+            told = _public(error, name, source) if isinstance(error, AdapterRefused) else error
+            failure = CachedFailure(told, folder, stamp, self.clock() + FAILURE_SECONDS)
+            if is_asked_for:
+                self._failures.note((model.name, name), failure)
+            raise failure.again() from None
+        self._failures.forget((model.name, name))
+        return info
+
+    async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
+        """Read a new adapter. One that cannot be used is removed again."""
+        try:
+            return await model.adapters.ready(name)
+        except BridleError:
+            model.adapters.remove(name)
+            raise
+
+    def _end(self, model: str, name: str, task: Load) -> None:
+        del self._loads[model, name]
+        if not task.cancelled():
+            task.exception()  # told to those who wait; nobody may
+
+
+def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
+    """The error without the paths of this machine, which the network need not know."""
+    return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)

@@ -1,0 +1,1 @@
+"""Models of a server: registry, loading on demand, memory, adding and removing."""

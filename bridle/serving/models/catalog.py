@@ -1,0 +1,58 @@
+"""Which models may be loaded when a request names them, beside those that the operator named.
+
+A name from the network is looked up, never followed: it means a folder or a GGUF file under the models' folder, or a
+hub id that was allowed. No other name is loadable, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from bridle.config import ModelConfig
+from bridle.errors import InvalidRequest
+from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub_name
+
+
+class ModelCatalog:
+    """Configurations of loadable models, by name. `base` says how models are loaded; an entry says which model.
+
+    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
+    is read when a request asks, so new ones need no restart.
+    """
+
+    def __init__(
+        self,
+        base: ModelConfig | None = None,
+        *,
+        models_dir: Path | None = None,
+        hub_ids: Iterable[str] = (),
+    ) -> None:
+        self._base = replace(base or ModelConfig(), revision=None, tokenizer=None)
+        self._hub_ids = tuple(dict.fromkeys(hub_ids))
+        for hub_id in self._hub_ids:
+            if not is_hub_name(hub_id):
+                raise InvalidRequest(f"allow_hub is {hub_id!r}; must be a hub id such as 'owner/name'", "allow_hub")
+        self._folders = None if models_dir is None else NamedFolders(models_dir, "config.json", "models_dir")
+        self._files = None if models_dir is None else NamedFiles(models_dir, "models_dir")
+
+    def find(self, name: str) -> ModelConfig | None:
+        """The configuration of the model that is loaded under that name; None if there is none or it may
+        not be loaded."""
+        folder = None if self._folders is None else self._folders.find(name)
+        found = folder or (None if self._files is None else self._files.find(name))
+        if found is not None:
+            return replace(self._base, model=str(found))
+        return replace(self._base, model=name) if name in self._hub_ids else None
+
+    def names(self) -> list[str]:
+        """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
+        folders = [] if self._folders is None else self._folders.names()
+        files = [] if self._files is None else self._files.names()
+        return list(dict.fromkeys((*folders, *files, *self._hub_ids)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no model can ever be loaded from this catalog."""
+        return not self._hub_ids and self._folders is None

@@ -1,0 +1,191 @@
+"""Makes the parts of a model in this process, and starts an engine over them.
+
+The heavy imports (torch, transformers) happen inside the functions, so that the rest of the service can be imported and
+tested without them. This module knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
+from bridle.controller_tools import Desk
+from bridle.engine.interfaces import Executor, Sampler
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED
+from bridle.errors import InvalidRequest
+from bridle.load_progress import Report, watched
+from bridle.lora import AdapterPool, find_device
+from bridle.multimodal import ImageHosts, MediaReader, open_reader
+from bridle.serving.controller_runtime import ControlSettings, demanded_pool, finish_control, guess_num_logits
+from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer, tokenizer_folder
+from bridle.serving.models.vocab_checks import check_sizes, find_unnamed
+from bridle.serving.requests.sampling_defaults import read_defaults
+
+if TYPE_CHECKING:
+    from bridle.aici.client import PolicyPool, RuntimePool
+    from bridle.engine import AsyncEngine
+    from bridle.engine.interfaces import ControllerPool, MediaDevice
+    from bridle.model.pooling.settings import Pooling
+    from bridle.structured_output import ConstraintPool
+    from bridle.tokenizer import Tokenizer
+
+_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class LoadedExecutor(Executor, Protocol):
+    """An executor with a loaded model, in this process or another. `num_bytes` is the memory that its weights and its
+    KV cache take."""
+
+    @property
+    def num_bytes(self) -> int:
+        raise NotImplementedError
+
+
+#: A function that makes one, from a configuration, a callback for progress, and a sampler of the caller's own.
+ExecutorLoader = Callable[[ModelConfig, Report | None, Sampler | None], LoadedExecutor]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that an engine is made of."""
+
+    tokenizer: Tokenizer
+    executor: LoadedExecutor
+    runtime: RuntimePool | None
+    demanded: PolicyPool | None
+    defaults: Mapping[str, Any]
+    pictures: MediaReader | None
+    pooling: Pooling | None
+
+
+def load_parts(
+    config: ModelConfig,
+    control: ControlSettings,
+    progress: Report | None,
+    sampler: Sampler | None,
+    executors: ExecutorLoader | None,
+) -> Parts:
+    """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
+    from bridle.backends import check_backend, load_executor
+    from bridle.model import resolve_model
+    from bridle.model.pooling.settings import read_pooling
+
+    hosts = ImageHosts(config.image_hosts)
+    check_backend(config)
+    with watched(progress) if progress else nullcontext():
+        path = resolve_model(config.model, config.revision)
+    pooling = read_pooling(path)
+    if pooling is not None:
+        control = ControlSettings("off")  # there is nothing to steer
+    with ExitStack() as undo:
+        starting = begin_control_of(config, path, control)
+        if starting is not None:
+            undo.callback(starting.abandon)
+        tokenizer = load_tokenizer(config, path)
+        num_ids = guess_num_logits(path)
+        if num_ids is not None:
+            check_sizes(tokenizer, num_ids, config.model)  # before minutes are spent on weights
+        if config.draft_model is not None:
+            _check_vocabulary(config.draft_model, tokenizer)
+        executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
+        undo.callback(executor.close)
+        if num_ids is None:
+            check_sizes(tokenizer, executor.info.vocab_size, config.model)
+        runtime = finish_control(control, starting, executor.info.vocab_size)
+        vocabulary, num_logits = tokenizer_folder(config, path), executor.info.vocab_size
+        demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
+        undo.pop_all()
+    pictures = None if getattr(executor, "media", None) is None else open_reader(path, hosts=hosts)
+    defaults = read_defaults(path, config.generation_config)
+    return Parts(tokenizer, executor, runtime, demanded, defaults, pictures, pooling)
+
+
+def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
+    """Refuse a draft model whose tokens are others than the model's, since every guess would be wrong."""
+    from bridle.tokenizer import Tokenizer
+
+    different = tokenizer.first_difference(Tokenizer.load(draft_model))
+    if different is not None:
+        token, own, its = different
+        raise InvalidRequest(
+            f"draft model {draft_model!r} has another vocabulary: token {token} is {its!r} there and {own!r} in the "
+            "model; a draft model needs the same tokens",
+            "draft_model",
+        )
+
+
+def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
+    """The pool that brings adapters to the executor; None if the executor applies none."""
+    device = find_device(executor)
+    if device is None:
+        return None
+    return AdapterPool(
+        device,
+        item_size=_ITEM_SIZES[executor.info.dtype],
+        device_memory=config.adapter_memory or ADAPTER_MEMORY,
+        host_memory=config.adapter_host_memory or ADAPTER_HOST_MEMORY,
+    )
+
+
+def start_engine(
+    parts: Parts,
+    config: EngineConfig,
+    pools: Sequence[ControllerPool],
+    adapters: AdapterPool | None,
+    tools: Desk,
+) -> tuple[AsyncEngine, ConstraintPool]:
+    """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
+    from bridle.engine import AsyncEngine, Engine
+    from bridle.engine.multimodal.encoder_cache import EncoderCache
+    from bridle.tokenizer import Detokenizer
+
+    info = parts.executor.info
+    constraints = constraint_pool(parts.tokenizer, info)
+    draft: Executor | None = getattr(parts.executor, "draft", None)
+    device: MediaDevice | None = getattr(parts.executor, "media", None)
+    media = None if device is None else EncoderCache(device)
+    engine = Engine(
+        parts.executor,
+        config,
+        pools=_all_pools(parts, constraints, pools, tools),
+        decoder=Detokenizer(parts.tokenizer),
+        adapters=adapters,
+        draft=draft,
+        media=media,
+        unnamed=NONE_UNNAMED if config.unnamed_ids else find_unnamed(parts.tokenizer, info),
+    )
+    client = AsyncEngine(engine)
+    for mover in (media, adapters):
+        if mover is not None:
+            mover.on_change = client.wake
+    for pool in (parts.runtime, parts.demanded):
+        if pool is not None:
+            pool.wake = client.wake
+    tools.watch(client.wake)
+    if parts.runtime is not None:
+        parts.runtime.tools.desk = tools
+    return client.start(), constraints
+
+
+def _all_pools(
+    parts: Parts, constraints: ConstraintPool, further: Sequence[ControllerPool], tools: Desk
+) -> Sequence[ControllerPool]:
+    """What runs controllers: every kind of them, and several on one request."""
+    from bridle.controllers import PythonControllerPool
+    from bridle.controllers.beams import BeamPool
+    from bridle.controllers.composite_pool import with_composed
+
+    vocab_size = parts.executor.info.vocab_size
+    pools = (
+        PythonControllerPool(vocab_size, tools, partial(parts.tokenizer.encode, add_special_tokens=False)),
+        BeamPool(),
+        constraints,
+        *further,
+        *((parts.runtime,) if parts.runtime else ()),
+        *((parts.demanded,) if parts.demanded else ()),
+    )
+    return with_composed(pools, vocab_size)

@@ -1,0 +1,227 @@
+"""Loads a model by its name: checkpoint, tokenizer, engine, and the thread that drives it.
+
+The heavy imports (torch, transformers) happen inside `load_model`, so that the rest of the service can be imported and
+tested without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controller_tools import Desk, ToolExecutor
+from bridle.engine.interfaces import Sampler
+from bridle.engine.scheduling.batching import Batching
+from bridle.errors import EngineClosed, Overloaded
+from bridle.load_progress import Report
+from bridle.lora import AdapterPool
+from bridle.multimodal import MediaReader
+from bridle.serving.controller_runtime import ControlSettings
+from bridle.serving.lora.adapter_files import unpack_source
+from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.models.engine_factory import ExecutorLoader, load_parts, make_adapters, start_engine
+from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
+from bridle.threads import start_thread
+
+if TYPE_CHECKING:
+    from bridle.aici.client import PolicyPool, RuntimePool
+    from bridle.engine import AsyncEngine
+    from bridle.engine.client import EngineClient
+    from bridle.engine.interfaces import ControllerPool, ExecutorInfo
+    from bridle.model.pooling.settings import Pooling
+    from bridle.serving.policies import Applied, PolicySet
+    from bridle.structured_output import Constraint, ConstraintPool
+    from bridle.tokenizer import Tokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NUM_TEXT_THREADS = 2
+#: Requests that wait at once for pictures of other servers.
+_MOST_FETCHING = 32
+#: No tokenizer in use packs more characters than this into a token on average; longer texts are refused unread.
+MAX_CHARS_PER_TOKEN = 128
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model that takes requests.
+
+    `created` is a Unix time in seconds. `adapters` are its registered adapters, `control` is the runtime of its Wasm
+    controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory that its weights and its KV
+    cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with,
+    `batching` the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the
+    context window, or the whole KV cache if that is less; more than `max_prompt_chars` characters it cannot hold.
+    """
+
+    name: str
+    client: EngineClient
+    tokenizer: Tokenizer
+    created: int = field(default_factory=lambda: int(time.time()))
+    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
+    adapter_pool: AdapterPool | None = None  # that of the engine in this process
+    control: RuntimePool | None = None
+    constraints: ConstraintPool | None = None
+    pictures: MediaReader | None = None  # None: it reads text alone
+    num_bytes: int = 0
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    pid: int = field(default_factory=os.getpid)  # the process that loaded it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
+    pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
+    tools: ToolExecutor | None = None  # what its controllers may call
+    demanded: PolicyPool | None = None  # runs Wasm modules of policies
+    policies: PolicySet | None = None  # what holds for all requests that come through no server
+    shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
+    info: ExecutorInfo = field(init=False, repr=False)
+    batching: Batching = field(init=False, repr=False)
+    max_sequence_tokens: int = field(init=False, repr=False)
+    max_prompt_chars: int = field(init=False, repr=False)
+    answers: ToolCallTokenCache = field(init=False, repr=False)
+    _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
+    _fetching: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_FETCHING), repr=False)
+
+    def __post_init__(self) -> None:
+        info = self.info = self.client.info
+        self.adapters.add_base_names((self.name,))
+        self.answers = ToolCallTokenCache(self.engine.park_seconds if self._parks else 0.0)
+        self.batching = Batching.of(self.engine, info)
+        self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+        if self.pictures is not None:
+            self.pictures.fit(self.max_sequence_tokens)
+        self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The kinds of files that it reads beside text."""
+        return () if self.pictures is None else tuple(self.pictures.senses)
+
+    @property
+    def policy_control(self) -> RuntimePool | None:
+        """The runtime of the policies' modules, once one was needed."""
+        return None if self.demanded is None else self.demanded.runtime
+
+    @property
+    def _parks(self) -> bool:
+        """Whether KV may outlive its request at all."""
+        return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
+
+    def demands(self, adapter: str | None = None, user: str = "") -> Applied:
+        """What holds for a text that comes through no server."""
+        from bridle.serving.policies import NO_POLICIES, PolicyContext
+        from bridle.serving.tenancy.keys import LOCAL_USER
+
+        if self.policies is None:
+            return NO_POLICIES
+        return self.policies.select(PolicyContext(self.name, adapter, user or LOCAL_USER.user), self)
+
+    def check_process(self) -> None:
+        """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""
+        from bridle.engine.async_engine import FORKED
+
+        if os.getpid() != self.pid:
+            raise EngineClosed(FORKED)
+
+    async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller returns at once;
+        work that has begun runs to its end, other work is dropped."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
+        return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+
+    async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do as `in_text_thread` for a request whose pictures have to be fetched: it gets a thread of its own, since it
+        waits for other servers. Raises `Overloaded` where there are too many of those."""
+        if self.pictures is None or not self.pictures.hosts:  # nothing is fetched here
+            return await self.in_text_thread(function, *args, **kwargs)
+        if not self._fetching.acquire(blocking=False):
+            raise Overloaded(f"{_MOST_FETCHING} requests are fetching pictures; try again")
+        fetching = start_thread(partial(function, *args, **kwargs), "bridle-fetch")
+        fetching.add_done_callback(lambda done: self._fetching.release())
+        return await asyncio.wrap_future(fetching)
+
+    async def try_constraint(self, constraint: Constraint) -> None:
+        """Compile a constraint before a request needs it. Raises `InvalidRequest` for one that cannot be used."""
+        if self.constraints is not None:
+            compiling = self.constraints.compiler.compile(constraint)
+            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
+
+    def close(self, drain: float = 0.0) -> None:
+        """Close the engine; running requests get `drain` seconds to finish. Idempotent."""
+        self.shutdown(drain)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+def load_model(
+    config: ModelConfig,
+    engine_config: EngineConfig | None = None,
+    *,
+    name: str | None = None,
+    progress: Report | None = None,
+    pools: Sequence[ControllerPool] = (),
+    sampler: Sampler | None = None,
+    control: ControlSettings | None = None,
+    executors: ExecutorLoader | None = None,
+    tools: Desk | None = None,
+) -> LoadedModel:
+    """Find, load and start a model. `name` defaults to the folder's or the hub's name.
+
+    `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
+    run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
+    get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
+    process. `tools` are what controllers may call; whoever made them closes them. Without any they may call those of
+    clients. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    """
+    engine_config = engine_config or EngineConfig()
+    config = config.sized_for(engine_config)
+    parts = load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
+    adapters = make_adapters(parts.executor, engine_config)
+    own = None
+    if tools is None:
+        tools = own = ToolExecutor()
+    client, constraints = start_engine(parts, engine_config, pools, adapters, tools)
+    name = name or model_name(config.model)
+    return LoadedModel(
+        name,
+        client,
+        parts.tokenizer,
+        adapters=AdapterRegistry(adapters, (name, config.model), partial(unpack_source, config)),
+        adapter_pool=adapters,
+        control=parts.runtime,
+        demanded=parts.demanded,
+        constraints=constraints,
+        pictures=parts.pictures,
+        num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),
+        engine=engine_config,
+        defaults=parts.defaults,
+        pooling=parts.pooling,
+        tools=tools if isinstance(tools, ToolExecutor) else None,
+        shutdown=client.close if own is None else partial(_close_both, client, own),
+    )
+
+
+def _close_both(client: AsyncEngine, desk: ToolExecutor, drain: float = 0.0) -> None:
+    """Close an engine, and then the desk that it has alone."""
+    try:
+        client.close(drain)
+    finally:
+        desk.unwatch(client.wake)
+        desk.close()
+
+
+def model_name(model: str) -> str:
+    """The short name of a model: a folder's last part, a GGUF file's without its ending, otherwise the id itself."""
+    folder = Path(model)
+    if model.lower().endswith(".gguf") and folder.is_file():
+        return folder.stem
+    return folder.resolve().name if folder.is_dir() else model

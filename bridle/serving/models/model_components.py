@@ -1,0 +1,43 @@
+"""What every way of serving a model takes from its folder: its tokenizer, and what compiles constraints and runs
+controllers for its tokens. A model in this process, one in replicas and a front of a cluster are made of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.config import ModelConfig
+from bridle.serving.controller_runtime import ControlSettings, ControlStart, begin_control, guess_num_logits
+
+if TYPE_CHECKING:
+    from bridle.engine.interfaces import ExecutorInfo
+    from bridle.structured_output import ConstraintPool
+    from bridle.tokenizer import Tokenizer
+
+
+def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
+    """The tokenizer of the model in `folder`, or the one that the configuration names in its place."""
+    from bridle.tokenizer import Tokenizer
+
+    return Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
+
+
+def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:
+    """Where that tokenizer is."""
+    from bridle.model import resolve_model
+
+    return folder if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
+
+
+def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings) -> ControlStart | None:
+    """Start the runtime for this model's vocabulary in the background; None if there is to be none."""
+    if control.mode == "off":
+        return None
+    return begin_control(control, tokenizer_folder(config, folder), guess_num_logits(folder))
+
+
+def constraint_pool(tokenizer: Tokenizer, info: ExecutorInfo) -> ConstraintPool:
+    """What compiles constraints for this model's tokens, and runs them."""
+    from bridle.structured_output import ConstraintPool, vocabulary_of
+
+    return ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))

@@ -1,0 +1,307 @@
+"""Loads models when they are asked for and unloads idle ones, within a memory bound.
+
+Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads beside it, so that
+neither the loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for
+one load. This module knows neither names nor what they stand for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bridle.errors import BridleError, EngineClosed, ModelUnavailable, RequestCancelled
+from bridle.load_progress import LoggedSteps, Report, silent, watched
+from bridle.serving.lifecycle.blocking_work import in_thread
+from bridle.serving.models.model_memory import ModelMemory, Needs, least_bytes, with_kv
+from bridle.serving.models.model_slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+    from bridle.serving.models.loading import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+#: How long a failed load is remembered, in seconds.
+FAILURE_SECONDS = 30.0
+#: Shows, under a title, what the `Report` that it gives is told.
+Show = Callable[[str], AbstractContextManager[Report]]
+
+
+def unseen(title: str) -> AbstractContextManager[Report]:
+    """A `Show` that shows nothing."""
+    return nullcontext(silent)
+
+
+class ModelLoader(Protocol):
+    """Loads models. All methods block, are called in threads, and raise an error that says what is wrong with the
+    model."""
+
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        """The memory that the model takes beside its KV cache. May download the model."""
+        raise NotImplementedError
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        """`config` with memory set aside for adapters; the amount does not depend on the model's state."""
+        raise NotImplementedError
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        """Load and start a model. An error that `progress` raises ends the loading."""
+        raise NotImplementedError
+
+
+class ModelManager:
+    """Loads models into slots and closes them again."""
+
+    def __init__(
+        self, loader: ModelLoader, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.memory = ModelMemory(max_bytes)
+        self._loader = loader
+        self._clock = clock
+        self._queue = asyncio.Lock()  # held by the load whose turn it is
+        self._change: asyncio.Future[None] | None = None  # what the load under way waits for while there is no room
+        self._is_closed = False
+
+    def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
+        """Load these models now, one after the other. Blocks, and needs no event loop.
+
+        The memory that is left beside all their weights and adapters is split evenly among their KV caches; with
+        `keeps_share` one more share stays free. `show` shows how far each is. Raises the errors of loading.
+        """
+        waiting = []
+        for slot in slots:
+            with show(f"Loading {slot.name}") as report:
+                waiting.append((slot, self._measure(slot, report)))
+        needed = sum(least_bytes(_config(slot), needs) for slot, needs in waiting)
+        adapters = sum(needs.adapters for _, needs in waiting)
+        self.memory.check_possible(" and ".join(slot.name for slot, _ in waiting), needed, adapters)
+        while waiting:
+            num_shares = len(waiting) + keeps_share
+            share = (self.memory.left - sum(needs.total for _, needs in waiting)) // num_shares
+            slot, needs = waiting.pop(0)
+            with show(f"Loading {slot.name}") as report:
+                self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share), report))
+
+    def keep(self, slot: Slot) -> None:
+        """Count a model that was loaded by other means."""
+        assert slot.model is not None
+        self._keep(slot, slot.model)
+
+    async def fetch(self, slot: Slot, timeout: float | None) -> None:
+        """Wait until the slot's model is loaded; begin to load it if that has not begun. Raises `ModelUnavailable`."""
+        self._check_open()
+        if slot.failure is not None and self._clock() < slot.failed_until:
+            raise _again(slot.failure)
+        if slot.task is None:
+            slot.failure = None
+            slot.task = asyncio.create_task(self._load(slot), name=f"load {slot.name}")
+        await self._wait(slot, slot.task, timeout)
+        if slot.model is None:
+            self._check_open()
+            assert slot.failure is not None
+            raise _again(slot.failure)
+
+    async def empty(self, slot: Slot) -> None:
+        """Close an idle model and free its memory."""
+        assert slot.is_idle
+        assert slot.model is not None
+        model, slot.model = slot.model, None
+        num_bytes = self.memory.release(slot)
+        self.memory.closing += num_bytes
+        _log.info("unloading %s", slot.name)
+
+        def count(_: object) -> None:
+            self.memory.closing -= num_bytes
+            self.notice()
+
+        closing = in_thread(lambda: _close(model), "bridle-unload")
+        closing.add_done_callback(count)
+        await asyncio.shield(closing)
+
+    def now(self) -> float:
+        """The time of the clock that orders models by their last use."""
+        return self._clock()
+
+    def notice(self) -> None:
+        """Note that a lease or a wait has ended, so that a load which waits for room looks again."""
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    def close(self, drain: float = 0.0) -> None:
+        """Close every model; loads under way end as soon as they can. Idempotent, from any thread."""
+        self._is_closed = True
+        for slot in list(self.memory.slots):
+            if slot.model is not None:
+                slot.model.close(drain)
+
+    # -- one load ----------------------------------------------------------------------------------------------
+
+    async def _wait(self, slot: Slot, task: asyncio.Task[None], timeout: float | None) -> None:
+        slot.num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(task)
+        except TimeoutError:
+            stage = f" ({slot.stage})" if slot.stage else ""
+            raise ModelUnavailable(f"the model {slot.name!r} is not there after {timeout:g} s{stage}") from None
+        finally:
+            slot.num_waiting -= 1
+            if slot.num_waiting == 0 and slot.task is task and not slot.is_filling:
+                slot.task = None  # nobody waits any more, and nothing is lost
+                task.cancel()
+
+    async def _load(self, slot: Slot) -> None:
+        """Load the slot's model, or leave the reason of the failure in the slot."""
+        task = asyncio.current_task()
+        try:
+            slot.stage, slot.share = "finding the model", 0.0
+            needs = await self._find(slot)
+            slot.stage = "waiting for its turn"
+            async with self._queue:
+                await self._fill_in_turn(slot, needs)
+        except Exception as error:
+            self._fail(slot, error)
+        finally:
+            if slot.task is task:  # the load was not given up, and perhaps begun again, meanwhile
+                slot.task, slot.stage = None, ""
+
+    async def _find(self, slot: Slot) -> Needs:
+        """What the slot's model needs. A thread measures it, one for each slot: where an earlier load was given up, its
+        thread is waited for, which has found the model or stops at its next report."""
+        while True:
+            if slot.finding is None or slot.finding.done():
+                slot.finding = in_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
+                slot.finding.add_done_callback(partial(_found, slot))
+            finding: asyncio.Future[Needs] = slot.finding
+            try:
+                return await asyncio.shield(finding)
+            except RequestCancelled:
+                _log.debug("finding %s was given up a moment ago; it is begun again", slot.name)
+
+    async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
+        slot.stage = "waiting for room"
+        await self._make_room(slot, needs)
+        config = self._reserve(slot, needs, (self.memory.left - needs.total) // 2)
+        slot.is_filling = True
+        try:
+            self._keep(slot, await in_thread(lambda: self._load_now(slot, config), "bridle-load"))
+        finally:
+            slot.is_filling = False
+            if slot.model is None:
+                self.memory.release(slot)
+
+    async def _make_room(self, slot: Slot, needs: Needs) -> None:
+        """Close idle models, least recently used first, until enough memory is free; wait while all are in use."""
+        needed = least_bytes(_config(slot), needs)
+        self.memory.check_possible(repr(slot.name), needed, needs.adapters)
+        while not self.memory.has(needed):
+            idle = self.memory.oldest_idle()
+            if idle is not None:
+                await self.empty(idle)
+                continue
+            self._change = asyncio.get_running_loop().create_future()
+            await self._change
+
+    def _reserve(self, slot: Slot, needs: Needs, share: int) -> ModelConfig:
+        """Count the memory that the slot will take; returns the configuration to load, with its share for a
+        KV cache."""
+        if self.memory.max_bytes is None:
+            self.memory.reserve(slot, needs.total)
+            return _config(slot)
+        config = with_kv(_config(slot), needs.weights, share)
+        self.memory.reserve(slot, needs.total + (config.kv_memory or config.max_kv_memory or 0))
+        return config
+
+    def _measure(self, slot: Slot, report: Report = silent) -> Needs:
+        """What the model needs; its files are fetched first, if need be."""
+        with watched(self._told(slot, report)):
+            return self._loader.measure(_config(slot), slot.name)
+
+    def _told(self, slot: Slot, report: Report) -> Report:
+        """Puts how far a load is into its slot and into the log, and tells `report`. It ends the load of a keeper that
+        is closed."""
+        steps = LoggedSteps(f"loading {slot.name}", _log)
+
+        def progress(what: str, share: float) -> None:
+            self._check_open()
+            steps(what, share)
+            slot.stage, slot.share = what, share
+            report(what, share)
+
+        return progress
+
+    def _load_now(self, slot: Slot, config: ModelConfig, report: Report = silent) -> LoadedModel:
+        model = self._loader.load(config, slot.name, self._told(slot, report))
+        if self._is_closed:
+            model.close()
+            self._check_open()
+        return model
+
+    def _keep(self, slot: Slot, model: LoadedModel) -> None:
+        slot.model, slot.stage, slot.last_used = model, "", self._clock()
+        self.memory.reserve(slot, model.num_bytes or slot.num_bytes)
+
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        if isinstance(error, BridleError):
+            _log.warning("the model %s could not be loaded: %s", slot.name, error)
+        else:
+            _log.error("the model %s could not be loaded", slot.name, exc_info=error)
+        if not isinstance(error, EngineClosed):
+            message = f"the model {slot.name!r} could not be loaded: {_public(slot, error)}"
+            slot.failure = ModelUnavailable(message, FAILURE_SECONDS)
+            slot.failed_until = self._clock() + FAILURE_SECONDS
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the server is shutting down and loads no models")
+
+
+def _while_wanted(slot: Slot) -> Report:
+    """A report that ends the work once the slot's load was given up."""
+
+    def progress(stage: str, share: float) -> None:
+        if slot.task is None:
+            raise RequestCancelled(f"nobody waits for the model {slot.name!r} any more")
+
+    return progress
+
+
+def _found(slot: Slot, done: asyncio.Future[Needs]) -> None:
+    if slot.finding is done:
+        slot.finding = None
+    if not done.cancelled():
+        done.exception()  # told to the load; where that was given up, to nobody
+
+
+def _config(slot: Slot) -> ModelConfig:
+    assert slot.config is not None
+    return slot.config
+
+
+def _close(model: LoadedModel) -> None:
+    try:
+        model.close()
+    except Exception:
+        _log.exception("closing the model %s failed", model.name)
+
+
+def _again(failure: ModelUnavailable) -> ModelUnavailable:
+    """A copy of the error, for one more client."""
+    return ModelUnavailable(str(failure), failure.retry_after)
+
+
+def _public(slot: Slot, error: Exception) -> str:
+    """The error's text without the paths of this machine, which the network need not know."""
+    if not isinstance(error, BridleError):
+        return "an unexpected error; the server's log has more"
+    message, model = str(error), _config(slot).model
+    for where in (str(Path(model).expanduser().resolve()), model):
+        message = message.replace(where, slot.name)
+    return message

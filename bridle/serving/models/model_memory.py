@@ -1,0 +1,102 @@
+"""Counts how much memory all models of a server may take together, and how it is split. It loads and closes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from bridle.errors import UnsupportedModel
+from bridle.serving.models.model_slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+
+#: The smallest useful KV cache is the weights' size divided by this.
+_LEAST_KV = 4
+
+
+class Needs(NamedTuple):
+    """The bytes that a model takes beside its KV cache. `adapters` is set aside for adapters that it may be given."""
+
+    weights: int
+    adapters: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.adapters
+
+
+class ModelMemory:
+    """A bound in bytes (None: no bound) and the slots that count against it."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.slots: list[Slot] = []  # slots that take memory, or that memory is set aside for
+        self.closing = 0  # bytes of models on their way out
+
+    @property
+    def used(self) -> int:
+        """The bytes that all models take, including those that are being loaded or closed."""
+        return self.closing + sum(slot.num_bytes for slot in self.slots)
+
+    @property
+    def left(self) -> int:
+        """The bytes that are free. Without a bound, a number that never limits."""
+        return 0 if self.max_bytes is None else self.max_bytes - self.used
+
+    def has(self, num_bytes: int) -> bool:
+        """Whether this many bytes are free."""
+        return self.max_bytes is None or self.left >= num_bytes
+
+    def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
+        """Refuse a model that would not fit even if every model that may be closed were closed. `adapters` is the part
+        of `needed` that is for adapters."""
+        if self.max_bytes is None:
+            return
+        pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
+        if needed > self.max_bytes - pinned:
+            taken = f", of which {_show(pinned)} are taken for good" if pinned else ""
+            raise UnsupportedModel(
+                f"{names} needs {_show(needed)} with the least KV cache{_also(adapters)}; models may take "
+                f"{_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"
+            )
+
+    def reserve(self, slot: Slot, num_bytes: int) -> None:
+        """Count `num_bytes` for a slot from now on."""
+        slot.num_bytes = num_bytes
+        if slot not in self.slots:
+            self.slots.append(slot)
+
+    def release(self, slot: Slot) -> int:
+        """Stop counting a slot; returns the bytes that it had."""
+        num_bytes, slot.num_bytes = slot.num_bytes, 0
+        if slot in self.slots:
+            self.slots.remove(slot)
+        return num_bytes
+
+    def oldest_idle(self) -> Slot | None:
+        """The idle model whose last use is longest ago; None if all are in use."""
+        return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
+
+
+def least_bytes(config: ModelConfig, needs: Needs) -> int:
+    """The least memory for a model: its weights, room for adapters, and a KV cache of the size asked for or of a
+    sensible one."""
+    return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
+
+
+def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
+    """The configuration with at most `share` bytes for its KV cache, unless it gives that size itself."""
+    return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
+
+
+def _also(adapters: int) -> str:
+    return f" and {_show(adapters)} for adapters" if adapters else ""
+
+
+def _or_lower(adapters: int) -> str:
+    return ", or lower --adapter-memory and --adapter-host-memory" if adapters else ""
+
+
+def _show(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,296 @@
+"""Which models are served, and under which names.
+
+Every front-end resolves the name in a request here, so that an unknown name gives the same error everywhere:
+
+    chosen = registry.choose(name, adapter)
+    with await registry.acquire(chosen.model, timeout=60) as model:
+        adapter = await registry.adapters.fetch(model, chosen.adapter, timeout=60)
+        ...  # submit to model.client and read the stream to its end
+
+A front-end that wants to tell its client about a wait looks at `state_of(name)` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
+from bridle.safe_repr import short_repr
+from bridle.serving.lora.adapter_registry import PLACEHOLDERS, is_address
+from bridle.serving.lora.lora_config import AdapterCatalog
+from bridle.serving.lora.lora_resolver import LoRAResolver
+from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.loading import LoadedModel
+from bridle.serving.models.model_loader import ModelManager
+from bridle.serving.models.model_slot import Lease, ModelState, Slot
+
+_MAX_SHOWN_CHARS = 100
+_PATHS = ("/", ".", "~")
+_MAX_SHOWN_NAMES = 40
+
+
+class ModelChoice(NamedTuple):
+    """The model and the adapter that a request chooses, by name."""
+
+    model: str | None
+    adapter: str | None
+
+
+class ModelRegistry:
+    """Models by name: those that are loaded, and those that may be loaded. The first one added is the default.
+
+    Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names the
+    models that may be loaded when a request asks for them, and the keeper loads them; `adapters` does both for
+    adapters. Use it from one thread or event loop.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[LoadedModel] = (),
+        *,
+        catalog: ModelCatalog | None = None,
+        keeper: ModelManager | None = None,
+        adapters: AdapterCatalog | None = None,
+    ) -> None:
+        self._slots: dict[str, Slot] = {}
+        self._aliases: dict[str, str] = {}
+        self._catalog = catalog or ModelCatalog()
+        self._keeper = keeper
+        self.adapters = LoRAResolver(adapters or AdapterCatalog(), self.aliases_of, self._is_model)
+        for model in models:
+            self.add(model)
+
+    def __iter__(self) -> Iterator[LoadedModel]:
+        """The models that are loaded."""
+        return iter([slot.model for slot in self._slots.values() if slot.model is not None])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    # -- what is served ------------------------------------------------------------------------------------------
+
+    def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
+        """Serve a loaded model permanently, under its own name and `aliases`. A name can be taken only once."""
+        slot = Slot(model.name, model=model, is_pinned=True)
+        self.add_slot(slot, aliases)
+        if self._keeper is not None:
+            self._keeper.keep(slot)
+
+    def add_slot(self, slot: Slot, aliases: Iterable[str] = ()) -> None:
+        """Serve the model of a slot, loaded or loadable, under its name and `aliases`."""
+        names = [slot.name, *(alias for alias in dict.fromkeys(aliases) if alias != slot.name)]
+        for name in names:
+            self._check_free(name)
+        self._slots[slot.name] = slot
+        self._aliases.update(dict.fromkeys(names[1:], slot.name))
+
+    def add_alias(self, alias: str, name: str) -> None:
+        """Let `alias` mean the model that `name` means, which may be a name that the catalog knows."""
+        self._check_free(alias)
+        self._aliases[alias] = self._aliases.get(name, name)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The slots behind all names, in the order in which they came; aliases add none. Do not modify them."""
+        return list(self._slots.values())
+
+    @property
+    def default(self) -> LoadedModel:
+        """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
+        return self.resolve(None)
+
+    def check_single(self) -> None:
+        """Raise `InvalidRequest` if several models were added, so that a request has to name one."""
+        names = [slot.name for slot in self._slots.values() if not slot.is_passing]
+        if len(names) > 1:
+            shown_names = ", ".join(names[:_MAX_SHOWN_NAMES])
+            raise InvalidRequest(f"model is missing; several are served here: {shown_names}", "model")
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that
+        is a path works but is not listed: LMQL names models so."""
+        known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
+        return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
+
+    @property
+    def loadable_names(self) -> list[str]:
+        """Every name that the catalog knows. Looks at the disk."""
+        return self._catalog.names()
+
+    async def all_names(self) -> list[str]:
+        """Every name that a request may use now, including loadable models. Reads the disk."""
+        return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
+
+    async def all_adapters(self) -> list[tuple[str, str]]:
+        """Every adapter that a request may choose now, as (model, adapter), including loadable ones. Reads the disk."""
+        loadable = await asyncio.to_thread(self.adapters.catalog.names)
+        models = {*self._slots, *self._aliases, *await asyncio.to_thread(self._catalog.names)}
+        known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
+        taken = {name for _, name in known}
+        default = next((slot.name for slot in self._slots.values() if not slot.is_passing), None)
+        if default is None:
+            return known
+        return [*known, *((default, name) for name in loadable if name not in taken and name not in models)]
+
+    def aliases_of(self, model: LoadedModel) -> list[str]:
+        """Further names of `model`."""
+        return [alias for alias, name in self._aliases.items() if name == model.name]
+
+    def slot_of(self, name: str | None) -> Slot:
+        """The slot behind a name or alias, only to look at. None, the empty name and `PLACEHOLDERS` mean the default;
+        so does an address, if there is one model and no other can be loaded. Raises `UnknownModel`."""
+        name = name or ""
+        canonical = self._aliases.get(name, name)
+        slot = self._slots.get(canonical)
+        if slot is None and (not name or name in PLACEHOLDERS or (self._is_single and is_address(name))):
+            return self._default_slot()
+        if slot is not None and not (slot.is_passing and slot.is_vacant):
+            return slot
+        config = None if self._keeper is None else self._catalog.find(canonical)
+        if config is None:
+            raise self._unknown(name)
+        return Slot(canonical, config, is_passing=True)
+
+    def choose(self, name: str | None, adapter: str | None = None) -> ModelChoice:
+        """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
+        be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Raises
+        `UnknownModel`. Whether the adapter exists is checked once the model is loaded."""
+        try:
+            self.slot_of(name)
+        except UnknownModel:
+            chosen = self._choose_adapter(name or "")
+            if chosen is None or adapter not in (None, "", name, chosen.adapter):
+                raise
+            return chosen
+        return ModelChoice(name, adapter)
+
+    def adapter_names(self, slot: Slot) -> list[str]:
+        """The names of a model's adapters. For a model that is not loaded, those that will be loaded with it."""
+        if slot.model is not None:
+            return [info.name for info in slot.model.adapters.list()]
+        return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]
+
+    def state_of(self, name: str | None) -> ModelState:
+        """The state of the model of that name. Raises `UnknownModel`."""
+        return self.slot_of(name).state
+
+    def resolve(self, name: str | None) -> LoadedModel:
+        """The loaded model of that name or alias, without a lease. Raises `UnknownModel`, and `ModelUnavailable` for a
+        model that would have to be loaded."""
+        slot = self.slot_of(name)
+        if slot.model is None:
+            raise ModelUnavailable(f"the model {slot.name!r} is not loaded now: it is {slot.state}")
+        return slot.model
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether a model is or can be served, and every engine runs."""
+        can_serve = bool(self._slots) or not self._catalog.is_empty
+        return can_serve and all(model.client.is_healthy for model in self)
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
+        """The model of a slot that `slot_of` found; it stays loaded until `held` closes. If it is not loaded yet, this
+        waits until it is, at most `timeout` seconds; other requests go on meanwhile.
+
+        Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
+        room beside the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
+        registry.
+        """
+        if slot.model is None:
+            assert self._keeper is not None  # without a keeper, every slot has a model
+            self._slots[slot.name] = slot
+            await self._keeper.fetch(slot, timeout)
+        assert slot.model is not None
+        slot.num_leases += 1
+        held.callback(self._release, slot)
+        return slot.model
+
+    async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
+        """Do as `hold` for the model of that name or alias (None or empty: the default), until the lease is released.
+        Raises `UnknownModel` at once for a name that is not served here."""
+        held = ExitStack()
+        return Lease(await self.hold(self.slot_of(name), held, timeout), held.close)
+
+    async def unload(self, name: str) -> None:
+        """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for a model
+        that is served permanently, and `ModelUnavailable` for one in use."""
+        slot = self.slot_of(name)
+        if slot.is_pinned or self._keeper is None:
+            raise UnsupportedFeature(f"the model {slot.name!r} is served for good and cannot be unloaded", "model")
+        if slot.state is ModelState.LOADING or slot.num_leases or slot.num_waiting:
+            uses = f"{slot.num_leases} requests use it" if slot.num_leases else "it is being loaded"
+            raise ModelUnavailable(f"the model {slot.name!r} cannot be unloaded: {uses}")
+        if slot.model is not None:
+            await self._keeper.empty(slot)
+
+    def close(self, drain: float = 0.0) -> None:
+        """Close every model; running requests get `drain` seconds. Idempotent."""
+        if self._keeper is not None:
+            self._keeper.close(drain)
+        for model in self:
+            model.close(drain)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _check_free(self, name: str) -> None:
+        if self._is_taken(name):
+            raise InvalidRequest(f"the model name {name!r} is taken already", "model")
+        if any(name in self.adapter_names(slot) for slot in self._slots.values()):
+            raise InvalidRequest(f"the model name {name!r} is an adapter's already", "model")
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._slots or name in self._aliases
+
+    def _owner_of(self, adapter: str) -> str | None:
+        """The first model with an adapter of that name; the default model for an adapter that may be loaded."""
+        for slot in self._slots.values():
+            if slot.model is not None and adapter in slot.model.adapters:
+                return slot.name
+            if slot.model is None and adapter in self.adapter_names(slot):
+                return slot.name
+        return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
+
+    def _choose_adapter(self, name: str) -> ModelChoice | None:
+        """The choice for a name that is not a model's: an adapter's name, or a model's and an adapter's with a colon
+        between."""
+        owner = self._owner_of(name)
+        if owner is not None:
+            return ModelChoice(owner, name)
+        for end, char in enumerate(name[:_MAX_SHOWN_CHARS]):
+            if char == ":" and name[end + 1 :] and self._is_model(name[:end]):
+                return ModelChoice(name[:end], name[end + 1 :])
+        return None
+
+    def _is_model(self, name: str) -> bool:
+        """Whether a request that names it gets a model, loaded or loadable."""
+        return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
+
+    @property
+    def _is_single(self) -> bool:
+        return self._catalog.is_empty and sum(not slot.is_passing for slot in self._slots.values()) == 1
+
+    def _default_slot(self) -> Slot:
+        for slot in self._slots.values():
+            if not slot.is_passing:
+                return slot
+        if self._catalog.is_empty:
+            raise UnknownModel("no model is served here", "model")
+        raise UnknownModel("there is no default model here; name one of those that /v1/models lists", "model")
+
+    def _release(self, slot: Slot) -> None:
+        slot.num_leases -= 1
+        if self._keeper is not None:
+            slot.last_used = self._keeper.now()
+            self._keeper.notice()
+
+    def _unknown(self, name: str) -> UnknownModel:
+        names = [*self.names, *(adapter for slot in self._slots.values() for adapter in self.adapter_names(slot))]
+        served = ", ".join(repr(known) for known in names[:_MAX_SHOWN_NAMES]) or "nothing"
+        more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+        return UnknownModel(f"the model {short_repr(name)} is not served here; served: {served}{more}", "model")

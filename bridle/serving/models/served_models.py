@@ -1,0 +1,257 @@
+"""The models of a server as its operator configures them, and the registry made from that.
+
+The operator names models, gives them further names, and says which other models may be loaded on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import BridleError, InvalidRequest
+from bridle.load_progress import Report
+from bridle.serving.controller_runtime import ControlSettings
+from bridle.serving.lora.adapter_registry import PLACEHOLDERS
+from bridle.serving.lora.lora_config import AdapterCatalog, AdapterSet, AdapterSpec
+from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.engine_factory import ExecutorLoader
+from bridle.serving.models.loading import load_model, model_name
+from bridle.serving.models.model_folders import is_hub_name
+from bridle.serving.models.model_loader import ModelLoader, ModelManager
+from bridle.serving.models.model_memory import Needs
+from bridle.serving.models.model_registry import ModelRegistry
+from bridle.serving.models.model_slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.controller_tools import ToolExecutor
+    from bridle.serving.models.loading import LoadedModel
+
+#: A name on the command line that loads nothing at the start: models are loaded when requests name them.
+AUTO = "auto"
+#: The share of the free memory that models may take if no bound is given.
+_MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
+
+    `aliases` are further names, with what they mean: a model of the set, or one that is then loaded on demand. So are
+    folders under `models_dir` and the hub ids in `allow_hub`, and nothing else. With `is_static` nothing is loaded or
+    unloaded after the start. `max_memory` bounds what all models take, in bytes (None: most of what is free).
+    """
+
+    models: tuple[str, ...] = ("demo",)
+    aliases: tuple[tuple[str, str], ...] = ()
+    models_dir: Path | None = None
+    allow_hub: tuple[str, ...] = ()
+    is_static: bool = False
+    max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_static and AUTO in self.models:
+            raise InvalidRequest("static and auto exclude each other: name a model", "static")
+        if self.is_static and (self.models_dir is not None or self.allow_hub):
+            raise InvalidRequest(
+                "static serves only what is named at the start; drop models_dir and allow_hub", "static"
+            )
+        if self.max_memory is not None and self.max_memory < 1:
+            raise InvalidRequest(f"max_model_memory is {self.max_memory}; must be at least 1", "max_model_memory")
+        if not self.named and not (self.aliases or self.models_dir or self.allow_hub):
+            raise InvalidRequest(
+                "auto loads what requests name, but nothing may be loaded: give models_dir, allow_hub or a model_alias",
+                "model",
+            )
+
+    @property
+    def may_be_several(self) -> bool:
+        """Whether there can be more than one model at a time."""
+        return len(self.named) != 1 or self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether models may be loaded beside the named ones."""
+        return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The models that are loaded at the start."""
+        return tuple(model for model in self.models if model != AUTO)
+
+
+class EngineLoader:
+    """Loads models into this process, or with `executors`. Each model gets an engine, a tokenizer and a control runtime
+    of its own; `tools` are for all of them."""
+
+    def __init__(
+        self,
+        engine: EngineConfig | None = None,
+        control: ControlSettings | None = None,
+        executors: ExecutorLoader | None = None,
+        tools: ToolExecutor | None = None,
+    ) -> None:
+        self._engine = engine
+        self._control = control
+        self._executors = executors
+        self._tools = tools
+
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        from bridle.backends import check_backend
+        from bridle.model.memory_estimate import weights_of
+
+        check_backend(config)
+        return Needs(weights_of(config), config.reserved_memory or 0)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        from bridle.model.memory_estimate import settle_adapters
+
+        config, self._engine = settle_adapters(config, self._engine or EngineConfig())
+        return config
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        return load_model(
+            config,
+            self._engine,
+            name=name,
+            progress=progress,
+            control=self._control,
+            executors=self._executors,
+            tools=self._tools,
+        )
+
+
+class AdapterLoader:
+    """A loader that also adds the adapters that a catalog names for a model, read and checked. Models that may have
+    adapters get room for them beside their KV cache."""
+
+    def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
+        self._loader = loader
+        self._catalog = catalog
+
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        return self._loader.measure(self._roomy(config, name), name)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        return self._loader.make_room(config)
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        model = self._loader.load(self._roomy(config, name), name, progress)
+        try:
+            add_adapters(model, self._catalog.named_for(name))
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def _roomy(self, config: ModelConfig, name: str) -> ModelConfig:
+        return self._loader.make_room(config) if self._catalog.serves(name) else config
+
+
+def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
+    """Add adapters to a model, and wait until each is read. Blocks, and needs no event loop. Raises the error of the
+    first one that cannot be used; that one is not added."""
+    for spec in adapters:
+        model.adapters.add(spec.name, spec.source, spec.revision)
+        try:
+            model.adapters.fetch(spec.name).result()
+        except BridleError:
+            model.adapters.remove(spec.name)
+            raise
+
+
+def build_registry(
+    models: ModelSet,
+    base: ModelConfig,
+    loader: ModelLoader,
+    name: str | None = None,
+    adapters: AdapterSet | None = None,
+) -> tuple[ModelRegistry, Callable[..., None]]:
+    """Make the registry of a set, with nothing loaded yet, and a function that loads the named models into it; that
+    function blocks, and takes a `Show` if somebody is to see how far it is.
+
+    `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is the name of a
+    single model. Raises `InvalidRequest` for settings that contradict each other.
+    """
+    _check_single(models, base, name)
+    if models.is_static and adapters is not None and adapters.is_open:
+        raise InvalidRequest(
+            "static serves only what is named at the start; drop adapters_dir and allow_adapter", "static"
+        )
+    catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub)
+    known_adapters = AdapterCatalog(adapters)
+    keeper = ModelManager(AdapterLoader(loader, known_adapters), _bound(models, base))
+    registry = ModelRegistry(catalog=catalog, keeper=keeper, adapters=known_adapters)
+    slots = [
+        Slot(name or model_name(model), replace(base, model=model), is_pinned=models.is_static)
+        for model in models.named
+    ]
+    for slot in slots:
+        registry.add_slot(slot)
+    _add_aliases(registry, catalog, models, base)
+    known_adapters.assign(slots[0].name if slots else None, lambda model: registry.slot_of(model).name)
+    _check_adapters(registry)
+    return registry, partial(keeper.fill, slots, models.is_open)
+
+
+def _check_adapters(registry: ModelRegistry) -> None:
+    """Refuse adapters whose names a request could not tell from a model's."""
+    for slot in registry.slots:
+        clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
+        if clashes:
+            raise InvalidRequest(f"an adapter is called {min(clashes)!r}, which means a model", "adapter")
+
+
+def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
+    if len(models.named) == 1:
+        return
+    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer}
+    for param, value in single.items():
+        if value is not None:
+            raise InvalidRequest(
+                f"{param} is {value!r}; with {len(models.named)} models it is not clear whose it is "
+                "(a model_alias gives a name to one)",
+                param,
+            )
+
+
+def _bound(models: ModelSet, base: ModelConfig) -> int | None:
+    if models.max_memory is not None:
+        return models.max_memory
+    if not models.may_be_several:
+        return None  # one model needs no bound: it takes its share of what is free
+    from bridle.model.memory_estimate import free_on
+
+    return int(_MEMORY_SHARE * free_on(base))
+
+
+def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
+    """Add the aliases. Each one means a model that is already known by another name, or becomes the name of a loadable
+    one."""
+    known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
+    known |= {slot.name: slot.name for slot in registry.slots}
+    for alias, model in models.aliases:
+        name = known.get(model)
+        if name is None and catalog.find(model) is not None:
+            name = model
+        if name is not None:
+            registry.add_alias(alias, name)
+            continue
+        _check_target(alias, model, models)
+        registry.add_slot(Slot(alias, replace(base, model=model, revision=None, tokenizer=None)))
+        known[model] = alias
+
+
+def _check_target(alias: str, model: str, models: ModelSet) -> None:
+    if models.is_static:
+        raise InvalidRequest(
+            f"model_alias {alias}={model}: {model!r} is not among the models, and static loads no others", "model_alias"
+        )
+    path = Path(model).expanduser()
+    is_file = path.suffix.lower() == ".gguf" and path.is_file()
+    if not alias or not (path.is_dir() or is_file or is_hub_name(model.partition(":")[0])):
+        text = f"model_alias {alias}={model}: {model!r} is neither a folder, a GGUF file nor a hub id"
+        raise InvalidRequest(text, "model_alias")

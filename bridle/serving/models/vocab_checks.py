@@ -1,0 +1,61 @@
+"""Whether a tokenizer and a model count the same tokens, told in words when they are loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
+from bridle.errors import UnsupportedModel
+from bridle.safe_repr import short_repr
+
+if TYPE_CHECKING:
+    from bridle.engine.interfaces import ExecutorInfo
+    from bridle.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_NUM_SHOWN = 3
+
+
+def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
+    """Compare a tokenizer with a model that computes `num_ids` ids. Raises `UnsupportedModel` if the model has no place
+    for ordinary tokens: it was not trained with this tokenizer. Tokens that were added later, and ids that no token
+    has, are told in the log."""
+    ordinary, added = tokenizer.beyond(num_ids)
+    if ordinary:
+        raise UnsupportedModel(
+            f"the tokenizer has {tokenizer.vocab_size} ids, and the model {model!r} only {num_ids}: it has no place "
+            f"for {len(ordinary)} ordinary tokens, such as {_some(ordinary)}; name the model's own tokenizer"
+        )
+    if added:
+        _log.warning(
+            "the tokenizer has %d ids, and the model %d: a prompt that holds one of the %d added tokens beyond (%s) is "
+            "refused, and the model never writes them",
+            *(tokenizer.vocab_size, num_ids, len(added), _some(added)),
+        )
+    num_further = max(num_ids - tokenizer.vocab_size, 0)
+    if num_further:
+        _log.info(
+            "the model has %d ids, and the tokenizer %d: the %d further ones stand for no token, and are drawn only "
+            "with unnamed_ids",
+            *(num_ids, tokenizer.vocab_size, num_further),
+        )
+    gaps = tokenizer.without_token(num_ids - num_further)
+    if gaps:
+        _log.info(
+            "%d ids between those of the tokenizer stand for no token (%s), and are drawn only with unnamed_ids",
+            *(len(gaps), _some(gaps)),
+        )
+
+
+def find_unnamed(tokenizer: Tokenizer, info: ExecutorInfo) -> PaddedVocab:
+    """The ids of a model that stand for no token. One that ends texts counts as a token."""
+    if info.task != "generate":
+        return NONE_UNNAMED
+    return PaddedVocab.of(set(tokenizer.without_token(info.vocab_size)) - set(info.eos_token_ids))
+
+
+def _some(pieces: Sequence[str] | Sequence[int]) -> str:
+    return ", ".join(short_repr(piece) for piece in pieces[:_NUM_SHOWN])

@@ -1,0 +1,1 @@
+"""From events of the engine to what clients read: outputs, deltas, stored responses."""

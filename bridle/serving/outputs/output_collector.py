@@ -1,0 +1,182 @@
+"""Adds events up to outputs: tokens and text grow, are taken back, and split into forks.
+
+Every front-end uses it. A reader that streams asks `rewind.DeltaReader` what is new; one that does not reads `output`
+at the end. This module knows nothing of wire formats and of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass, field, replace
+
+from bridle.engine.request import Request
+from bridle.errors import BridleError, ControllerError
+from bridle.outputs import (
+    CompletionOutput,
+    Embedded,
+    Event,
+    Finished,
+    Forked,
+    Log,
+    PromptEvent,
+    RequestOutput,
+    Rewind,
+    Stored,
+    TokenEvent,
+    Traced,
+)
+from bridle.serving.tracing.trace_header import new_trace
+
+_MAX_LOG_CHARS = 1 << 20
+_MAX_STORED_BYTES = 1 << 24
+_MAX_ERROR_LOG_CHARS = 4_096
+
+
+@dataclass(slots=True)
+class GrowingOutput:
+    """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
+
+    `low_tokens` and `low_chars` are the shortest lengths since a reader last looked: what the reader has beyond them
+    was taken back.
+    """
+
+    output: CompletionOutput
+    ends: list[int] = field(default_factory=list)
+    low_tokens: int = 0
+    low_chars: int = 0
+
+    def append(self, event: TokenEvent) -> None:
+        output = self.output
+        output.token_ids.append(event.token)
+        if output.logprobs is not None:
+            output.logprobs.append(event.logprob)
+        output.text += event.text
+        self.ends.append(len(output.text))
+
+    def take_back(self, num_tokens: int, num_chars: int) -> None:
+        output = self.output
+        num_left, chars_left = len(output.token_ids) - num_tokens, len(output.text) - num_chars
+        self._cut(num_left, chars_left)
+        output.text = output.text[:chars_left]
+        self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
+
+    def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
+        """A copy of the output as it was with `num_tokens` tokens and `text`."""
+        parent = self.output
+        child = CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=list(parent.token_ids),
+            logprobs=None if parent.logprobs is None else list(parent.logprobs),
+        )
+        growing = GrowingOutput(child, list(self.ends))
+        growing._cut(num_tokens, len(text))
+        return growing
+
+    def finish(self, event: Finished) -> None:
+        output = self.output
+        output.text += event.text
+        output.finish_reason, output.stop_reason = event.reason, event.stop
+        output.usage, output.error = event.usage, event.error
+
+    def _cut(self, num_tokens: int, num_chars: int) -> None:
+        """Keep the first `num_tokens` tokens and `num_chars` characters; no token may end beyond these."""
+        del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
+        if self.output.logprobs is not None:
+            del self.output.logprobs[num_tokens:]
+        position = len(self.ends) - 1
+        while position >= 0 and self.ends[position] > num_chars:
+            self.ends[position] = num_chars
+            position -= 1
+
+
+class OutputCollector:
+    """Adds up the events of one request. `output` is complete once the event stream has ended, and can be read at any
+    time before."""
+
+    def __init__(self, request: Request, prompt_text: str | None = None) -> None:
+        self.request = request
+        self.growing: dict[int, GrowingOutput] = {}
+        self.has_prompt = False
+        first = CompletionOutput(0, logprobs=None if request.sampling.logprobs is None else [])
+        self.growing[0] = GrowingOutput(first)
+        #: What there is so far, outputs in order of their index. Only to look at.
+        self.output = RequestOutput(request.id, prompt_text, list(request.prompt), [first])
+        if request.trace:
+            self.output.trace = new_trace(request, prompt_text)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add events, in the order in which they came."""
+        for event in events:
+            match event:
+                case TokenEvent():
+                    self.growing[event.index].append(event)
+                case Traced():
+                    if self.output.trace is not None:
+                        self.output.trace.add(event.told)
+                case Rewind():
+                    self.growing[event.index].take_back(event.num_tokens, event.num_chars)
+                case Forked():
+                    parent = self.growing[event.parent]
+                    self.growing[event.index] = parent.fork(event.index, event.num_tokens, event.text)
+                    self.output.outputs[:] = [self.growing[index].output for index in sorted(self.growing)]
+                case Finished():
+                    self.growing[event.index].finish(event)
+                case PromptEvent():
+                    self._add_prompt(event)
+                case Embedded():
+                    self.output.embedding = event.vector
+                case Log():
+                    output = self.growing[event.index].output
+                    output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
+                case Stored():
+                    self._store(event)
+
+    def _add_prompt(self, event: PromptEvent) -> None:
+        self.has_prompt = True
+        self.output.num_cached_tokens = event.num_cached
+        if event.tokens:  # a controller may have rewritten the prompt
+            self.output.prompt_token_ids = list(event.tokens)
+        if self.request.sampling.prompt_logprobs is not None:
+            self.output.prompt_logprobs = list(event.logprobs)
+
+    def _store(self, event: Stored) -> None:
+        storage = self.output.storage
+        value = storage.get(event.name, b"") + event.value if event.is_append else event.value
+        others = sum(len(known) for name, known in storage.items() if name != event.name)
+        if others + len(value) <= _MAX_STORED_BYTES:
+            storage[event.name] = value
+
+
+async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector) -> RequestOutput:
+    """Read a stream to its end."""
+    async for events in stream:
+        collector.add(events)
+    return collector.output
+
+
+def raise_first_error(output: RequestOutput) -> None:
+    """Raise the error of the first output that ended in one. One that its reader cancelled ended in none."""
+    for each in output.outputs:
+        if each.error is not None:
+            raise with_logs(each.error, each)
+
+
+def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
+    """The error of an output, a controller's with the end of what that has logged."""
+    if isinstance(error, ControllerError):
+        error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
+    return error
+
+
+def mean_logprob(output: CompletionOutput) -> float:
+    """The mean log-probability of an output's tokens, as far as they carry one; minus infinity for an empty output."""
+    known = [entry.logprob for entry in output.logprobs or () if entry is not None]
+    return sum(known) / len(known) if known else float("-inf")
+
+
+def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
+    """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
+    log-probabilities; an empty output ranks last."""
+    ranked = sorted(outputs, key=lambda output: (-mean_logprob(output), output.index))
+    return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

@@ -1,0 +1,82 @@
+"""Responses that clients refer to later: what was said up to each, and what it answered.
+
+They are kept in memory as JSON, within bounds for all users and for one, and for some time. A response holds all items
+before it, so that it can be gone on from when earlier ones are gone. Nobody finds those of others. Knows no items: they
+are plain data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bridle.errors import UnknownResponse
+from bridle.safe_repr import short_repr
+from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
+
+#: What is kept of all users and of one, in responses and in bytes, and for how many seconds.
+MAX_RESPONSES, MAX_OF_USER = 16_384, 1_024
+MAX_BYTES, MAX_BYTES_OF_USER = 256 << 20, 64 << 20
+MAX_AGE = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Both as JSON."""
+
+    response: bytes
+    input_items: bytes
+
+
+class ResponseStore:
+    """Keeps responses."""
+
+    def __init__(
+        self,
+        max_responses: int = MAX_RESPONSES,
+        max_of_user: int = MAX_OF_USER,
+        max_bytes: int = MAX_BYTES,
+        max_bytes_of_user: int = MAX_BYTES_OF_USER,
+        max_age: float = MAX_AGE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_age = max_age
+        bounds = StoreBounds(max_age, max_responses, max_of_user, max_bytes, max_bytes_of_user)
+        self._book: PerUserStore[_Kept] = PerUserStore(bounds, clock)
+
+    def __len__(self) -> int:
+        return len(self._book)
+
+    def keep(self, user: str, response: dict[str, Any], input_items: Sequence[Any]) -> bool:
+        """Keep a response and what was said before it. Returns False, and keeps nothing, if it is larger than all that
+        one user may have."""
+        kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
+        return self._book.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
+
+    def response(self, user: str, name: str) -> dict[str, Any]:
+        """A response as it was given. Raises `UnknownResponse`."""
+        found: dict[str, Any] = msgspec.json.decode(self._find(user, name).response)
+        return found
+
+    def input_items(self, user: str, name: str) -> list[Any]:
+        """The items that a response answers. Raises `UnknownResponse`."""
+        found: list[Any] = msgspec.json.decode(self._find(user, name).input_items)
+        return found
+
+    def delete(self, user: str, name: str) -> None:
+        """Forget a response. Raises `UnknownResponse`."""
+        self._find(user, name)
+        self._book.drop(user, name)
+
+    def _find(self, user: str, name: str) -> _Kept:
+        kept = self._book.find(user, name)
+        if kept is None:
+            raise UnknownResponse(
+                f"no response {short_repr(name)} is kept for this user; they are kept for {self.max_age:g} s, within "
+                "bounds"
+            )
+        return kept

@@ -1,0 +1,132 @@
+"""Decides which part of a growing output may be shown now, when tokens can still be taken back.
+
+Wire formats differ in how they tell of a rewind. `hold` never shows text that may still be taken back (for formats that
+cannot tell of it). `event` shows everything at once and reports what is taken back. `mark` shows everything and puts a
+mark where text was taken back (AICI's way). A request without a controller never rewinds, so none of its text is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from bridle.controllers.composition import announced_rewind
+from bridle.engine.request import Request
+from bridle.errors import ControllerError
+from bridle.outputs import Event, Logprob, Rewind
+from bridle.serving.outputs.output_collector import GrowingOutput, OutputCollector
+
+REWIND_MARK = " \u21a9 "
+
+
+class RewindPolicy(str, Enum):
+    """How a front-end treats text that may be taken back."""
+
+    HOLD = "hold"
+    EVENT = "event"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The new part of one output. First `taken_tokens` tokens and `taken_chars` characters that were shown are taken
+    back, then `tokens` and `text` follow. `start` is the position of the first of `tokens` in the output. Only the last
+    delta of an output has `is_last`."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob | None, ...] = ()
+    start: int = 0
+    taken_tokens: int = 0
+    taken_chars: int = 0
+    is_first: bool = False
+    is_last: bool = False
+
+
+def max_rewind_of(request: Request) -> int | None:
+    """How many tokens the controller of a request may take back at any moment; None if it does not say.
+
+    A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
+    there were no controller.
+    """
+    return 0 if request.controller is None else announced_rewind(request.controller)
+
+
+def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
+    """Split events so that a new piece begins at each rewind. A reader that marks rewinds reads the collector after
+    each piece, so that its output does not depend on how many events arrived together."""
+    pieces: list[list[Event]] = [[]]
+    for event in events:
+        if isinstance(event, Rewind) and pieces[-1]:
+            pieces.append([])
+        pieces[-1].append(event)
+    return pieces
+
+
+class DeltaReader:
+    """Reads a collector's outputs as deltas under a policy. Use one reader per collector."""
+
+    def __init__(self, collector: OutputCollector, policy: RewindPolicy = RewindPolicy.HOLD) -> None:
+        self._collector = collector
+        self._policy = policy
+        self._max_rewind = max_rewind_of(collector.request)
+        self._shown: dict[int, _Shown] = {}
+
+    def read(self) -> list[Delta]:
+        """What may be shown since the last call: at most one delta per output, in order of their index.
+
+        Raises `ControllerError` if, under `hold`, a controller took back more than it had announced.
+        """
+        deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
+        return [delta for delta in deltas if delta is not None]
+
+    def _read(self, index: int, growing: GrowingOutput) -> Delta | None:
+        is_first = index not in self._shown
+        shown = self._shown.setdefault(index, _Shown())
+        if shown.is_over:
+            return None
+        taken_tokens, taken_chars = self._taken(shown, growing)
+        start, begin = shown.num_tokens - taken_tokens, shown.num_chars - taken_chars
+        num_tokens, num_chars = self._showable(growing)
+        shown.num_tokens, shown.num_chars = max(num_tokens, start), max(num_chars, begin)
+        output = growing.output
+        shown.is_over = output.finish_reason is not None
+        text = output.text[begin : shown.num_chars]
+        if self._policy is RewindPolicy.MARK and taken_tokens:
+            text = REWIND_MARK + text
+        tokens = tuple(output.token_ids[start : shown.num_tokens])
+        if not (is_first or shown.is_over or tokens or text or taken_tokens or taken_chars):
+            return None
+        logprobs = () if output.logprobs is None else tuple(output.logprobs[start : shown.num_tokens])
+        return Delta(index, text, tokens, logprobs, start, taken_tokens, taken_chars, is_first, shown.is_over)
+
+    def _taken(self, shown: _Shown, growing: GrowingOutput) -> tuple[int, int]:
+        """How many tokens and characters that were shown have been taken back since the last call."""
+        taken_tokens = max(shown.num_tokens - growing.low_tokens, 0)
+        taken_chars = max(shown.num_chars - growing.low_chars, 0)
+        growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)
+        if self._policy is RewindPolicy.HOLD and (taken_tokens or taken_chars):
+            raise ControllerError(
+                f"the controller took back {taken_tokens} tokens that were sent; "
+                f"it had announced to take back at most {self._max_rewind}"
+            )
+        return taken_tokens, taken_chars
+
+    def _showable(self, growing: GrowingOutput) -> tuple[int, int]:
+        """How many tokens and characters of an output may be shown."""
+        output = growing.output
+        if self._policy is not RewindPolicy.HOLD or self._max_rewind == 0 or output.finish_reason is not None:
+            return len(output.token_ids), len(output.text)
+        if self._max_rewind is None:
+            return 0, 0
+        num_tokens = max(len(output.token_ids) - self._max_rewind, 0)
+        return num_tokens, growing.ends[num_tokens - 1] if num_tokens else 0
+
+
+@dataclass(slots=True)
+class _Shown:
+    num_tokens: int = 0
+    num_chars: int = 0
+    is_over: bool = False

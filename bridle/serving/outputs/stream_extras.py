@@ -1,0 +1,127 @@
+"""What clients are told beside text, output by output: logs, variables written, where a fork came from, and that an
+output waits for a device that was lost.
+
+All routes with controllers use this. `StreamExtrasReader` keeps what was not sent yet. This is bounded, however much a
+controller prints and however slowly its client reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridle.outputs import Event, Forked, Log, Resuming, Stored, Traced
+from bridle.traces import Record
+from bridle.traces.format import plain_record
+
+MAX_LOG_CHARS = 1 << 20
+MAX_WRITES = 1 << 10
+MAX_WRITTEN_BYTES = 1 << 22
+_CUT = "[...]\n"
+
+
+@dataclass(slots=True)
+class StreamExtras:
+    """The news of one output beside its text. `parent` is the output that it was forked from."""
+
+    logs: str = ""
+    writes: list[Stored] = field(default_factory=list)
+    parent: int | None = None
+    is_resuming: bool = False
+    records: list[Record] = field(default_factory=list)
+    _num_bytes: int = 0
+
+    def log(self, text: str) -> None:
+        """Add printed text; of very much text the end is kept."""
+        self.logs += text
+        if len(self.logs) > MAX_LOG_CHARS:
+            self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
+
+    def write(self, event: Stored) -> None:
+        """Add a write of a variable; of very many writes those that count are kept."""
+        self.writes.append(event)
+        self._num_bytes += len(event.value)
+        if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
+            self.writes = _essence(self.writes)
+            self._num_bytes = sum(len(each.value) for each in self.writes)
+
+    @property
+    def storage(self) -> list[dict[str, Any]]:
+        """The writes as commands of the AICI protocol."""
+        return [_command(event) for event in self.writes]
+
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        """The records of a trace, as they are in its file."""
+        return [plain_record(record) for record in self.records]
+
+    def fields(self) -> dict[str, Any]:
+        """The extra fields of a choice, without empty ones."""
+        shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming, "trace": self.trace}
+        return {name: value for name, value in shown.items() if value}
+
+
+class StreamExtrasReader:
+    """Collects events, and returns them as notes, with those of a trace if they are to be told."""
+
+    def __init__(self, *, tells_trace: bool = False) -> None:
+        self._tells_trace = tells_trace
+        self._pending: dict[int, StreamExtras] = {}
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add the events that are reported beside text."""
+        for event in events:
+            match event:
+                case Log():
+                    self._of(event).log(event.text)
+                case Stored():
+                    self._of(event).write(event)
+                case Forked():
+                    self._of(event).parent = event.parent
+                case Traced() if self._tells_trace:
+                    self._of(event).records.append(event.record)
+                case Resuming():
+                    self._of(event).is_resuming = True
+
+    def read(self, index: int) -> StreamExtras:
+        """The news of one output since the last call; empty if there is none."""
+        return self._pending.pop(index, None) or StreamExtras()
+
+    def read_records(self, index: int) -> list[dict[str, Any]]:
+        """The records of a trace among the news of one output; the rest stays."""
+        note = self._pending.get(index)
+        if note is None:
+            return []
+        told, note.records = note.trace, []
+        return told
+
+    @property
+    def indexes(self) -> list[int]:
+        """The outputs that have news."""
+        return sorted(self._pending)
+
+    def _of(self, event: Event) -> StreamExtras:
+        return self._pending.setdefault(event.index, StreamExtras())
+
+
+def _essence(writes: list[Stored]) -> list[Stored]:
+    """At most one write for each variable, with the effect of all of them."""
+    last: dict[str, Stored] = {}
+    for event in writes:
+        before = last.get(event.name)
+        if before is not None and event.is_append:
+            value = before.value + event.value
+            event = Stored(event.request_id, event.index, event.name, value, before.is_append)
+        last[event.name] = event
+    return list(last.values())
+
+
+def _command(event: Stored) -> dict[str, Any]:
+    write = {
+        "name": event.name,
+        "value": event.value.hex(),
+        "op": "Append" if event.is_append else "Set",
+        "when_version_is": None,
+    }
+    return {"WriteVar": write}

@@ -1,0 +1,90 @@
+"""What a model answered of late with tool calls: the exact tokens, so that the next prompt can begin with them.
+
+A client sends an answer back as text and calls, and a chat template may write them in another way than the model did;
+then nothing of the answer's KV could be used. The book knows answers by the ids of their calls, which nobody else has.
+It is bounded in number and in bytes, fair among users, and forgets by time. Knows neither templates nor wire formats.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from bridle.outputs import ChatMessage, ToolCall
+from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
+
+#: The bounds on what is remembered of one model: answers of all users and of one, and their bytes.
+MAX_ANSWERS, MAX_OF_USER = 4_096, 256
+MAX_BYTES, MAX_BYTES_OF_USER = 64 << 20, 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CachedToolCall:
+    """An answer with calls: the prompt that it follows, as the template wrote it (`seal` is a hash of that text) and as
+    tokens; its own tokens and text; and what of it was told. `request_id` is what has parked its KV."""
+
+    request_id: str
+    prompt_chars: int
+    seal: bytes
+    prompt: array[int]
+    tokens: array[int]
+    text: str
+    message: ChatMessage
+
+    @property
+    def num_bytes(self) -> int:
+        told = self.message
+        texts = (self.text, told.content, told.thoughts, *(part for call in told.calls for part in _parts(call)))
+        return 4 * sum(map(len, texts)) + self.prompt.itemsize * (len(self.prompt) + len(self.tokens))
+
+
+def _parts(call: ToolCall) -> tuple[str, str, str]:
+    return call.name, call.id, call.arguments
+
+
+def seal_of(text: str) -> bytes:
+    """A hash of a text."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class ToolCallTokenCache:
+    """Remembers answers for `seconds`. Any thread may call it."""
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        max_answers: int = MAX_ANSWERS,
+        max_of_user: int = MAX_OF_USER,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        bounds = StoreBounds(seconds, max_answers, max_of_user, max_bytes, min(max_bytes, MAX_BYTES_OF_USER))
+        self._book: PerUserStore[CachedToolCall] = PerUserStore(bounds, clock)
+
+    def __len__(self) -> int:
+        return len(self._book)
+
+    def keep(
+        self,
+        user: str,
+        request_id: str,
+        rendered: str,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        text: str,
+        message: ChatMessage,
+    ) -> None:
+        """Remember an answer with calls to the prompt that was `rendered`."""
+        if not message.calls:
+            return
+        own = array("i", prompt), array("i", tokens)
+        entry = CachedToolCall(request_id, len(rendered), seal_of(rendered), *own, text, message)
+        self._book.keep(user, message.calls[0].id, entry, entry.num_bytes)
+
+    def find(self, user: str, call_id: object) -> CachedToolCall | None:
+        """The answer of this user whose first call has the id."""
+        return self._book.find(user, call_id) if isinstance(call_id, str) else None

@@ -1,0 +1,254 @@
+"""The policies in force, and which of them a request gets. Every front-end asks here, and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+from bridle.controllers.beams import BeamSearch
+from bridle.controllers.composition import Demand, demand, parts_of
+from bridle.engine.guardrails.guardrails import Guardrails, OnFailure
+from bridle.errors import BridleError, InvalidRequest
+from bridle.safe_repr import short_repr
+from bridle.sampling import SamplingParams
+from bridle.serving.policies.fields import PolicyFields
+from bridle.serving.policies.kinds import KINDS, CompiledPolicy, ForModel, PolicySettings, allowed_tokens
+
+if TYPE_CHECKING:
+    from bridle.serving.tenancy.keys import Identity
+    from bridle.tokenizer import Tokenizer
+
+#: How many policies a file may have.
+MAX_POLICIES = 256
+_MAX_FILE_BYTES = 4 << 20
+_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+#: By what a policy may choose requests.
+_SCOPES = ("models", "adapters", "users", "roles", "routes")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What is known of a request before its policies are chosen. `route` is a path, `lmtp` or `llm`."""
+
+    model: str
+    adapter: str | None = None
+    user: str = "localhost"
+    role: str = "admin"
+    route: str = "llm"
+
+    @classmethod
+    def of(cls, model: str, adapter: str | None, identity: Identity, route: str) -> PolicyContext:
+        """The same of a request that a front-end serves: its `route` is that of its story."""
+        kind, _, rest = route.partition(" ")
+        path = "lmtp" if kind == "LMTP" else rest or kind
+        return cls(model, adapter, identity.user, "admin" if identity.is_admin else "user", path)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One demand of an operator. `scope` has patterns for names, by what they are names of; a policy applies where each
+    of them has one that fits, and everywhere if there are none."""
+
+    name: str
+    kind: str
+    version: str = ""
+    order: int = 0
+    on_failure: OnFailure = "end"
+    scope: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    made: CompiledPolicy = field(default_factory=CompiledPolicy)
+
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return f"{self.name}@{self.version}" if self.version else self.name
+
+    def applies(self, asking: PolicyContext) -> bool:
+        """Whether it holds for a request."""
+        has = {
+            "models": asking.model,
+            "adapters": asking.adapter or "",
+            "users": asking.user,
+            "roles": asking.role,
+            "routes": asking.route,
+        }
+        return all(any(fnmatchcase(has[what], each) for each in patterns) for what, patterns in self.scope.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The policies of one request, and what they are for the engine."""
+
+    policies: tuple[Policy, ...] = ()
+    guard: Guardrails | None = None
+    controllers: tuple[tuple[Demand, object], ...] = ()
+    max_tokens: int | None = None
+    has_header: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names and versions, in order."""
+        return tuple(policy.label for policy in self.policies)
+
+    def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
+        """The parameters with no more tokens than the policies allow, and than there is `room` for where no number was
+        asked for."""
+        if self.max_tokens is None or room < 1:
+            return sampling
+        most = min(self.max_tokens, room if sampling.max_tokens is None else sampling.max_tokens)
+        return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+
+    def steer(self, controller: object | None) -> object | None:
+        """What steers the request: what is demanded around what it brings. Raises `InvalidRequest` for what no policy
+        can be held on."""
+        if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
+            raise InvalidRequest("beam search cannot be used here: policies hold for its texts", "use_beam_search")
+        return demand(self.controllers, controller)
+
+
+NO_POLICIES = Applied()
+
+
+class PolicySet:
+    """Policies in their order. Safe from any thread."""
+
+    def __init__(self, policies: Iterable[Policy] = (), *, has_header: bool = False) -> None:
+        self.policies = tuple(sorted(policies, key=lambda policy: policy.order))
+        self.has_header = has_header
+        self.may_take_long = any(policy.made.allowed is not None for policy in self.policies)
+        self._lock = threading.Lock()
+        self._masks: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], bytes]] = WeakKeyDictionary()
+
+    def select(self, asking: PolicyContext, model: ForModel) -> Applied:
+        """The policies that hold for a request to `model`. May take a moment the first time, where characters are
+        limited. Raises the error of a policy that cannot hold, unless it may be left out."""
+        chosen = tuple(policy for policy in self.policies if policy.applies(asking))
+        if not chosen:
+            return NO_POLICIES
+        made = [policy.made for policy in chosen]
+        texts = tuple(rule for each in made for rule in each.texts)
+        loops = tuple(rule for each in made for rule in each.loops)
+        budgets = tuple(rule for each in made for rule in each.budgets)
+        patterns = tuple(dict.fromkeys(each.allowed for each in made if each.allowed is not None))
+        guard = Guardrails(texts, loops, budgets, self._allowed(model, patterns)) if texts or loops or budgets else None
+        limits = [each.max_tokens for each in made if each.max_tokens is not None]
+        controllers = tuple(each for policy in chosen for each in _controllers(policy, model))
+        return Applied(chosen, guard, controllers, min(limits, default=None), self.has_header)
+
+    def _allowed(self, model: ForModel, patterns: tuple[str, ...]) -> bytes | None:
+        if not patterns:
+            return None
+        with self._lock:
+            known = self._masks.setdefault(model.tokenizer, {})
+            if patterns not in known:
+                known[patterns] = allowed_tokens(model, patterns)
+            return known[patterns]
+
+
+def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
+    """What a policy demands as a controller, if it does."""
+    if policy.made.controller is None:
+        return
+    try:
+        controller = policy.made.controller(model)
+    except BridleError as error:
+        if policy.on_failure == "end":
+            raise InvalidRequest(f"policy {policy.name} cannot hold here: {error}", "policies") from None
+        return
+    if controller is not None:
+        yield Demand(policy.name, policy.on_failure), controller
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def read_policies(source: Path | str | Mapping[str, Any]) -> PolicySet:
+    """The policies of a TOML file, or of what one would hold. Raises `InvalidRequest` that names file, policy, key and
+    value."""
+    if isinstance(source, Mapping):
+        return _parse("policies", source)
+    path = Path(source)
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InvalidRequest(f"{path} has {path.stat().st_size} bytes; at most {_MAX_FILE_BYTES}", "policies")
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}", "policies") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is no TOML file: {error}", "policies") from None
+    return _parse(str(path), values)
+
+
+def _parse(where: str, values: Mapping[str, Any]) -> PolicySet:
+    unknown = next((key for key in values if key not in ("policy", "header")), None)
+    if unknown is not None:
+        raise InvalidRequest(f"{where}: {short_repr(unknown)} is no setting; known are policy and header", "policies")
+    header, tables = values.get("header", False), values.get("policy", [])
+    if not isinstance(header, bool):
+        raise InvalidRequest(f"{where}: header is {short_repr(header)}; must be true or false", "policies")
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise InvalidRequest(f"{where}: policy is {short_repr(tables)}; must be tables, each [[policy]]", "policies")
+    if len(tables) > MAX_POLICIES:
+        raise InvalidRequest(f"{where}: there are {len(tables)} policies; at most {MAX_POLICIES}", "policies")
+    policies = [_policy(where, number, table) for number, table in enumerate(tables, 1)]
+    names = [policy.name for policy in policies]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"{where}: policy {twice!r}: name is there twice", "policies")
+    return PolicySet(policies, has_header=header)
+
+
+def _policy(where: str, number: int, table: Mapping[str, Any]) -> Policy:
+    """One policy of a file."""
+    name = table.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 64 or not _NAME_CHARS.issuperset(name):
+        raise InvalidRequest(
+            f"{where}: policy {number}: name is {short_repr(name)}; must be 1 to 64 letters, digits, '.', '_' or '-'",
+            "policies",
+        )
+    fields = PolicyFields(where, name, {key: value for key, value in table.items() if key != "name"})
+    kind = fields.need("kind", str)
+    if kind not in KINDS:
+        raise fields.wrong("kind", kind, f"one of {', '.join(KINDS)}")
+    version = fields.text("version", most=64)
+    if not _NAME_CHARS.issuperset(version):
+        raise fields.wrong("version", version, "letters, digits, '.', '_' or '-'")
+    order = fields.count("order", 0, least=-1_000_000, most=1_000_000) or 0
+    on_failure = cast("OnFailure", fields.choice("on_failure", ("end", "skip"), "end"))
+    scope = {what: fields.texts(what, ()) for what in _SCOPES}
+    made = KINDS[kind](fields, PolicySettings(name, version, on_failure))
+    fields.end(kind)
+    return Policy(name, kind, version, order, on_failure, {what: each for what, each in scope.items() if each}, made)
+
+
+class PolicyRegistry:
+    """The policies that hold for requests from now on. What runs keeps what it began with."""
+
+    def __init__(self, path: Path | None = None, current: PolicySet | None = None) -> None:
+        self.path = path
+        self.current = current or (PolicySet() if path is None else read_policies(path))
+        self.num_loads = 1
+        self.error: str | None = None  # why the file could not be read last time
+        self.applied: Counter[str] = Counter()  # requests, by name and version
+
+    def count(self, policies: Iterable[Policy]) -> None:
+        """Count a request that they hold for."""
+        self.applied.update(policy.label for policy in policies)
+
+    def reload(self) -> PolicySet:
+        """Read the file again. If it cannot be used, what held before goes on, and the error is raised."""
+        if self.path is None:
+            raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
+        try:
+            self.current = read_policies(self.path)
+        except InvalidRequest as error:
+            self.error = str(error)
+            raise
+        self.num_loads, self.error = self.num_loads + 1, None
+        return self.current

@@ -1,0 +1,1 @@
+"""From what a client sent to a checked request of tokens."""

@@ -1,0 +1,181 @@
+"""What steers a request, by the same rules for every API: controllers by name, their arguments, what goes with them.
+
+This module knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime
+are imported only when a model has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from bridle.aici.protocol import Auth
+from bridle.controller_tools import check_client_tools
+from bridle.controllers.composition import MAX_CONTROLLERS, compose
+from bridle.controllers.plugins import is_class, make_controller
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.safe_repr import short_repr
+from bridle.serving.models.loading import LoadedModel
+from bridle.serving.outputs.stream_deltas import RewindPolicy
+from bridle.serving.tenancy.keys import Identity
+from bridle.structured_output.spec import Constraint, parse
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool, WasmController
+    from bridle.controllers.python import Controller
+
+#: The controller that does nothing: plain generation.
+NO_CONTROLLER = "none"
+MAX_NAME_CHARS = 200
+NO_CLASSES: Mapping[str, type[Controller]] = {}
+
+
+class Named(Protocol):
+    """How a request names its controllers, on every API: one with its argument, and further ones in a list, each a name
+    or an object with the same two fields; and the tools that they may call and its client answers."""
+
+    @property
+    def controller(self) -> str | None: ...
+
+    @property
+    def controller_arg(self) -> Any: ...
+
+    @property
+    def controllers(self) -> Sequence[Any] | None: ...
+
+    @property
+    def client_tools(self) -> Sequence[str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """Controllers by name, where no request has the fields."""
+
+    controller: str | None = None
+    controller_arg: Any = None
+    controllers: Sequence[Any] | None = None
+    client_tools: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSelection:
+    """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
+    how text is told that a controller may take back, `client_tools` are those that the client answers."""
+
+    controller: object | None = None
+    constraint: Constraint | None = None
+    rewind: RewindPolicy = RewindPolicy.HOLD
+    client_tools: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> object | None:
+        """Both in one. Raises `InvalidRequest` if they are too many."""
+        if self.constraint is None:
+            return self.controller
+        return self.constraint if self.controller is None else compose(self.controller, self.constraint)
+
+
+PLAIN = ControllerSelection()
+
+
+def is_controlled(named: Named) -> bool:
+    """Whether any controller that does something is named. Raises `InvalidRequest` for fields that are none."""
+    return any(True for _ in _each(named))
+
+
+def ignores_eos(named: Named, given: bool | None) -> bool:
+    """Whether the end-of-text token does not end the output. That is what the client has `given`; without its word, it
+    is so under a sandboxed controller, which decides by itself when its output is over."""
+    return any(not is_class(name) for name, _ in _each(named)) if given is None else given
+
+
+def steering_of(
+    named: Named,
+    constraint: Constraint | Mapping[str, Any] | None,
+    model: LoadedModel,
+    identity: Identity,
+    rewind: str | None = None,
+    classes: Mapping[str, type[Controller]] = NO_CLASSES,
+) -> ControllerSelection:
+    """What a request asks to be steered by, on behalf of who asks. `classes` are those that the operator offers. Raises
+    `InvalidRequest` for what does not go together, `ControllerError` for a class that fails, and `UnsupportedFeature`
+    if the model has no control runtime."""
+    form = None if constraint is None else parse(constraint)
+    made: list[object] = [
+        make_controller(classes, name, argument) if is_class(name) else wasm_controller(model, name, argument, identity)
+        for name, argument in _each(named)
+    ]
+    if not made:
+        if named.client_tools:
+            raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
+        return PLAIN if form is None else ControllerSelection(constraint=form)
+    return ControllerSelection(compose(*made), form, RewindPolicy(rewind or "hold"), _client_tools(named, model))
+
+
+def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
+    """The tools that the client answers."""
+    if not named.client_tools:
+        return ()
+    if model.tools is None:
+        raise UnsupportedFeature(f"controllers of {model.name!r} call no tools", "client_tools")
+    return check_client_tools(named.client_tools, model.tools.names)
+
+
+def _each(named: Named) -> Iterator[tuple[str, Any]]:
+    """Name and argument of each controller, the outer one first."""
+    if named.controller is not None and named.controller != NO_CONTROLLER:
+        yield named.controller, "" if named.controller_arg is None else named.controller_arg
+    elif named.controller_arg is not None:
+        raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+    further = named.controllers or ()
+    if len(further) > MAX_CONTROLLERS:
+        raise InvalidRequest(f"controllers has {len(further)} entries; at most {MAX_CONTROLLERS}", "controllers")
+    for number, entry in enumerate(further):
+        name, argument = _entry(f"controllers[{number}]", entry)
+        if name != NO_CONTROLLER:
+            yield name, argument
+        elif argument:
+            raise InvalidRequest("controller_arg needs a controller", f"controllers[{number}]")
+
+
+def _entry(where: str, entry: Any) -> tuple[str, Any]:
+    """One of a list of controllers."""
+    fields = {"controller": entry} if isinstance(entry, str) else entry
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("controller"), str):
+        raise InvalidRequest(
+            f"{where} is {short_repr(entry)}; must be a name, or an object with controller and controller_arg", where
+        )
+    unknown = next((name for name in fields if name not in ("controller", "controller_arg")), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"{where} has a field {short_repr(unknown)}; known are controller and controller_arg", where
+        )
+    argument = fields.get("controller_arg")
+    return fields["controller"], "" if argument is None else argument
+
+
+def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
+    """The controller of a module id, tag or `gh:` name. An argument that is a string is passed as it is, any other as
+    JSON text."""
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
+    control_of(model)
+    from bridle.aici.client import WasmController
+
+    text = argument if isinstance(argument, str) else msgspec.json.encode(argument).decode()
+    return WasmController(name, text, auth_of(identity))
+
+
+def control_of(model: LoadedModel) -> RuntimePool:
+    """The control runtime of a model. Raises `UnsupportedFeature` if it has none."""
+    if model.control is None:
+        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
+    return model.control
+
+
+def auth_of(identity: Identity) -> Auth:
+    """The identity of a client in the runtime's terms."""
+    return Auth(identity.user, identity.is_admin)

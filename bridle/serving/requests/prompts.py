@@ -1,0 +1,169 @@
+"""From what a client sent, text or ids and pictures, to the tokens of a prompt, and to a request of it.
+
+A text that is too long is refused before it is read, and a long one is read beside the event loop, since others wait
+for that. This module knows no wire format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bridle.controllers.composition import compose
+from bridle.engine.multimodal.multimodal_inputs import MultiModalInputs
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.multimodal import Source, reads
+from bridle.multimodal.modalities import WORDS
+from bridle.sampling import SamplingParams
+from bridle.serving.requests.request_builder import (
+    RequestOptions,
+    check_ids,
+    check_length,
+    check_num_tokens,
+    check_sampling,
+    check_text,
+    check_unicode,
+    make_request,
+)
+from bridle.serving.requests.text_params import resolve_text_params
+from bridle.structured_output.spec import Constraint
+from bridle.structured_output.spec import parse as parse_constraint
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from bridle.engine.request import StoppingCriteria
+    from bridle.serving.models.loading import LoadedModel
+
+_Part = TypeVar("_Part")
+
+#: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
+MAX_INLINE_CHARS = 4_096
+#: A thread takes texts of about this many characters together at a time, since others wait for it.
+_GROUP_CHARS = 65_536
+
+
+def build_request(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    sampling: SamplingParams,
+    *,
+    controller: object | None = None,
+    constraint: Constraint | Mapping[str, Any] | None = None,
+    stopping: Sequence[StoppingCriteria] = (),
+    add_special_tokens: bool = True,
+    pictures: Sequence[Source] = (),
+    **options: Unpack[RequestOptions],
+) -> Request:
+    """Make a request that `model` can run. It always has a seed, so that it can be run again.
+
+    `constraint` is what the text must look like, as an object or as plain data, also beside a controller. The
+    `pictures` belong to the prompt's placeholders, in order.
+    Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
+    """
+    tokens = encode_prompt(model, prompt, add_special_tokens)
+    if pictures:
+        tokens, options["sights"] = process_multimodal(model, tokens, pictures)
+    check_sampling(model, sampling)
+    sampling = resolve_text_params(model, sampling)
+    steering = compose(controller, None if constraint is None else parse_constraint(constraint))
+    return make_request(model, tokens, sampling, steering, stopping, **options)
+
+
+def process_multimodal(
+    model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
+) -> tuple[tuple[int, ...], MultiModalInputs]:
+    """A prompt of tokens with its pictures and sounds in their places; slow. Raises what is wrong with one."""
+    for source in sources:
+        if source.modality not in model.modalities:
+            said, what = reads(model.name, model.modalities), WORDS[source.modality][1]
+            raise UnsupportedFeature(f"{said}; no {what} can be sent to it", source.where)
+    assert model.pictures is not None  # else it has no modalities
+    return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
+
+
+async def process_multimodal_async(
+    model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
+) -> tuple[tuple[int, ...], MultiModalInputs]:
+    """Do as `process_multimodal`, for an event loop."""
+    is_fetched = any(source.is_remote for source in sources)
+    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
+    return await in_thread(process_multimodal, model, tokens, sources)
+
+
+async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
+    """Do as `encode_prompt`, for an event loop: a long text is tokenized in a thread."""
+    if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
+        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
+    return encode_prompt(model, prompt, add_special_tokens)
+
+
+async def tokenize_all(
+    model: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    truncate: int | None = None,
+    add_special_tokens: bool = True,
+) -> list[tuple[int, ...]]:
+    """Tokenize all prompts of a call; if they are long, a thread does so. A prompt that no context can hold is refused
+    before any is read, unless it is to be cut."""
+    for prompt in prompts if truncate is None else ():
+        if isinstance(prompt, str):
+            check_length(model, len(prompt), "prompt")
+    if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
+        return _encode_all(model, prompts, truncate, add_special_tokens)
+    found: list[tuple[int, ...]] = []
+    for group in grouped(prompts, len):
+        found += await model.in_text_thread(_encode_all, model, group, truncate, add_special_tokens)
+    return found
+
+
+def _encode_all(
+    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None, add_special_tokens: bool
+) -> list[tuple[int, ...]]:
+    return [encode_prompt(model, prompt, add_special_tokens, truncate) for prompt in prompts]
+
+
+def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterator[list[_Part]]:
+    """Groups of neighbours that together have at most `_GROUP_CHARS` characters, or are one."""
+    group: list[_Part] = []
+    size = 0
+    for part in parts:
+        if group and size + num_chars(part) > _GROUP_CHARS:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += num_chars(part)
+    yield group
+
+
+def encode_prompt(
+    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
+) -> tuple[int, ...]:
+    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text stands for the
+    token that begins a document, if the model has one."""
+    if isinstance(prompt, str):
+        tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
+        if not tokens and model.tokenizer.bos_token_id is not None:
+            tokens = (model.tokenizer.bos_token_id,)
+    else:
+        if truncate is None:
+            check_num_tokens(model, len(prompt))
+        tokens = tuple(prompt)
+        check_ids("prompt", tokens, model.info.vocab_size)
+    if not tokens:
+        raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
+    if truncate is not None:
+        tokens = tokens[-truncate:]
+    check_num_tokens(model, len(tokens))
+    return tokens
+
+
+def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
+    """The part of a text that the tokenizer must read: all of it, or the end that its last `truncate` tokens can come
+    from."""
+    if truncate is None:
+        check_text(model, text, "prompt")
+        return text
+    check_unicode(text, "prompt")
+    return text[-model.max_prompt_chars :]

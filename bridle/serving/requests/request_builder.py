@@ -1,0 +1,223 @@
+"""Makes a checked `Request` of tokens.
+
+Everything that depends on the model is checked here, once, for every front-end: ids must lie in the vocabulary, prompt
+and output must fit the context. `SamplingParams` has checked what does not depend on a model, and `prompts.py` makes
+tokens of what a client sent. This module knows no wire format.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from bridle.controllers.composition import parts_of
+from bridle.controllers.reasoning_gate import ReasoningThenGrammar
+from bridle.engine.input_processor import check_drawn, check_task
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
+from bridle.engine.request import Request
+from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.sampling import LogitBias, SamplingParams
+from bridle.serving.policies.policy_registry import NO_POLICIES, Applied
+from bridle.serving.requests.request_limits import DEFAULT_TERMS, RequestLimits
+from bridle.structured_output.spec import Constraint
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from bridle.engine.request import StoppingCriteria
+    from bridle.serving.models.loading import LoadedModel
+
+
+class EventOptions(TypedDict, total=False):
+    """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, the
+    loss of a device, and how its tokens came to be; `sights`, the pictures of its prompt; and whether its KV `parks`
+    when it is over, or which request's it `continues`."""
+
+    detokenize: bool
+    embeds: bool
+    tell_resuming: bool
+    sights: MultiModalInputs
+    trace: bool
+    parks: bool
+    continues: str
+
+
+class OwnOptions(TypedDict, total=False):
+    """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
+    one that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
+    all), `client_tools` those that the client answers. `policies` are what the operator demands."""
+
+    request_id: str | None
+    adapter: str | None
+    timeout: float | None
+    tenant: str
+    terms: RequestLimits
+    metadata: Mapping[str, str] | None
+    tools: tuple[str, ...] | None
+    client_tools: tuple[str, ...]
+    policies: Applied
+
+
+class RequestOptions(OwnOptions, EventOptions, total=False):
+    """Both."""
+
+
+#: Makes an id that is unique among requests.
+new_request_id = partial(secrets.token_hex, 12)
+
+
+def new_seed() -> int:
+    """A seed for a request that came without one."""
+    return secrets.randbits(53)  # exact in every JSON reader, so that it can be sent back for a replay
+
+
+def make_request(
+    model: LoadedModel,
+    tokens: tuple[int, ...],
+    sampling: SamplingParams,
+    controller: object | None = None,
+    stopping: Sequence[StoppingCriteria] = (),
+    **options: Unpack[RequestOptions],
+) -> Request:
+    """`prompts.build_request` of tokens and sampling parameters that were checked."""
+    embeds = options.get("embeds", False)
+    if not embeds:
+        check_task(model.info, embeds)
+    policies = NO_POLICIES if embeds else options.get("policies", NO_POLICIES)
+    if policies is not NO_POLICIES:
+        sampling = policies.limit(sampling, model.max_sequence_tokens - len(tokens))
+    check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
+    if sampling.seed is None:
+        sampling = sampling.with_(seed=new_seed())
+    if sampling.banned_phrases:
+        _check_goes_with_phrases(controller)
+    if policies is not NO_POLICIES:
+        controller = policies.steer(controller)
+    adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
+    needs_text = bool(sampling.banned_phrases) or policies.guard is not None  # both look at text
+    sights = options.get("sights", NO_SIGHTS)
+    if sights.media:
+        sights = sights.of(tenant)
+    return Request(
+        id=options.get("request_id") or new_request_id(),
+        prompt=tokens,
+        sampling=sampling,
+        controller=controller,
+        guard=policies.guard,
+        adapter=None if adapter is None else model.adapters.resolve(adapter),
+        stopping=tuple(stopping),
+        deadline=terms.end(options.get("timeout")),
+        tenant=tenant,
+        priority=terms.priority,
+        detokenize=needs_text or options.get("detokenize", True),
+        embeds=embeds,
+        media=sights.media,
+        runs=sights.runs,
+        tell_resuming=options.get("tell_resuming", False),
+        trace=options.get("trace", False),
+        tools=options.get("tools"),
+        client_tools=options.get("client_tools", ()),
+        parks=options.get("parks", False),
+        continues=options.get("continues", ""),
+        metadata=dict(options.get("metadata") or {}),
+    )
+
+
+def _check_goes_with_phrases(controller: object | None) -> None:
+    """Refuse banned phrases beside a controller that takes text back by itself."""
+    if not all(isinstance(part, (Constraint, ReasoningThenGrammar)) for part in parts_of(controller)):
+        message = "banned_phrases do not go with a controller, which can take text back by itself"
+        raise InvalidRequest(message, "banned_phrases")
+
+
+#: An embedding draws nothing; the length is not looked at.
+EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def check_text(model: LoadedModel, text: str, param: str) -> None:
+    """Refuse text that is not Unicode, or that is too long for the context whatever its tokens are."""
+    check_length(model, len(text), param)
+    check_unicode(text, param)
+
+
+def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
+    """Refuse texts of `num_chars` characters if their tokens cannot fit into the context, whatever they are."""
+    limit = model.max_prompt_chars
+    if num_chars > limit:
+        raise ContextOverflow(
+            f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}",
+            param,
+        )
+
+
+def check_unicode(text: str, param: str) -> None:
+    """Refuse text with half of a surrogate pair: it has no UTF-8 form, so no token can stand for it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequest(
+            f"{param} is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}", param
+        ) from None
+
+
+def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
+    """Refuse a prompt that leaves no room for `max_tokens` more (None: for one more)."""
+    most, limit = model.batching.max_input_tokens, model.max_sequence_tokens
+    if num_prompt > most and most < limit:
+        raise ContextOverflow(f"the prompt has {num_prompt} tokens; max_input_tokens is {most}", "prompt")
+    total = num_prompt + (1 if max_tokens is None else max_tokens)
+    if total <= limit:
+        return
+    wanted = "at least 1 new token" if max_tokens is None else f"max_tokens of {max_tokens}"
+    raise ContextOverflow(
+        f"{_context(model)}; the prompt has {num_prompt} tokens, and with {wanted} that is {total}",
+        "prompt" if num_prompt >= limit else "max_tokens",
+    )
+
+
+def check_num_tokens(model: LoadedModel, num_prompt: int) -> None:
+    """Refuse more tokens than the model can hold."""
+    limit = model.max_sequence_tokens
+    if num_prompt > limit:
+        raise ContextOverflow(f"{_context(model)}; the prompt has {num_prompt} tokens", "prompt")
+
+
+def _context(model: LoadedModel) -> str:
+    """The length of the context in the words of OpenAI's error, by which clients recognize it."""
+    return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
+
+
+def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
+    """Refuse tokens that the model does not have, and stop strings that no text can hold."""
+    vocab_size, bias = model.info.vocab_size, sampling.logit_bias
+    if bias:
+        check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
+        check_drawn("logit_bias", bias, model.info)
+    if sampling.stop_token_ids:
+        check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    if sampling.allowed_token_ids:
+        check_ids("allowed_token_ids", sampling.allowed_token_ids, model.info.num_drawable)
+        check_drawn("allowed_token_ids", sampling.allowed_token_ids, model.info)
+    for word in sampling.bad_words_ids:
+        check_ids("bad_words_ids", word, vocab_size)
+    for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
+        for text in getattr(sampling, name):
+            check_unicode(text, name)
+    if sampling.prediction:
+        check_unicode(sampling.prediction, "prediction")
+    for text, _ in sampling.bias_texts:
+        check_unicode(text, "logit_bias")
+
+
+def check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
+    """Refuse what is no id of the vocabulary."""
+    if tokens and set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
+        return
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise InvalidRequest(f"{param} holds {token!r}; token ids are integers", param)
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{param} holds token {token}; ids go from 0 to {vocab_size - 1}", param)

@@ -1,0 +1,177 @@
+"""Bounds how many requests and tokens a server has accepted at once, and refuses what is beyond that.
+
+A bounded queue answers quickly either way; an unbounded one answers everybody late. A front-end takes a ticket before
+it spends work on a request, charges it with tokens once these are counted, and releases it at the end. This module
+knows nothing of engines: the bound covers everything that a process has accepted, waiting or running.
+
+Where several users share a server, no user can fill it alone: a user may hold at most four times as many places as are
+still free, so there is always room for another user. `fairness` decides whose request is served first; `rates` bounds
+how much a user may ask for in a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from bridle.errors import InvalidRequest, Overloaded
+from bridle.serving.tenancy.fairness import FairQueue, QueuePlace
+from bridle.serving.tenancy.rate_limit import NO_LIMITS, RateLimiter, UserLimits
+
+_SMOOTHING = 0.1  # weight of the newest sample in the mean time that a ticket is held
+_MIN_RETRY = 1.0  # seconds
+_MAX_RETRY = 60.0
+_GREED = 4  # places that one user may hold for each free one
+
+
+class Admission:
+    """Counts what is in flight against two limits. For use by one thread or event loop."""
+
+    def __init__(
+        self,
+        max_requests: int = 512,
+        max_tokens: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """`is_shared` says that users are told apart, so that no user can crowd out the others."""
+        for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
+            if value < 1:
+                raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
+        self.max_requests = max_requests
+        self._max_tokens = max_tokens
+        #: The tokens of the longest prompt that any model takes now, for which there is always room.
+        self.longest_prompt: Callable[[], int] = lambda: 0
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.num_refused = 0
+        self._clock = clock
+        self._mean_held = _MIN_RETRY
+        self._is_shared = is_shared
+        self._held: Counter[str] = Counter()
+        self._queue = FairQueue()
+        self._rates = RateLimiter(clock)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most prompt tokens at a time. One prompt that fits a model is always taken, so the limit is higher while
+        a model is loaded that takes longer ones."""
+        return max(self._max_tokens, self.longest_prompt())
+
+    def admit(self, num_requests: int = 1, user: str = "", limits: UserLimits = NO_LIMITS) -> Ticket:
+        """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room
+        for them, or if the user's limits are used up."""
+        self.check(user, limits, num_requests)
+        if limits is not NO_LIMITS:
+            self._rates.spend(user, "requests", limits.requests_per_minute, num_requests)
+        self.num_requests += num_requests
+        self._held[user] += num_requests
+        return Ticket(self, num_requests, self._clock(), user, limits)
+
+    def check(self, user: str = "", limits: UserLimits = NO_LIMITS, num_requests: int = 1) -> None:
+        """Raise the error that `admit` would raise, and take nothing. The smallest request of `user` is looked at
+        before its body is read."""
+        self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
+        if self._is_shared:
+            self._check_share(num_requests, user)
+        if limits is not NO_LIMITS:
+            self._rates.look(user, limits, num_requests)
+
+    def retry_after(self) -> float:
+        """Seconds until a place should be free: places come back at (in flight) / (mean time held)."""
+        expected = self._mean_held / max(self.num_requests, 1)
+        return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
+
+    def _spend(self, ticket: Ticket, num_tokens: int) -> None:
+        self._rates.spend(ticket.user, "tokens", ticket.limits.tokens_per_minute, num_tokens)
+
+    def _check_share(self, wanted: int, user: str) -> None:
+        held, free = self._held[user], self.max_requests - self.num_requests
+        if held + wanted == 1 or held + wanted <= _GREED * (free - wanted):
+            return
+        most = max(_GREED * self.max_requests // (_GREED + 1), 1)
+        if wanted > most:  # waiting would never help
+            raise InvalidRequest(
+                f"{wanted} requests in one call; a user of this server may have {most}", "max_requests"
+            )
+        self.num_refused += 1
+        raise Overloaded(
+            f"{user!r} has {held} requests in flight, {wanted} more wanted; the last {free} places are kept for others",
+            self.retry_after(),
+        )
+
+    def _check_room(self, wanted: int, used: int, limit: int, what: str, param: str) -> None:
+        if used + wanted <= limit:
+            return
+        if wanted > limit:  # waiting would never help
+            raise InvalidRequest(f"{wanted} {what} in one call; this server takes at most {limit}", param)
+        self.num_refused += 1
+        raise Overloaded(
+            f"the server is full: {used} {what} in flight, {wanted} more wanted, at most {limit}",
+            self.retry_after(),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A place among the accepted requests. Release it exactly when the request is over, on every path; `with` does so.
+
+    `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
+    """
+
+    admission: Admission
+    num_requests: int
+    begun: float
+    user: str
+    limits: UserLimits
+    num_tokens: int = 0
+    num_output: int | None = None
+    places: list[QueuePlace] = field(default_factory=list)
+    is_released: bool = False
+
+    def charge(self, num_tokens: int, most: int | None = None) -> float:
+        """Charge a prompt's tokens to this ticket; returns its place in the order of service. The `most` output tokens
+        that it may ask for count for that place, too. Raises `Overloaded`, having charged nothing, if there is no room
+        for them."""
+        if self.is_released:
+            return 0.0
+        total = self.admission
+        others = total.num_tokens - self.num_tokens
+        total._check_room(self.num_tokens + num_tokens, others, total.max_tokens, "tokens", "prompt")
+        total.num_tokens += num_tokens
+        self.num_tokens += num_tokens
+        if self.limits is not NO_LIMITS:
+            total._spend(self, num_tokens)
+        place = total._queue.enqueue(self.user, num_tokens, self.limits.weight, most)
+        self.places.append(place)
+        return place.start
+
+    def release(self) -> None:
+        """Release the ticket's place. Idempotent."""
+        if self.is_released:
+            return
+        self.is_released = True
+        total = self.admission
+        total.num_requests -= self.num_requests
+        total.num_tokens -= self.num_tokens
+        total._held[self.user] -= self.num_requests
+        if total._held[self.user] <= 0:
+            del total._held[self.user]
+        for place in self.places:
+            total._queue.done(place, None if self.num_output is None else self.num_output // len(self.places))
+        if self.limits is not NO_LIMITS:
+            total._spend(self, self.num_output or 0)
+        total._mean_held += _SMOOTHING * (total._clock() - self.begun - total._mean_held)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

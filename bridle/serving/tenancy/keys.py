@@ -1,0 +1,192 @@
+"""API keys: who may use the service, who is an admin, how much a user may ask for. Kept in SQLite, hashed at rest.
+
+A key is 32 random bytes in text form, so one round of SHA-256 hides it as well as a slow hash would; the text itself is
+shown once, when it is made. This module knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import InvalidRequest
+from bridle.serving.tenancy.rate_limit import NO_LIMITS, UserLimits
+
+_MAX_FOUND = 4_096  # answers that are remembered, for known keys and unknown ones
+_USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    hash BLOB PRIMARY KEY,
+    prefix TEXT NOT NULL,
+    user TEXT NOT NULL,
+    is_admin INTEGER NOT NULL,
+    created REAL NOT NULL
+) STRICT
+"""
+_LIMITS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS limits (
+    user TEXT PRIMARY KEY,
+    requests_per_minute INTEGER,
+    tokens_per_minute INTEGER,
+    weight REAL NOT NULL,
+    most_urgent INTEGER NOT NULL DEFAULT 0
+) STRICT
+"""
+#: A column that files of older versions lack.
+_MOST_URGENT = "ALTER TABLE limits ADD COLUMN most_urgent INTEGER NOT NULL DEFAULT 0"
+
+_FIND = """
+SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight, most_urgent
+FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
+"""
+_LIST = """
+SELECT prefix, user, is_admin, created, requests_per_minute, tokens_per_minute, weight, most_urgent
+FROM keys LEFT JOIN limits USING (user) ORDER BY created
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sent a request."""
+
+    user: str
+    is_admin: bool
+    limits: UserLimits = NO_LIMITS
+
+
+#: The one user of a server without keys.
+LOCAL_USER = Identity("localhost", True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """What is known of a key: its first characters, its owner and the owner's limits, and when it was made (Unix
+    seconds)."""
+
+    prefix: str
+    user: str
+    is_admin: bool
+    created: float
+    limits: UserLimits = NO_LIMITS
+
+
+class KeyStore:
+    """Keys in one file. Safe from any thread; several processes may share the file, and a change by one of them
+    counts at once for all. Raises `InvalidRequest` if the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[bytes, Identity | None] = OrderedDict()
+        self._version: tuple[int, int] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(_SCHEMA)
+            self._db.execute(_LIMITS_SCHEMA)
+            self._add_columns()
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
+
+    def _add_columns(self) -> None:
+        """Add the columns that an older version's file lacks; another process may do so at the same time."""
+        if "most_urgent" not in {row[1] for row in self._db.execute("PRAGMA table_info(limits)")}:
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute(_MOST_URGENT)
+
+    def add(self, user: str, *, is_admin: bool = False) -> str:
+        """Make a key for `user`; returns its text, which cannot be read again later."""
+        if not _USER.fullmatch(user):
+            raise InvalidRequest(
+                f"user is {user!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter", "user"
+            )
+        key = "brd-" + secrets.token_urlsafe(32)
+        with self._lock:
+            self._db.execute(
+                "INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (_hash(key), key[:10], user, is_admin, time.time())
+            )
+        return key
+
+    def find(self, key: str) -> Identity | None:
+        """The owner of this key; None if the key is not known."""
+        hashed = _hash(key)
+        with self._lock:
+            self._forget_old()
+            if hashed not in self._found:
+                self._found[hashed] = self._look_up(hashed)
+                if len(self._found) > _MAX_FOUND:
+                    self._found.popitem(last=False)
+            return self._found[hashed]
+
+    def _look_up(self, hashed: bytes) -> Identity | None:
+        row = self._db.execute(_FIND, (hashed,)).fetchone()
+        if row is None:
+            return None
+        user, is_admin, *limits = row
+        return Identity(user, bool(is_admin), _limits(*limits))
+
+    def _forget_old(self) -> None:
+        """Forget remembered answers if the file has changed, by another process (which SQLite reports) or
+        by this one."""
+        version = self._db.total_changes, self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._found.clear()
+
+    def set_limits(self, user: str, limits: UserLimits) -> None:
+        """Set what a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without a key."""
+        with self._lock:
+            if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
+                raise InvalidRequest(f"no key belongs to {user!r}", "user")
+            row = (
+                user,
+                limits.requests_per_minute,
+                limits.tokens_per_minute,
+                limits.weight,
+                limits.most_urgent,
+            )
+            self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?)", row)
+
+    def list(self) -> list[KeyInfo]:
+        """All keys, oldest first."""
+        with self._lock:
+            rows = self._db.execute(_LIST).fetchall()
+        return [
+            KeyInfo(prefix, user, bool(is_admin), created, _limits(*limits))
+            for prefix, user, is_admin, created, *limits in rows
+        ]
+
+    def remove(self, prefix_or_user: str) -> int:
+        """Remove the key with this prefix, or all keys of this user; returns how many were removed."""
+        with self._lock:
+            cursor = self._db.execute("DELETE FROM keys WHERE prefix = ?1 OR user = ?1", (prefix_or_user,))
+        return cursor.rowcount
+
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is None
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._db.close()
+
+
+def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> UserLimits:
+    """The limits in a row of the table; a user without a row has no limits."""
+    return NO_LIMITS if weight is None else UserLimits(requests, tokens, weight, most_urgent)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

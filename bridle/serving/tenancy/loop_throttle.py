@@ -1,0 +1,143 @@
+"""Shares out an event loop's time for cheap messages among users, when clients send more of them than a server has time
+for.
+
+A refusal, or a frame that says nothing, costs next to nothing once. Sent again and again, such messages take a whole
+processor from the users who are served. So they get a share of the event loop's time. While the share lasts nobody
+waits. Beyond it users take turns, whatever number of connections they have, and the connections of one user take turns
+among themselves, one at a time between other work of the loop. A connection that waits is not read from, so that its
+backlog stays with the client.
+
+A share says when something is heard, an allowance how much of what is of no use is heard of one connection at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from bridle.errors import InvalidRequest, ProtocolError
+
+#: Seconds that may be spent at once before users have to wait.
+BURST = 0.005
+SHARE = 0.25
+#: Seconds of debt that are remembered. Refusals on new connections are charged before anybody waits, so without a bound
+#: a flood of them would keep everybody waiting for as long again as it lasted.
+MAX_DEBT = 0.1
+_MIN_PAUSE = 0.001  # seconds; timers are no finer
+
+
+#: How many messages of no use a connection may send at once, and how many a second from then on. Far more than a client
+#: sends that has a mistake in it, and far less than a flood.
+MAX_USELESS = 1_000
+USELESS_RATE = 10.0
+
+
+class RateBudget:
+    """Counts what one connection sends that is of no use. `clock` measures time."""
+
+    def __init__(
+        self, most: int = MAX_USELESS, rate: float = USELESS_RATE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._rate = rate
+        self._clock = clock
+        self._left = float(most)
+        self._filled_at = clock()
+
+    def charge(self, what: str, number: int = 1) -> None:
+        """Count `number` more. Raises `ProtocolError`, for which the connection is to be closed, if that is too many;
+        `what` names them."""
+        now = self._clock()
+        self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
+        self._filled_at = now
+        if self._left < 0:
+            raise ProtocolError(
+                f"too many {what}: at most {self._most} at once, and {self._rate:g} a second after that"
+            )
+
+
+class LoopThrottle:
+    """A share of one event loop's time. `clock` measures time; `charge` counts the time that was spent."""
+
+    def __init__(self, share: float = SHARE, burst: float = BURST, clock: Callable[[], float] = time.monotonic) -> None:
+        if not 0 < share <= 1:
+            raise InvalidRequest(f"share is {share}; must be more than 0 and at most 1", "share")
+        self._share = share
+        self._burst = self._left = burst
+        self._clock = clock
+        self._filled_at = clock()
+        self._waiting: OrderedDict[str, OrderedDict[Callable[[], object], None]] = OrderedDict()
+        self._timer: asyncio.Handle | None = None
+        self._is_giving = False  # somebody has a turn
+
+    @property
+    def num_waiting(self) -> int:
+        """How many have asked for a turn and not had it yet."""
+        return sum(map(len, self._waiting.values()))
+
+    def charge(self, seconds: float) -> None:
+        """Count `seconds` as spent from the share. Frames cost the time that passed, as a loop that gets no processor
+        time has none to share; refusals cost processor time, so that they are quick where a server is busiest."""
+        self._left = max(self._left - seconds, -MAX_DEBT)
+
+    def schedule(self, user: str, go_on: Callable[[], object]) -> None:
+        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. Who asks
+        during a turn, for the next one, waits until the loop has done its other work: on a busy machine there is always
+        time left, and turns within turns would not end. Asking again before the turn came changes nothing."""
+        if not self._waiting and not self._is_giving and self._has_time():
+            self._run_now(go_on)
+            return
+        self._waiting.setdefault(user, OrderedDict())[go_on] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._next)
+
+    def leave(self, user: str, go_on: Callable[[], object]) -> None:
+        """Ask no longer, as the connection is closed. Idempotent, also after the turn."""
+        waiting = self._waiting.get(user)
+        if waiting is not None:
+            waiting.pop(go_on, None)
+            if not waiting:
+                del self._waiting[user]
+
+    async def wait(self, user: str) -> None:
+        """Wait until it is this user's turn."""
+        if not self._waiting and self._has_time():
+            return
+        turn = asyncio.Event()
+        self.schedule(user, turn.set)
+        try:
+            await turn.wait()
+        finally:
+            self.leave(user, turn.set)
+
+    def _has_time(self) -> bool:
+        now = self._clock()
+        self._left = min(self._left + self._share * (now - self._filled_at), self._burst)
+        self._filled_at = now
+        return self._left > 0
+
+    def _next(self, is_due: bool = False) -> None:
+        """Give one turn, and the next one after the loop has done its other work. A turn whose time has come `is_due`,
+        whatever was charged meanwhile: a flood of new connections must not put it off for ever."""
+        self._timer = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        if not self._has_time() and not is_due:
+            self._timer = loop.call_later(max(-self._left / self._share, _MIN_PAUSE), self._next, True)
+            return
+        user, waiting = self._waiting.popitem(last=False)
+        go_on, _ = waiting.popitem(last=False)
+        if waiting:
+            self._waiting[user] = waiting
+        self._timer = loop.call_soon(self._next)
+        self._run_now(go_on)
+
+    def _run_now(self, go_on: Callable[[], object]) -> None:
+        self._is_giving = True
+        try:
+            go_on()
+        finally:
+            self._is_giving = False

@@ -1,0 +1,142 @@
+"""What is kept of users for a while: bounded in number and in bytes, of all and of each, and found by its user alone.
+
+Where there is too much of one user the user's oldest goes, and where there is too much of all the oldest of whoever has
+most: of entries if these are too many, of bytes if those are. So nobody can drive out what others have with more than
+their own share. Times are those of the clock that is given; nothing here knows what the values are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+#: What an entry takes beside its value, in bytes.
+OVERHEAD = 512
+
+Name = tuple[str, str]  # of a user and of an entry
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBounds:
+    """How long an entry is kept, in seconds; and how many entries and bytes of all users, and of one."""
+
+    seconds: float
+    max_entries: int
+    max_of_user: int
+    max_bytes: int
+    max_bytes_of_user: int
+
+
+@dataclass(slots=True)
+class _Entry(Generic[V]):
+    value: V
+    num_bytes: int
+    until: float
+
+
+@dataclass(slots=True)
+class _Share:
+    """What is kept of one user."""
+
+    names: OrderedDict[Name, None] = field(default_factory=OrderedDict)  # the oldest first
+    num_bytes: int = 0
+
+
+class PerUserStore(Generic[V]):
+    """Any thread may call it. Bytes count the overhead of entries."""
+
+    def __init__(self, bounds: StoreBounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bounds = bounds
+        self.num_bytes = self.num_dropped = 0  # dropped before their time, or never kept, for want of room
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Name, _Entry[V]] = OrderedDict()  # the oldest first
+        self._shares: dict[str, _Share] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def keep(self, user: str, name: str, value: V, num_bytes: int) -> bool:
+        """Keep a value, in place of what had its name. Returns False, and keeps nothing, if it is larger than all that
+        one user may have, or than what others leave."""
+        bounds, size = self.bounds, num_bytes + OVERHEAD
+        with self._lock:
+            self._expire()
+            self._drop((user, name))
+            if size > min(bounds.max_bytes_of_user, bounds.max_bytes) or not bounds.seconds:
+                self.num_dropped += 1
+                return False
+            self._entries[user, name] = _Entry(value, size, self._clock() + bounds.seconds)
+            self._shares.setdefault(user, _Share()).names[user, name] = None
+            self._count(user, size)
+            self._keep_bounds(user)
+            return (user, name) in self._entries
+
+    def find(self, user: str, name: str) -> V | None:
+        """What a user has under a name; None if there is nothing, or nothing any more."""
+        with self._lock:
+            self._expire()
+            entry = self._entries.get((user, name))
+            return None if entry is None else entry.value
+
+    def drop(self, user: str, name: str) -> None:
+        """Forget an entry; unknown ones are ignored."""
+        with self._lock:
+            self._drop((user, name))
+
+    def resize(self, user: str, name: str, value: V, num_bytes: int) -> None:
+        """Count what a value really takes, which was a guess when it was kept. If something else has its name by now,
+        nothing happens."""
+        with self._lock:
+            entry = self._entries.get((user, name))
+            if entry is not None and entry.value is value:
+                self._count(user, num_bytes + OVERHEAD - entry.num_bytes)
+                entry.num_bytes = num_bytes + OVERHEAD
+                self._keep_bounds(user)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _count(self, user: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._shares[user].num_bytes += num_bytes
+
+    def _keep_bounds(self, user: str) -> None:
+        bounds = self.bounds
+        for name in self._too_much(user):
+            self._drop(name)
+            self.num_dropped += 1
+        while len(self._entries) > bounds.max_entries:
+            self._drop_of(max(self._shares.values(), key=lambda share: len(share.names)))
+        while self.num_bytes > bounds.max_bytes:
+            self._drop_of(max(self._shares.values(), key=lambda share: share.num_bytes))
+
+    def _too_much(self, user: str) -> Iterator[Name]:
+        """The oldest of a user, while there is too much of the user."""
+        while (share := self._shares.get(user)) is not None and (
+            len(share.names) > self.bounds.max_of_user or share.num_bytes > self.bounds.max_bytes_of_user
+        ):
+            yield next(iter(share.names))
+
+    def _drop_of(self, share: _Share) -> None:
+        self._drop(next(iter(share.names)))
+        self.num_dropped += 1
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._entries and next(iter(self._entries.values())).until <= now:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, name: Name) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        share = self._shares[name[0]]
+        del share.names[name]
+        self._count(name[0], -entry.num_bytes)
+        if not share.names:
+            del self._shares[name[0]]

@@ -1,0 +1,95 @@
+"""Bounds how much a user may ask for in a minute: token buckets that fill as time passes.
+
+A bucket holds what a minute allows. Requests are taken out when they come. Tokens are taken out when they are known:
+those of a prompt at once, those of an output when it is over. So a bucket can go below zero; then it lets nothing in
+until it has filled up again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridle.errors import InvalidRequest, Overloaded
+
+#: Requests have a priority between this, served last, and as much below zero.
+MAX_PRIORITY = 100
+_MINUTE = 60.0
+_MAX_USERS = 4_096  # whose buckets are remembered; a user beyond that has a full bucket
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """What a user may ask for; None is no limit. `weight` is the share among users when the engine is busy,
+    `most_urgent` the smallest number that may be asked for as priority (smaller ones are served first)."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    weight: float = 1.0
+    most_urgent: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
+        if not 0.01 <= self.weight <= 100:
+            raise InvalidRequest(f"weight is {self.weight}; must be between 0.01 and 100", "weight")
+        if not -MAX_PRIORITY <= self.most_urgent <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"most_urgent is {self.most_urgent}; must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "most_urgent"
+            )
+
+
+NO_LIMITS = UserLimits()
+
+
+class RateLimiter:
+    """The buckets of all users. For use by one thread or event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+
+    def look(self, user: str, limits: UserLimits, num_requests: int) -> None:
+        """Raise `Overloaded` if any bucket of the user holds too little for `num_requests`; nothing is taken out."""
+        self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
+        self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
+
+    def spend(self, user: str, what: str, per_minute: int | None, amount: float) -> None:
+        """Take out `amount` of what was used, even if the bucket holds less."""
+        if per_minute is not None:
+            self._bucket(user, what, per_minute).level -= amount
+
+    def _wait_for(self, user: str, what: str, per_minute: int | None, amount: int) -> None:
+        if per_minute is None:
+            return
+        if amount > per_minute:  # waiting would never help
+            raise InvalidRequest(f"{amount} {what} in one call; {user!r} may have {per_minute} in a minute")
+        level = self._bucket(user, what, per_minute).level
+        missing = amount - level
+        if missing > 0 or level <= 0:
+            seconds = math.ceil(max(missing, 1.0) * _MINUTE / per_minute)
+            raise Overloaded(f"{user!r} has used up {per_minute} {what} per minute; more in {seconds} s", seconds)
+
+    def _bucket(self, user: str, what: str, per_minute: int) -> _Bucket:
+        now = self._clock()
+        bucket = self._buckets.setdefault((user, what), _Bucket(per_minute, now))
+        self._buckets.move_to_end((user, what))
+        if len(self._buckets) > _MAX_USERS:
+            self._buckets.popitem(last=False)
+        bucket.fill(now, per_minute)
+        return bucket
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    filled_at: float
+
+    def fill(self, now: float, per_minute: int) -> None:
+        self.level = min(self.level + (now - self.filled_at) * per_minute / _MINUTE, per_minute)
+        self.filled_at = now

@@ -1,0 +1,74 @@
+"""Tickets that let a client open one connection where it cannot send its key, as web pages that open a WebSocket.
+
+An address ends up in the logs of proxies, so a key must not stand in it. A ticket may: it is spent with its first use,
+and good for seconds only. This module knows nothing of HTTP. For use by one thread or event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bridle.errors import Overloaded
+from bridle.serving.tenancy.keys import Identity
+
+#: How long a ticket is good, in seconds.
+TICKET_SECONDS = 30.0
+#: How many tickets that were not used yet a user may have, and all users together.
+MAX_PER_USER = 32
+MAX_TICKETS = 8_192
+
+
+class _Issued(NamedTuple):
+    identity: Identity
+    end: float
+
+
+class SocketTickets:
+    """The tickets that were issued and not used. `clock` measures time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._issued: OrderedDict[str, _Issued] = OrderedDict()  # the oldest first
+        self._held: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._issued)
+
+    def issue(self, identity: Identity) -> str:
+        """Make a ticket for this user. Raises `Overloaded` if too many wait to be used."""
+        self._forget_old()
+        if self._held[identity.user] >= MAX_PER_USER:
+            raise self._full(f"user {identity.user!r} has {MAX_PER_USER} tickets that were not used, the limit")
+        if len(self._issued) >= MAX_TICKETS:
+            raise self._full(f"{MAX_TICKETS} tickets were issued and not used, the limit")
+        ticket = secrets.token_urlsafe(32)
+        self._issued[ticket] = _Issued(identity, self._clock() + TICKET_SECONDS)
+        self._held[identity.user] += 1
+        return ticket
+
+    def redeem(self, ticket: str) -> Identity | None:
+        """Use a ticket up; returns whose it is, or None if it is not known, was used, or is too old."""
+        self._forget_old()
+        issued = self._issued.pop(ticket, None)
+        if issued is None:
+            return None
+        self._release(issued)
+        return issued.identity
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._issued and next(iter(self._issued.values())).end <= now:
+            self._release(self._issued.popitem(last=False)[1])
+
+    def _release(self, issued: _Issued) -> None:
+        user = issued.identity.user
+        self._held[user] -= 1
+        if not self._held[user]:
+            del self._held[user]
+
+    def _full(self, why: str) -> Overloaded:
+        return Overloaded(f"{why}; one is free again after {TICKET_SECONDS:g} s at most", TICKET_SECONDS)

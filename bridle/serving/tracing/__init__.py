@@ -1,0 +1,1 @@
+"""Traces of a server: kept, replayed, and used as regression tests."""

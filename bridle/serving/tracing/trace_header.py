@@ -1,0 +1,156 @@
+"""The header of a trace: what was asked for, in a form that can be written down and asked for again.
+
+Constraints and Wasm controllers have such a form. Other controllers are code of one process: of them there is the name,
+and who replays a trace brings the code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridle import __version__
+from bridle.distributed.codec.controllers import pack_controller, unpack_controller
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+from bridle.traces import EndRecord, Trace, TraceHeader
+
+if TYPE_CHECKING:
+    from bridle.engine.interfaces import ExecutorInfo
+    from bridle.outputs import RequestOutput
+    from bridle.serving.models.loading import LoadedModel
+
+#: What of the engine bears on numbers, and on where a text ends.
+_ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token_ids")
+
+
+def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
+    """An empty trace of a request, whose prompt came from `text`."""
+    header = TraceHeader(
+        request.id,
+        prompt=list(request.prompt),
+        text=text,
+        sampling=sampling_form(request.sampling),
+        controller=controller_form(request),
+        adapter=request.adapter,
+        num_media=len(request.media),
+        bridle=__version__,
+        made=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    trace = Trace(header)
+    if info is not None:
+        name_engine(trace, info.model, info)
+    return trace
+
+
+def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
+    """Note what the request ran on."""
+    trace.header.model = model
+    trace.header.engine = {name: getattr(info, name) for name in _ENGINE} | {"eos_token_ids": list(info.eos_token_ids)}
+
+
+def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trace]:
+    """The traces of outputs that are over, with what they ran on."""
+    traces = [output.trace for output in outputs if output.trace is not None]
+    for trace in traces:
+        name_engine(trace, model.name, model.info)
+    return traces
+
+
+# -- sampling ------------------------------------------------------------------------------------------------
+
+
+def sampling_form(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not the default, as JSON has them."""
+    changed = {
+        each.name: getattr(sampling, each.name)
+        for each in fields(SamplingParams)
+        if getattr(sampling, each.name) != getattr(DEFAULT_SAMPLING, each.name)
+    }
+    if "logit_bias" in changed:  # JSON has no infinity
+        bias = changed["logit_bias"].items()
+        changed["logit_bias"] = {str(token): None if math.isinf(addend) else addend for token, addend in bias}
+    form: dict[str, Any] = msgspec.to_builtins(changed)
+    return form
+
+
+def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
+    """The parameters again. Raises `InvalidRequest`."""
+    values = dict(form)
+    if unknown := values.keys() - {each.name for each in fields(SamplingParams)}:
+        raise InvalidRequest(f"the trace has a sampling parameter {min(unknown)!r}, which is none", "TRACE")
+    try:
+        if "logit_bias" in values:
+            bias = values["logit_bias"].items()
+            values["logit_bias"] = {int(token): -math.inf if addend is None else addend for token, addend in bias}
+        known: SamplingParams = msgspec.convert(values, SamplingParams)
+    except (msgspec.ValidationError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"the trace has sampling parameters that are none: {error}", "TRACE") from None
+    return known
+
+
+# -- controllers ---------------------------------------------------------------------------------------------
+
+
+def controller_form(request: Request) -> dict[str, Any] | None:
+    """What steers a request: its plain form and its name, or its name alone if it has none. On whose behalf it ran is
+    left out."""
+    if request.controller is None:
+        return None
+    try:
+        form = pack_controller(request.controller) or {}
+    except UnsupportedFeature:
+        form = {}
+    for part in form.get("composed", [form]):
+        if "wasm" in part:
+            part["wasm"] = {
+                name: value for name, value in part["wasm"].items() if name != "auth" and value is not False
+            }
+    return {"name": request.controller_name, **form}
+
+
+def modules_of(trace: Trace) -> tuple[tuple[str, str], ...]:
+    """The names of Wasm controllers that steered a request, each with the hash of the module that it meant then."""
+    return next((record.modules for record in trace.records if isinstance(record, EndRecord) and record.modules), ())
+
+
+def ran_form(trace: Trace) -> dict[str, Any] | None:
+    """What steered a request, with the hashes of modules in place of their names, as far as these are known."""
+    form, meant = trace.header.controller, list(modules_of(trace))
+    if form is None or not meant:
+        return form
+    parts = [_ran_part(part, meant) for part in form.get("composed", [form])]
+    return {**form, "composed": parts} if "composed" in form else parts[0]
+
+
+def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, Any]:
+    """One part; what its name meant is taken from the list, in which each part has an entry of its own."""
+    name = part.get("wasm", {}).get("module")
+    known = next((each for each in meant if each[0] == name), None)
+    if known is None:
+        return part
+    meant.remove(known)
+    return {**part, "wasm": {**part["wasm"], "module": known[1]}}
+
+
+def controller_of(form: Mapping[str, Any] | None) -> object | None:
+    """What steered a traced request. Raises `InvalidRequest` if that was code of its process."""
+    if form is None:
+        return None
+    plain = {key: value for key, value in form.items() if key != "name"}
+    if not plain:
+        raise InvalidRequest(
+            f"the request was steered by {form.get('name')}, which is code of the process that recorded it; "
+            "bring a controller of your own",
+            "TRACE",
+        )
+    try:
+        return unpack_controller(plain)
+    except ProtocolError as error:
+        raise InvalidRequest(f"the trace has a controller that is none: {error}", "TRACE") from None

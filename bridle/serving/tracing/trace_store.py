@@ -1,0 +1,156 @@
+"""The traces of a server: kept for a while for those who asked for them, and a share of all in a folder.
+
+A request is traced if its client asks for it, or if it is one of the operator's share. What clients asked for is kept
+in memory, within a bound and for some minutes, and given to the user who asked alone. Traces are made into text and
+written by a thread, because a long one takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from bridle.errors import InvalidRequest, UnknownTrace
+from bridle.safe_repr import short_repr
+from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
+from bridle.traces import Trace, encode_trace
+
+#: The header by which a call asks for a trace.
+HEADER = "x-bridle-trace"
+#: How much is kept in memory, of all users and of one, and for how many seconds.
+MAX_BYTES, MAX_USER_BYTES = 128 << 20, 32 << 20
+MAX_TRACES = 65_536
+MAX_AGE = 600.0
+#: How much the operator's folder holds; the oldest files go first.
+MAX_FOLDER_BYTES = 1 << 30
+#: About what a record is long, until that is known.
+_RECORD_BYTES = 1024
+#: What is counted of traces: asked for by clients, chosen by the operator, incomplete; and files written, not written,
+#: and removed to make room.
+TRACE_EVENTS = ("asked", "chosen", "cut", "written", "failed", "removed")
+_OFF = frozenset({"", "0", "false", "no", "off"})
+_log = logging.getLogger(__name__)
+
+#: What a client is told who wants a trace of a text that a policy holds for.
+UNDER_POLICY = "no; a policy holds for this text, and a trace would tell what it took back"
+#: Whether a client wants a trace, and whether it is told the records as they come.
+Wish = Literal["no", "kept", "told"]
+
+
+def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
+    """What a header and a field ask for: a trace to fetch afterwards (`true`), or also the records as `events`. The
+    field counts where both say something."""
+    said = headers.get(HEADER, "").strip().lower() if field is None else field
+    if said == "events":
+        return "told"
+    if isinstance(said, str) and said in _OFF:
+        return "no"
+    if said not in (True, False, "1", "true", "yes", "on"):
+        raise InvalidRequest(f"trace is {short_repr(said)}; must be true, false or 'events'", "trace")
+    return "kept" if said else "no"
+
+
+class TraceStore:
+    """What is kept of traces. `folder` takes a `share` of all requests, from 0 to 1, whoever sends them."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        share: float = 0.0,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_user_bytes: int = MAX_USER_BYTES,
+        max_age: float = MAX_AGE,
+        max_folder_bytes: int = MAX_FOLDER_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.share, self.max_folder_bytes = folder, share, max_folder_bytes
+        bounds = StoreBounds(max_age, MAX_TRACES, MAX_TRACES, max_bytes, max_user_bytes)
+        self.texts: PerUserStore[Future[bytes]] = PerUserStore(bounds, clock)
+        self.counts: Counter[str] = Counter()  # by `TRACE_EVENTS`
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()  # one at a time in the folder
+
+    def is_chosen(self, request_id: str) -> bool:
+        """Whether a request is one of the operator's share, which follows from its id."""
+        if self.folder is None or not self.share:
+            return False
+        number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
+        return number < self.share * 2.0**64
+
+    def keep(self, request_id: str, user: str, traces: Sequence[Trace], *, is_wanted: bool) -> None:
+        """Keep the traces of a request that is over: for `user` who wanted them, and in the folder if it is chosen."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
+        text = self._threads.submit(self._encode, traces)
+        self.counts["asked"] += is_wanted
+        if self.is_chosen(request_id):
+            self.counts["chosen"] += 1
+            self._threads.submit(self._write, request_id, text)
+        if is_wanted:
+            size = sum(len(trace.header.prompt) * 16 + trace.num_records * _RECORD_BYTES for trace in traces)
+            self.texts.keep(user, request_id, text, size)
+            text.add_done_callback(lambda done: self._measure(user, request_id, done))
+
+    def _measure(self, user: str, request_id: str, text: Future[bytes]) -> None:
+        """Count what a trace really takes, once it is a text."""
+        if not text.cancelled() and text.exception() is None:
+            self.texts.resize(user, request_id, text, len(text.result()))
+
+    async def find(self, request_id: str, user: str) -> bytes:
+        """The trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
+        text = self.texts.find(user, request_id)
+        if text is None:
+            raise UnknownTrace(
+                f"there is no trace of a request {request_id[:100]!r} of yours: it was not asked for with "
+                f"`trace` or {HEADER}, is not over yet, is no longer kept, or a policy held for its text",
+                "request_id",
+            )
+        return await asyncio.wrap_future(text)
+
+    def close(self) -> None:
+        """Write what is to be written. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    # -- the folder ------------------------------------------------------------------------------------------
+
+    def _write(self, request_id: str, text: Future[bytes]) -> None:
+        assert self.folder is not None
+        try:
+            with self._lock:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = self.folder / f"{request_id}.jsonl"
+                path.touch(mode=0o600)
+                path.write_bytes(text.result())
+                self.counts["written"] += 1
+                self._make_room()
+        except Exception as error:
+            self.counts["failed"] += 1
+            _log.warning("the trace of %s was not written: %s", request_id, error)
+
+    def _make_room(self) -> None:
+        assert self.folder is not None
+        files = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in self.folder.glob("*.jsonl"))
+        total = sum(size for _, size, _ in files)
+        for _, size, file in files[:-1]:
+            if total <= self.max_folder_bytes:
+                return
+            with contextlib.suppress(OSError):
+                file.unlink()
+                self.counts["removed"] += 1
+            total -= size
+
+    def _encode(self, traces: Sequence[Trace]) -> bytes:
+        self.counts["cut"] += any(trace.num_cut for trace in traces)
+        return b"".join(map(encode_trace, traces))

@@ -1,0 +1,164 @@
+"""Compiles constraints to matchers, off the engine's thread: a child process tries a grammar first, then it is compiled
+here and kept.
+
+A grammar that a child process survived compiles here as well, since llguidance does the same work twice: it has no
+state between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
+microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing. What is kept is
+bounded in bytes that are really in use, and what building and dropping leaves free goes back to the system.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bridle.errors import InvalidRequest, Overloaded
+from bridle.malloc import return_free_memory
+from bridle.structured_output.compile_sandbox import CompileSandbox
+from bridle.structured_output.limits import ConstraintLimits
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.spec import Constraint
+from bridle.structured_output.validation import usable
+from bridle.structured_output.vocabulary import GrammarVocabulary, load_llguidance
+
+#: The least size that a kept grammar, or a refusal, counts for, in bytes.
+_MIN_WEIGHT = 160 * 1024
+_REFUSAL_WEIGHT = 1024
+#: A grammar that needs more than the room divided by this is not kept, since it would drive out all others.
+_MAX_PART = 4
+#: After this many bytes of grammars were built and dropped, free memory goes back to the system.
+_LOOSE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A compiled grammar, or why there is none: kind of error, message and field. The error object itself is not kept,
+    since each raise would attach more data to it."""
+
+    result: Matcher | tuple[type[InvalidRequest], str, str | None]
+    weight: int
+
+    def future(self) -> Future[Matcher]:
+        """The result as a future, for one caller."""
+        if isinstance(self.result, Matcher):
+            return _done(self.result)
+        kind, message, param = self.result
+        return _done(kind(message, param))
+
+
+class Compiler:
+    """Makes matchers for one vocabulary, which is built when first needed. Safe to use from several threads."""
+
+    def __init__(
+        self, make_vocabulary: Callable[[], GrammarVocabulary], limits: ConstraintLimits | None = None
+    ) -> None:
+        self._limits = limits or ConstraintLimits()
+        self._make_vocabulary = make_vocabulary
+        self._vocabulary: GrammarVocabulary | None = None
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._weight = 0
+        self._loose = 0
+        self._pending: dict[str, Future[Matcher]] = {}
+        self._trials = CompileSandbox(self._limits)
+        self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    @property
+    def vocabulary(self) -> GrammarVocabulary:
+        """What tokens spell."""
+        with self._building:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    @property
+    def num_cached(self) -> int:
+        """Grammars kept, refused ones included."""
+        return len(self._entries)
+
+    @property
+    def cached_bytes(self) -> int:
+        """About how many bytes the kept grammars take."""
+        return self._weight
+
+    def compile(self, constraint: Constraint) -> Future[Matcher]:
+        """Return the compiled grammar. Callers copy it, and never advance it itself. The future raises `InvalidRequest`
+        for a grammar that cannot be used, `Overloaded` if the compiler is shut down. Do not cancel it: it may be
+        shared."""
+        key = constraint.key
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                return entry.future()
+            pending = self._pending.get(key)
+            if pending is not None:
+                return pending
+            if self._closed:
+                return _done(Overloaded("the compiler of constraints was shut down"))
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._limits.num_compilers, thread_name_prefix="bridle-grammar")
+            future = self._pending[key] = self._threads.submit(self._compile, key, constraint)
+            return future
+
+    def _compile(self, key: str, constraint: Constraint) -> Matcher:
+        try:
+            load_llguidance()
+            grammar, size = usable(constraint, self._trials)
+            weight = max(size, _MIN_WEIGHT) + sys.getsizeof(grammar)
+            matcher = Matcher(self.vocabulary, grammar)
+            matcher.copy().mask()
+        except InvalidRequest as error:
+            self._keep(key, _Entry((type(error), str(error), error.param), _REFUSAL_WEIGHT))
+            raise
+        else:
+            self._keep(key, _Entry(matcher, weight))
+            return matcher
+        finally:
+            with self._lock:
+                self._pending.pop(key, None)
+
+    def _keep(self, key: str, entry: _Entry) -> None:
+        """Keep an entry, and drop those that were not used for the longest time."""
+        limits = self._limits
+        with self._lock:
+            self._loose += entry.weight  # building takes about as much again
+            if entry.weight <= limits.cache_bytes // _MAX_PART:
+                self._entries[key] = entry
+                self._weight += entry.weight
+            while len(self._entries) > limits.cache_entries or self._weight > limits.cache_bytes:
+                _, old = self._entries.popitem(last=False)
+                self._weight -= old.weight
+                self._loose += old.weight
+                del old
+            is_much, self._loose = self._loose >= _LOOSE_BYTES, self._loose % _LOOSE_BYTES
+        if is_much:
+            return_free_memory()
+
+    def close(self) -> None:
+        """End the children and forget everything. Idempotent."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, None
+        self._trials.close()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._entries.clear()
+            self._weight = 0
+        return_free_memory()
+
+
+def _done(result: Matcher | Exception) -> Future[Matcher]:
+    future: Future[Matcher] = Future()
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future

@@ -1,0 +1,160 @@
+"""Whether two JSON schemas exclude each other: no value fits both. So the branches of a `oneOf` can be joined.
+
+It is decided by what is quickly seen: types, listed values, bounds, and properties that both need and that exclude each
+other, through references within the document. What is not seen counts as "they may overlap", so an answer of yes is
+always right. The work is bounded for the whole document, since alternatives multiply.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from bridle.structured_output.complement import Schema
+from bridle.structured_output.work_budget import WorkBudget
+
+_ANY = ("object", "array", "string", "number", "boolean", "null")
+_MAX_FACTS = 32  # schemas that are looked at because all of them hold
+_MAX_DEPTH = 12  # of alternatives and properties within one another
+#: The keywords that bound values of a type from below and from above.
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "number": ("minimum", "maximum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+}
+
+#: Looks up a reference: the schema that it means, or None.
+Find = Callable[[str], Schema | None]
+_Node = Mapping[str, Any]
+
+
+def exclude(one: Schema, other: Schema, find: Find, work: WorkBudget) -> bool:
+    """Whether no value fits both, as far as what is left of the `work` for their document lets it be seen."""
+    return _Question(find, work).exclude(one, other, 0)
+
+
+def listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, if it lists any."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def types(schema: Mapping[str, Any]) -> set[str]:
+    """The types of values that a schema allows by name; `number` stands beside `integer`."""
+    given = schema.get("type", _ANY)
+    names = {given} if isinstance(given, str) else set(given)
+    if not names <= {*_ANY, "integer"}:
+        return set(_ANY)  # a name that some other draft may know
+    return names | {"number"} if "integer" in names else names
+
+
+class _Question:
+    """One question."""
+
+    def __init__(self, find: Find, work: WorkBudget) -> None:
+        self._find = find
+        self._work = work
+
+    def exclude(self, one: Schema, other: Schema, depth: int) -> bool:
+        if one is False or other is False:
+            return True
+        if depth > _MAX_DEPTH or not self._work.spend():
+            return False
+        ours, theirs = self._facts(one), self._facts(other)
+        return (
+            any(self._clash(a, b) for a in ours for b in theirs)
+            or self._properties_clash(ours, theirs, depth + 1)
+            or self._alternatives_clash(ours, other, depth + 1)
+            or self._alternatives_clash(theirs, one, depth + 1)
+        )
+
+    def _facts(self, schema: Schema) -> list[_Node]:
+        """Schemas that hold for every value of this one. What stands beside a reference counts in some drafts only."""
+        found: list[_Node] = []
+        rest, seen = [schema], set()
+        while rest and len(found) < _MAX_FACTS:
+            node = rest.pop()
+            if not isinstance(node, Mapping):
+                continue
+            reference = node.get("$ref")
+            if not isinstance(reference, str):
+                found.append(node)
+                rest += node.get("allOf", ())
+            elif reference not in seen:
+                seen.add(reference)
+                rest.append(self._find(reference))
+        return found
+
+    def _properties_clash(self, ours: Sequence[_Node], theirs: Sequence[_Node], depth: int) -> bool:
+        """Whether an object would need a property that it cannot have."""
+        if not any(types(node) == {"object"} for node in (*ours, *theirs)):
+            return False
+        lists = [node.get("required") for node in (*ours, *theirs)]
+        needed = {name for names in lists if isinstance(names, list) for name in names}
+        return any(
+            self.exclude(_property(a, name), _property(b, name), depth) for name in needed for a in ours for b in theirs
+        )
+
+    def _alternatives_clash(self, facts: Sequence[_Node], other: Schema, depth: int) -> bool:
+        """Whether the other one excludes each of several alternatives."""
+        ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
+        return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
+
+    def _clash(self, one: _Node, other: _Node) -> bool:
+        """Whether what two schemas say of types, values and bounds excludes each other."""
+        common = types(one) & types(other)
+        if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
+            return True
+        ours, theirs = listed(one), listed(other)
+        if not self._work.spend(1 + len(ours or ()) + len(theirs or ())):
+            return False
+        if ours is not None and theirs is not None and not _keys(ours) & _keys(theirs):
+            return True
+        pairs = ((ours, other), (theirs, one))
+        return any(values is not None and not any(self._may_fit(v, node) for v in values) for values, node in pairs)
+
+    def _may_fit(self, value: Any, node: _Node) -> bool:
+        """Whether a value may fit a schema, by its type, length and pattern."""
+        if _type_of(value) not in types(node):
+            return False
+        if not isinstance(value, str):
+            return True
+        if not _number(node.get("minLength"), 0) <= len(value) <= _number(node.get("maxLength"), inf):
+            return False
+        return "pattern" not in node or self._work.matches(node["pattern"], value) is not False
+
+
+def _property(node: _Node, name: str) -> Schema:
+    """What a schema says of the property of that name."""
+    own = node.get("properties", {})
+    if name in own:
+        return own[name]
+    return node.get("additionalProperties", True) if not node.get("patternProperties") else True
+
+
+def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
+    """Whether the least value of that type is more than the other one's largest."""
+    low, high = _BOUNDS.get(kind, ("", ""))
+    return _number(one.get(low), -inf) > _number(other.get(high), inf)
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+def _keys(values: Iterable[Any]) -> set[str]:
+    """JSON values, each as a text of its own: true is not 1, as it is in Python, and 1.0 is."""
+    whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in values)
+    return {json.dumps(value, sort_keys=True) for value in whole}
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    kinds = ((str, "string"), (list, "array"), (Mapping, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "number")

@@ -1,0 +1,251 @@
+"""Translates GBNF, llama.cpp's notation of grammars, to Lark's. SGLang's EBNF is the same notation.
+
+A rule is `name ::= ...`, and the text is derived from `root`. Every character becomes a terminal of its own, so that no
+terminal takes what another one needs: the grammar means here exactly what it means there. Names the line of what cannot
+be translated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from bridle.errors import InvalidRequest
+from bridle.safe_repr import short_repr
+from bridle.structured_output.checks import PARAM
+
+MAX_REPEATS = 2_000
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r]+|\#[^\n]*)|(?P<line>\n)|(?P<defines>::=)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<chars>\[(?:[^\]\\\n]|\\.)*\])
+    |(?P<repeat>[*+?]|\{[ ]*[0-9]*[ ]*,?[ ]*[0-9]*[ ]*\})|(?P<mark>[|().])""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_IS_GBNF = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether a grammar is in this notation: rules of no other one are written so."""
+    return _IS_GBNF.search(grammar) is not None
+
+
+def gbnf_to_lark(grammar: str) -> str:
+    """The same grammar in Lark's notation. Raises `InvalidRequest` that names the line."""
+    tokens = _tokens(grammar)
+    rules = _Rules()
+    position = 0
+    while position < len(tokens):
+        position = _rule(tokens, position, rules)
+    return rules.lark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+@dataclass(slots=True)
+class _Rules:
+    """The rules so far, by numbers in place of names, and the first line that uses each name."""
+
+    bodies: dict[str, str] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=lambda: {"root": 1})
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def named(self, name: str, line: int) -> str:
+        self.used.setdefault(name, line)
+        return f"r{self.numbers.setdefault(name, len(self.numbers))}"
+
+    def lark(self) -> str:
+        for name, line in self.used.items():
+            if name not in self.bodies:
+                where = "" if name == "root" else f" on line {line}"
+                raise _refusal(f"there is no rule {short_repr(name)}{where}")
+        rules = [f"r{self.numbers[name]}: {body}" for name, body in self.bodies.items() if name in self.numbers]
+        return "\n".join([f"start: {self.named('root', 1)}", *rules, ""])
+
+
+def _refusal(message: str) -> InvalidRequest:
+    return InvalidRequest(f"the grammar in GBNF: {message}", PARAM)
+
+
+def _tokens(grammar: str) -> list[_Token]:
+    found: list[_Token] = []
+    position, line = 0, 1
+    while position < len(grammar):
+        match = _TOKEN.match(grammar, position)
+        if match is None:
+            raise _refusal(f"line {line} is not understood at {short_repr(grammar[position : position + 20])}")
+        position = match.end()
+        kind = str(match.lastgroup)
+        if kind == "line":
+            line += 1
+        elif kind != "space":
+            found.append(_Token(kind, match.group(), line))
+    return found
+
+
+def _rule(tokens: list[_Token], position: int, rules: _Rules) -> int:
+    """Read one rule; returns where the next one begins."""
+    name = tokens[position]
+    if name.kind != "name" or position + 1 >= len(tokens) or tokens[position + 1].kind != "defines":
+        raise _refusal(f"line {name.line} has {short_repr(name.text)} where a rule must begin: NAME ::= ...")
+    if name.text in rules.bodies:
+        raise _refusal(f"line {name.line} defines {short_repr(name.text)} again")
+    position += 2
+    body = _Body()
+    while position < len(tokens) and not _begins_rule(tokens, position):
+        _add(body, tokens[position], rules)
+        position += 1
+    rules.named(name.text, name.line)
+    rules.bodies[name.text] = body.end(name)
+    return position
+
+
+def _begins_rule(tokens: list[_Token], position: int) -> bool:
+    return position + 1 < len(tokens) and tokens[position + 1].kind == "defines"
+
+
+@dataclass(slots=True)
+class _Body:
+    """The right side of a rule in Lark's notation. `last` is where its last element begins, which a repetition is
+    about; `opened` are the groups around."""
+
+    words: list[str] = field(default_factory=list)
+    last: int | None = None
+    opened: list[tuple[int, int]] = field(default_factory=list)
+    is_empty: bool = True  # the alternative that is being read
+    is_repeated: bool = False  # the last element
+
+    def add(self, word: str) -> None:
+        self.last, self.is_empty, self.is_repeated = len(self.words), False, False
+        self.words.append(word)
+
+    def close_alternative(self) -> None:
+        if self.is_empty:
+            self.words.append('""')
+
+    def end(self, name: _Token) -> str:
+        if self.opened:
+            raise _refusal(f"line {self.opened[-1][1]} opens a group that is not closed")
+        self.close_alternative()
+        return " ".join(self.words)
+
+
+def _add(body: _Body, token: _Token, rules: _Rules) -> None:
+    match token.kind:
+        case "name":
+            body.add(rules.named(token.text, token.line))
+        case "text":
+            body.add(_text(token))
+        case "chars":
+            body.add(_chars(token))
+        case "repeat":
+            _repeat(body, token)
+        case "mark":
+            _mark(body, token)
+        case _:
+            raise _refusal(f"line {token.line} has {token.text!r} in the middle of a rule")
+
+
+def _mark(body: _Body, token: _Token) -> None:
+    match token.text:
+        case ".":
+            body.add("/(?s:.)/")
+        case "(":
+            body.opened.append((len(body.words), token.line))
+            body.words.append("(")
+            body.last, body.is_empty = None, True
+        case ")":
+            if not body.opened:
+                raise _refusal(f"line {token.line} closes a group that was not opened")
+            body.close_alternative()
+            body.last, body.is_empty, body.is_repeated = body.opened.pop()[0], False, False
+            body.words.append(")")
+        case _:
+            body.close_alternative()
+            body.words.append("|")
+            body.last, body.is_empty = None, True
+
+
+def _repeat(body: _Body, token: _Token) -> None:
+    if body.last is None:
+        raise _refusal(f"line {token.line} repeats nothing: {token.text!r} needs something before it")
+    if body.is_repeated:
+        raise _refusal(f"line {token.line} repeats what is repeated already: {token.text!r} needs brackets before it")
+    body.is_repeated = True
+    least, comma, most = token.text.strip("{}").replace(" ", "").partition(",")
+    if token.text[0] == "{":
+        for number in (least, most):
+            if len(number) > 9 or int(number or 0) > MAX_REPEATS:
+                raise _refusal(f"line {token.line} repeats {number[:20]} times; at most {MAX_REPEATS}")
+        if not least and not most:
+            raise _refusal(f"line {token.line} has {token.text!r}; must say how often")
+        if most and int(most) < int(least or 0):
+            raise _refusal(f"line {token.line} repeats {least} to {most} times")
+        operator = f"{{{least or 0},{most}}}" if comma else f"{{{least}}}"
+    else:
+        operator = token.text
+    body.words.insert(body.last, "(")
+    body.words.append(")" + operator)
+
+
+def _text(token: _Token) -> str:
+    """A text, character by character."""
+    chars = [json.dumps(char) if char.isascii() else json.dumps(char, ensure_ascii=False) for char in _plain(token)]
+    return f"({' '.join(chars)})" if len(chars) > 1 else chars[0] if chars else '""'
+
+
+def _chars(token: _Token) -> str:
+    """A class of characters as a regex, each by its number."""
+    inner = token.text[1:-1]
+    negated = inner.startswith("^")
+    points = _points(token, inner.removeprefix("^"))
+    ranges: list[str] = []
+    position = 0
+    while position < len(points):
+        char = points[position][0]
+        low = high = ord(char)
+        if position + 2 < len(points) and points[position + 1] == ("-", False):
+            high = ord(points[position + 2][0])
+            if high < low:
+                raise _refusal(f"line {token.line} has the range {short_repr(char + '-' + points[position + 2][0])}")
+            position += 2
+        ranges.append(f"\\u{{{low:X}}}-\\u{{{high:X}}}" if high > low else f"\\u{{{low:X}}}")
+        position += 1
+    if not ranges:
+        if negated:
+            return "/(?s:.)/"
+        raise _refusal(f"line {token.line} has a class without characters")
+    return f"/[{'^' * negated}{''.join(ranges)}]/"
+
+
+def _plain(token: _Token) -> str:
+    return "".join(char for char, _ in _points(token, token.text[1:-1]))
+
+
+def _points(token: _Token, text: str) -> list[tuple[str, bool]]:
+    """The characters of a text, each with whether it was escaped."""
+    found: list[tuple[str, bool]] = []
+    position = 0
+    while position < len(text):
+        if text[position] != "\\":
+            found.append((text[position], False))
+            position += 1
+            continue
+        match = _ESCAPE.match(text, position)
+        code = next(filter(None, match.groups()[:3]), None) if match else None
+        if match is None or (code is not None and (int(code, 16) > 0x10FFFF or 0xD800 <= int(code, 16) < 0xE000)):
+            raise _refusal(f"line {token.line} has an escape that is no character: {short_repr(text[position:])}")
+        other = match.group(4)
+        if other is not None and other.isalnum() and other not in _PLAIN_ESCAPES:
+            raise _refusal(f"line {token.line} has an unknown escape: {short_repr(match.group())}")
+        found.append((_PLAIN_ESCAPES.get(other, other) if code is None else chr(int(code, 16)), True))
+        position = match.end()
+    return found

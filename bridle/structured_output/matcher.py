@@ -1,0 +1,231 @@
+"""A constraint at work on one output: which tokens may come next, which must, whether the text may end.
+
+Copying and taking back cost microseconds. One thread at a time; different matchers are independent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bridle.errors import ControllerError, InvalidRequest
+from bridle.structured_output.compile_worker import byte_tokenizer, reason
+from bridle.structured_output.limits import PARSER_LIMITS
+from bridle.structured_output.spec import Constraint
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+#: How much of a text, and how many of the characters that might follow, an explanation shows.
+_MAX_SHOWN = 120
+#: How llguidance says that one of its limits was reached; the text could go on if that were higher.
+_LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
+
+
+class Matcher:
+    """The state of a constraint on one output; it starts before the first token. Raises `InvalidRequest` for a grammar
+    that llguidance refuses; whether it is harmless must have been tried before, see `trial`."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, grammar: str) -> None:
+        import llguidance
+
+        self._vocabulary = vocabulary
+        self._grammar = grammar
+        self._tokens: list[int] = []
+        limits = llguidance.LLParserLimits(**PARSER_LIMITS)
+        self._backend: Any = llguidance.LLMatcher(vocabulary.backend, grammar, log_level=0, limits=limits)
+        if self._backend.is_error():
+            message = f"the constraint's grammar is not usable: {reason(self._backend)}"
+            raise InvalidRequest(message, "constraint")
+
+    def copy(self) -> Matcher:
+        """An independent matcher in the same state."""
+        twin: Matcher = object.__new__(Matcher)
+        twin._vocabulary, twin._grammar = self._vocabulary, self._grammar
+        twin._tokens, twin._backend = self._tokens.copy(), self._backend.deep_copy()
+        return twin
+
+    # -- moving --------------------------------------------------------------------------------------------
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Advance by tokens that followed. Raises `ControllerError` at the first token that the grammar does not allow,
+        or that takes more than its limits; after that the matcher is of no use."""
+        if not tokens:
+            return
+        count = self._backend.try_consume_tokens(list(tokens))
+        self._tokens.extend(tokens[:count])
+        if count < len(tokens):
+            self._check_limits()
+            token, text = self._vocabulary.text_of(tokens[count : count + 1]), self._vocabulary.text_of(self._tokens)
+            raise ControllerError(
+                f"token {tokens[count]} ({_shown(token)}) does not continue the constrained text {_shown(text)}"
+            )
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take the last tokens back. Raises `ControllerError` if there are not as many."""
+        if num_tokens == 0:
+            return
+        if num_tokens > len(self._tokens) or not self._backend.rollback(num_tokens):
+            raise ControllerError(
+                f"{num_tokens} tokens were taken back under a constraint; it has seen {len(self._tokens)}"
+            )
+        del self._tokens[len(self._tokens) - num_tokens :]
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def mask(self) -> bytes:
+        """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
+        `ControllerError` with an explanation if there are none."""
+        row: bytes = self._backend.compute_bitmask()
+        if not self._vocabulary.spells_every_byte:
+            row = self._spellable(row)
+        self._check_limits()
+        if self._backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
+            raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
+        size = self._vocabulary.mask_bytes
+        return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
+
+    def _spellable(self, row: bytes) -> bytes:
+        """Where the next bytes are certain, allow only tokens that agree with them. Llguidance looks beyond the bytes
+        that must come, and assumes that some token spells them."""
+        must = self._backend.compute_ff_bytes()
+        if not must:
+            return row
+        spelled = bytearray(len(row))
+        for token, data in enumerate(self._vocabulary.tokens):
+            if (
+                data
+                and token not in self._vocabulary.special
+                and row[token >> 3] >> (token & 7) & 1
+                and (must.startswith(data) or data.startswith(must))
+            ):
+                spelled[token >> 3] |= 1 << (token & 7)
+        return bytes(spelled)
+
+    def _fitted(self, row: bytes, size: int) -> bytes:
+        """Exactly `size` bytes, without bits beyond the vocabulary."""
+        fitted = bytearray(row[:size].ljust(size, b"\0"))
+        whole, rest = divmod(self._vocabulary.size, 8)
+        if rest:
+            fitted[whole] &= (1 << rest) - 1
+            whole += 1
+        fitted[whole:] = bytes(size - whole)
+        return bytes(fitted)
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must come next, spelled as the tokenizer would spell them; none if there is a choice."""
+        tokens: list[int] = self._backend.compute_ff_tokens()
+        if not tokens or self._backend.validate_tokens(tokens) < len(tokens):
+            return ()
+        return tuple(tokens)
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self._backend.is_accepting())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text must end here."""
+        return bool(self._backend.is_stopped()) and not self._backend.is_error()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the grammar cannot go on, because of its limits or of a token that it does not allow."""
+        return bool(self._backend.is_error())
+
+    @property
+    def failure(self) -> str:
+        """Why the matcher failed, in a few words."""
+        return reason(self._backend)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were committed."""
+        return len(self._tokens)
+
+    # -- explaining ----------------------------------------------------------------------------------------
+
+    def _check_limits(self) -> None:
+        """Raise the error that names the limit, if the matcher failed because it reached one."""
+        if self._backend.is_error() and _LIMIT_WORDS.search(self.failure):
+            text = _shown(self._vocabulary.text_of(self._tokens))
+            why = self.failure.partition("; consider")[0]
+            raise ControllerError(
+                f"the constraint needs more than its limits allow after {text}: {why}; "
+                "alternatives that begin differently, or counts that are smaller, need less"
+            )
+
+    def explain(self) -> str:
+        """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""
+        text = self._vocabulary.text_of(self._tokens)
+        parts = [f"after {_shown(text)} the grammar allows {_allowed_after(self._grammar, text)}"]
+        if self._backend.is_error() and self._backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):
+            why = reason(self._backend)
+            if why != "it allows no text at all":
+                parts.append(why)
+        return "; ".join(parts)
+
+
+@contextmanager
+def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
+    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one.
+    The constraint's own words may be what the policy forbids, so only its kind is told."""
+    try:
+        yield
+    except ControllerError as error:
+        if not policy or constraint is None:
+            raise
+        raise ControllerError(
+            f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text "
+            f"must fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
+        ) from None
+
+
+def end_row(vocabulary: GrammarVocabulary) -> bytes:
+    """The mask that allows nothing but the end."""
+    row = bytearray(vocabulary.mask_bytes)
+    for token in vocabulary.eos:
+        row[token >> 3] |= 1 << (token & 7)
+    return bytes(row)
+
+
+def _allowed_after(grammar: str, text: bytes) -> str:
+    """The bytes that may follow `text`, for people."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
+    matcher = llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=limits)
+    if matcher.try_consume_tokens(list(text)) < len(text):
+        return "nothing"
+    row = matcher.compute_bitmask()
+    allowed = [] if matcher.is_error() else [byte for byte in range(256) if row[byte >> 3] >> (byte & 7) & 1]
+    words = [_ranges(allowed)] if allowed else []
+    if matcher.is_accepting():
+        words.append("the end")
+    return " or ".join(words) or "nothing"
+
+
+def _ranges(values: Sequence[int]) -> str:
+    """Byte values as runs of characters, such as `'0'-'9', '}'`."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return _cut(", ".join(_char(low) if low == high else f"{_char(low)}-{_char(high)}" for low, high in runs))
+
+
+def _char(value: int) -> str:
+    return repr(chr(value)) if 32 <= value < 127 else f"0x{value:02X}"
+
+
+def _shown(data: bytes | Iterable[int]) -> str:
+    """The end of a text, quoted."""
+    text = repr(bytes(data).decode("utf-8", "replace"))
+    return text if len(text) <= _MAX_SHOWN else "'..." + text[-_MAX_SHOWN:]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

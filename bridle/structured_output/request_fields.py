@@ -1,0 +1,162 @@
+"""Reads constraints under the names that requests and calls have for them.
+
+There are the short names (`regex`, `choice`, ...) with those that vLLM, SGLang and llama.cpp have for them, OpenAI's
+`response_format`, vLLM's `structured_outputs`, and `constraint`, which takes any constraint as plain data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.safe_repr import short_repr
+from bridle.structured_output.spec import Constraint, JsonObject, JsonSchema, parse
+from bridle.structured_output.structural_tag import structural_tag
+
+#: Short names, and the kinds of constraints that they are.
+SHORT: Mapping[str, str] = {
+    "regex": "regex",
+    "guided_regex": "regex",
+    "choice": "choice",
+    "guided_choice": "choice",
+    "grammar": "grammar",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "guided_json": "json_schema",
+    "json_schema": "json_schema",
+}
+#: All names of constraints.
+NAMES = ("response_format", "constraint", "structured_outputs", *SHORT)
+# vLLM's later form of these fields: one of them in an object, beside switches that may be off.
+_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+# The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
+_NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
+_FORMATS = "'text', 'json_object', 'json_schema', 'regex', 'grammar' and 'structural_tag'"
+#: Where a form of `response_format` has what it says, beside its type: as OpenAI, llama.cpp and others write it.
+_PLACES = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema"),
+    "regex": ("regex", "pattern"),
+    "grammar": ("grammar",),
+}
+
+
+def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
+    """The constraint among named values, of which those that are None count as absent. None if there is none. The same
+    constraint under two names counts once: clients send it so to servers of several ages. Raises `InvalidRequest` that
+    names the field."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if _is_text(given.get("response_format")):
+        _said(given.pop("response_format"))
+    found: Constraint | None = None
+    for name, value in given.items():
+        try:
+            form = _read(name, value)
+        except InvalidRequest as error:
+            error.param = name
+            raise
+        if found is not None and form != found:
+            raise InvalidRequest(
+                f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
+                name,
+            )
+        found = form
+    return found
+
+
+def native_form(kind: str, value: Any) -> Constraint:
+    """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
+    describes an object, even if it does not say so."""
+    if kind == "regex":
+        return parse({"regex": value})
+    if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
+        value = value["schema"]
+    if kind == "json_object" and value is None:
+        return JsonObject()
+    form = parse({"json_schema": value})
+    schema = json.loads(form.schema) if isinstance(form, JsonSchema) else None
+    if isinstance(schema, dict) and "properties" in schema and "type" not in schema:
+        return JsonSchema({"type": "object"} | schema)
+    return form
+
+
+def _of_form(value: Mapping[Any, Any]) -> Constraint:
+    kind = value.get("type")
+    if kind not in _NATIVE_FORMATS or value.get("value") is None:
+        raise UnsupportedFeature(
+            f"grammar is {short_repr(value)}; as an object it has a type ({', '.join(_NATIVE_FORMATS)}) and a value"
+        )
+    return native_form(kind, value["value"])
+
+
+def _is_text(form: Any) -> bool:
+    return isinstance(form, Mapping) and form.get("type", "text") == "text"
+
+
+def _read(name: str, value: Any) -> Constraint:
+    if name == "response_format":
+        return _of_format(value)
+    if name == "structured_outputs":
+        return _of_structured(value)
+    if name == "grammar" and isinstance(value, Mapping):  # as text-generation-inference has it
+        return _of_form(value)
+    return parse(value if name == "constraint" else {SHORT[name]: value})
+
+
+def _of_structured(value: Any) -> Constraint:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"structured_outputs is {short_repr(value)}; must be an object")
+    given = {name: one for name, one in value.items() if one is not None and one is not False}
+    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    if given == {"json_object": True}:
+        return JsonObject()
+    name = next(iter(given), "")
+    if name == "structural_tag" and len(given) == 1:
+        return structural_tag(given[name])
+    if len(given) != 1 or name not in _STRUCTURED:
+        raise InvalidRequest(
+            f"structured_outputs has {short_repr(', '.join(given)) if given else 'nothing'}; this server takes one of "
+            f"{', '.join(_STRUCTURED)}, structural_tag and json_object"
+        )
+    return parse({_STRUCTURED[name]: given[name]})
+
+
+def _of_format(value: Any) -> Constraint:
+    if hasattr(value, "model_json_schema"):  # a pydantic model, in Python
+        return JsonSchema(value)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"response_format is {short_repr(value)}; must be an object")
+    kind = value.get("type")
+    if value.get("value") is not None and kind in _NATIVE_FORMATS:
+        return native_form(kind, value["value"])
+    if kind == "structural_tag":
+        return structural_tag(value)
+    said = _said(value)
+    if kind in ("regex", "grammar"):
+        return parse({str(kind): said})
+    if kind == "json_object" and said is None:
+        return JsonObject()
+    if value.get("schema") is None:
+        said = said.get("schema") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping):
+        where = "json_schema.schema" if kind == "json_schema" else "schema"
+        raise InvalidRequest(f"response_format.{where} must be an object: the JSON schema")
+    return JsonSchema(said)
+
+
+def _said(form: Mapping[Any, Any]) -> Any:
+    """What a form says beside its type. Raises `InvalidRequest` for what it must not say: nothing is left aside."""
+    kind = form.get("type", "text")
+    if kind not in _PLACES:
+        raise UnsupportedFeature(f"response_format is {short_repr(kind)}; this server takes {_FORMATS}")
+    given = {name: value for name, value in form.items() if name not in ("type", "value") and value is not None}
+    wrong = [name for name in given if name not in _PLACES[kind]]
+    if wrong or len(given) > 1:
+        known = " or ".join(_PLACES[kind]) or "nothing else"
+        raise InvalidRequest(
+            f"response_format of type {kind} has {short_repr(', '.join(map(str, wrong or given)))}; it takes {known}"
+        )
+    return next(iter(given.values()), None)

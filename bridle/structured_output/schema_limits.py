@@ -1,0 +1,164 @@
+"""Limits that a schema does not state: a weak model would write digits and properties for as long as it may.
+
+They only ever narrow a schema, so whatever is written fits it. Where a schema states a limit, it is the schema's; where
+narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is narrowed. A schema has
+the last word: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.safe_repr import short_repr
+from bridle.structured_output.checks import PARAM
+
+OPTION = "x-limits"
+_MAX_DIGITS, _MAX_DECIMALS = 300, 9
+
+#: What reads other parts of a schema, whose meaning would change with them.
+_ENTANGLED = frozenset(
+    {
+        "allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "contains",
+        "unevaluatedProperties", "unevaluatedItems", "propertyNames",
+    }
+)  # fmt: skip
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated", "readOnly"})
+_BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+_OPEN = frozenset({"additionalProperties", "patternProperties", "dependentRequired"})
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaBounds:
+    """Numbers without bounds have at most so many `digits` before the point, and so many `decimals` after it. Objects
+    that are `closed` have no properties but those that the schema names, unless it says something of others."""
+
+    digits: int = 15
+    decimals: int = 9
+    closed: bool = True
+
+
+USUAL = SchemaBounds()
+_MOST: Mapping[str, int] = {"digits": _MAX_DIGITS, "decimals": _MAX_DECIMALS, "closed": True}
+
+
+def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema within its limits. Raises `InvalidRequest` for limits that are none."""
+    limits = _limits(schema.get(OPTION))
+    plain = {name: value for name, value in schema.items() if name != OPTION}
+    if limits is None or any(map(_is_entangled, _nodes(plain))):
+        return plain
+    narrowed = _narrowed(plain, limits)
+    return narrowed if isinstance(narrowed, dict) else plain
+
+
+def _limits(given: Any) -> SchemaBounds | None:
+    if given is None or given is True:
+        return USUAL
+    if given is False:
+        return None
+    kinds: dict[str, type] = {each.name: type(getattr(USUAL, each.name)) for each in fields(SchemaBounds)}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f"{OPTION} is {short_repr(given)}; must be false, or an object of {', '.join(kinds)}", PARAM
+        )
+    for name, value in given.items():
+        most = _MOST.get(name)
+        if most is None:
+            raise InvalidRequest(f"{OPTION} has no {short_repr(name)}; it has {', '.join(kinds)}", PARAM)
+        if not isinstance(value, int) or type(value) is not kinds[name] or not (name == "digits") <= value <= most:
+            raise InvalidRequest(f"{OPTION}.{name} is {short_repr(value)}; at most {most}", PARAM)
+    return SchemaBounds(**given)
+
+
+def _inner(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas right below a node, with the keyword that has them."""
+    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(node.get(keyword), Mapping):
+            yield from ((keyword, each) for each in node[keyword].values())
+    for keyword in ("anyOf", "prefixItems"):
+        if isinstance(node.get(keyword), list):
+            yield from ((keyword, each) for each in node[keyword])
+    for keyword in ("items", "additionalProperties"):
+        yield keyword, node.get(keyword)
+
+
+def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            yield node
+            waiting += [each for _, each in _inner(node)]
+
+
+def _is_entangled(node: Mapping[str, Any]) -> bool:
+    """Whether narrowing something could widen something else, or leave nothing at all."""
+    beside = node.keys() - _ANNOTATIONS - {"$defs", "definitions", "$schema", "$id", OPTION, "x-guidance"}
+    is_joined = ("$ref" in beside or "anyOf" in beside) and len(beside) > 1
+    return is_joined or not _ENTANGLED.isdisjoint(node)
+
+
+def _narrowed(node: Any, limits: SchemaBounds) -> Any:
+    if not isinstance(node, Mapping):
+        return node
+    found: dict[str, Any] = dict(node)
+    for keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(node.get(keyword), Mapping):
+            found[keyword] = {name: _narrowed(each, limits) for name, each in node[keyword].items()}
+    for keyword in ("anyOf", "prefixItems"):
+        if isinstance(node.get(keyword), list):
+            found[keyword] = [_narrowed(each, limits) for each in node[keyword]]
+    for keyword in ("items", "additionalProperties"):
+        if keyword in node:
+            found[keyword] = _narrowed(node[keyword], limits)
+    if "enum" in node or "const" in node:
+        return found
+    kinds = node.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if limits.closed and _can_close(node):
+        found["additionalProperties"] = False
+    if "number" in kinds or "integer" in kinds:
+        _bound(found, limits, has_fraction="number" in kinds)
+    return found
+
+
+def _can_close(node: Mapping[str, Any]) -> bool:
+    named, required = node.get("properties"), node.get("required", [])
+    if not isinstance(named, Mapping) or not named or not _OPEN.isdisjoint(node) or not isinstance(required, list):
+        return False
+    return set(map(str, required)) <= named.keys() and not (_number(node.get("minProperties")) or 0) > len(named)
+
+
+def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> None:
+    """Bounds on the sides where the schema has none, unless they would leave nothing."""
+    if "multipleOf" in node:
+        return
+    most = 10**limits.digits - 1
+    (low, has_low), (high, has_high) = (_side(node, names) for names in _BOUNDS)
+    if low is None or high is None:
+        return  # not a number: the compiler says so
+    low, high = low if has_low else -most, high if has_high else most
+    if high - low < 2:
+        return
+    if not has_low:
+        node["minimum"] = low
+    if not has_high:
+        node["maximum"] = high
+    if has_fraction:
+        node["multipleOf"] = float(f"1e-{limits.decimals}") if limits.decimals else 1
+
+
+def _side(node: Mapping[str, Any], names: tuple[str, str]) -> tuple[float | None, bool]:
+    """The bound of one side, and whether there is one; None if it is no number."""
+    given = [node[name] for name in names if name in node]
+    if not given:
+        return 0, False
+    numbers = [_number(value) for value in given]
+    return (None if None in numbers else numbers[0]), True
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,299 @@
+"""JSON schemas in the keywords that llguidance knows: what it refuses, written in another way that means the same.
+
+A rule either gives an equivalent or leaves a keyword as it is, and then llguidance refuses it by name; nothing is ever
+dropped that says anything. Used only for schemas that were refused as they are, since equivalents can be long.
+Keywords mean what they mean in the draft that has them, whatever draft a schema names. Knows no grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.structured_output.complement import ANNOTATIONS, NoEquivalent, Schema, absent, all_of, any_of
+from bridle.structured_output.exclusion import listed, types
+from bridle.structured_output.formats import FORMATS, is_known
+from bridle.structured_output.schema_document import SchemaDialect, mapped
+
+_APPLICATORS = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
+_DIALECT = re.compile(r"\Ahttps?://json-schema\.org/(draft-0[4-7]|draft/20(?:19-09|20-12))/schema#?\Z")
+_MAX_LISTS = 400  # that a list of distinct values is spelled out as
+_MAX_PLACES = 16  # where an item of a kind is looked for
+_MAX_BRANCHES = 24
+#: Nodes of an equivalent: rules multiply, and a schema is to stay within what may be sent.
+_MAX_NODES = 50_000
+
+
+def equivalent_text(schema: str) -> str:
+    """The JSON text of an equivalent; the same text if no keyword needs another form."""
+    given = json.loads(schema)
+    try:
+        made = equivalent(given)
+    except (InvalidRequest, RecursionError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return schema  # malformed or too large: llguidance reports this for the original
+    return schema if made == given else json.dumps(made, ensure_ascii=False)
+
+
+def equivalent(schema: Schema) -> Schema:
+    """An equivalent in fewer keywords. Raises `InvalidRequest` if it would be too large."""
+    dialect = SchemaDialect.of(schema)
+    made = _Rewriter(dialect).schema(schema)
+    if isinstance(made, dict) and isinstance(name := made.get("$schema"), str):
+        made["$schema"] = _DIALECT.sub(_spelled, name)
+    return made
+
+
+def _spelled(name: re.Match[str]) -> str:
+    """A draft's own name, for one that is written with another scheme or ending."""
+    draft = name[1]
+    return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
+
+
+class _Rewriter:
+    def __init__(self, dialect: SchemaDialect) -> None:
+        self.dialect = dialect
+        self._num_nodes = 0
+
+    def schema(self, schema: Schema) -> Schema:
+        """Rewrite a schema, from the leaves up."""
+        if not isinstance(schema, Mapping):
+            return schema
+        made = mapped(schema, self.schema)
+        more: list[Schema] = []
+        for rule in _RULES:
+            try:
+                more += rule(made, self.dialect)
+            except NoEquivalent:
+                continue
+        if more:
+            made["allOf"] = [*made.get("allOf", []), *more]
+        self._count(made)
+        return made
+
+    def _count(self, made: Mapping[str, Any]) -> None:
+        """Count the nodes that a rule made, since it may have copied many."""
+        rest: list[Any] = [made]
+        while rest:
+            value = rest.pop()
+            self._num_nodes += 1
+            if self._num_nodes > _MAX_NODES:
+                raise InvalidRequest(f"the equivalent schema has more than {_MAX_NODES} parts")
+            if isinstance(value, Mapping):
+                rest += value.values()
+            elif isinstance(value, list):
+                rest += value
+
+
+# -- rules: each takes keywords out of a schema and gives what is to hold besides ----------------------------
+
+_Made = dict[str, Any]
+_Rule = Callable[[_Made, SchemaDialect], list[Schema]]
+
+
+def _references(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    anchor = made.get("$dynamicAnchor")
+    if anchor in dialect.anchors and "$anchor" not in made:
+        made["$anchor"] = made.pop("$dynamicAnchor")
+    target = made.get("$dynamicRef")
+    if isinstance(target, str) and target[:1] == "#" and target[1:] in dialect.anchors and "$ref" not in made:
+        made["$ref"] = made.pop("$dynamicRef")
+    if dialect.is_one_resource:
+        made.pop("$recursiveAnchor", None)
+        if made.get("$recursiveRef") == "#" and "$ref" not in made:
+            made["$ref"] = made.pop("$recursiveRef")
+    return []
+
+
+def _format(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    if "format" not in made or is_known(made["format"]):
+        return []
+    known = FORMATS.get(str(made.pop("format")))
+    if known is None:
+        return []
+    return [any_of([{"type": ["object", "array", "number", "boolean", "null"]}, {"type": "string", **known}])]
+
+
+def _dependencies(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    more: list[Schema] = []
+    for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        for name, needed in made.pop(keyword, {}).items():
+            wanted = {"required": needed} if isinstance(needed, list) else needed
+            more.append(any_of([absent([name]), all_of([{"required": [name]}, wanted])]))
+    return more
+
+
+def _condition(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    if "if" not in made or not {"then", "else"} & made.keys():
+        for name in ("if", "then", "else"):  # one without the others says nothing
+            made.pop(name, None)
+        return []
+    given = made["if"]
+    holds = all_of([given, made.get("then", True)])
+    fails = all_of([dialect.complement(given), made.get("else", True)])
+    for name in ("if", "then", "else"):
+        made.pop(name, None)
+    return [any_of([holds, fails])]
+
+
+def _negation(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    if "not" not in made:
+        return []
+    wrong = dialect.complement(made["not"])
+    del made["not"]
+    return [wrong]
+
+
+def _one_of(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    """Branches that exclude each other can be joined as they are."""
+    branches = made.get("oneOf")
+    if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
+        return []
+    found = []
+    for place, one in enumerate(branches):
+        rest = branches[:place] + branches[place + 1 :]
+        others = [other for other in rest if not dialect.exclude(one, other)]
+        found.append(all_of([one, *map(dialect.complement, others)]))
+    del made["oneOf"]
+    return [any_of(found)]
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str] | None:
+    """The texts that a schema lists, if it lists nothing else."""
+    values = listed(schema)
+    return values if values and all(isinstance(value, str) for value in values) else None
+
+
+def _unevaluated(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    if any(name in made for name in _APPLICATORS):
+        return []
+    if "unevaluatedProperties" in made:
+        made.setdefault("additionalProperties", made.pop("unevaluatedProperties"))
+    if "unevaluatedItems" in made and "contains" not in made:
+        value = made.pop("unevaluatedItems")
+        if not isinstance(made.get("items"), list):
+            made.setdefault("items", value)
+        else:
+            made.setdefault("additionalItems", value)
+    return []
+
+
+def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    names = made.get("propertyNames")
+    if names is None:
+        return []
+    others = made.get("additionalProperties", True)
+    own = made.get("properties", {})
+    pattern = _pattern_of(names)
+    if "patternProperties" in made or (own and not isinstance(others, bool)):
+        raise NoEquivalent("what names must match meets what their values must")
+    del made["propertyNames"]
+    if pattern is None:  # any name
+        return []
+    fits = {name: dialect.work.matches(pattern, name) for name in own}
+    if None in fits.values():
+        made["propertyNames"] = names
+        raise NoEquivalent("its pattern cannot be tried")
+    wrong = [name for name, is_right in fits.items() if not is_right]
+    if others is not False:
+        made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
+    if wrong:
+        made["properties"] = {**own, **dict.fromkeys(wrong, False)}
+    return []
+
+
+def _pattern_of(names: Schema) -> str | None:
+    """The regex of a schema of names; None for any. Raises `NoEquivalent`."""
+    said = {} if names is True else {name: value for name, value in names.items() if name not in ANNOTATIONS}
+    if said.get("type") == "string":
+        del said["type"]
+    if not said:
+        return None
+    if set(said) == {"pattern"}:
+        return str(said["pattern"])
+    listed = _texts(said)
+    if listed is not None and len(said) == 1:
+        return f"^(?:{'|'.join(map(re.escape, listed))})$"
+    if set(said) <= {"minLength", "maxLength"}:
+        return rf"^[\s\S]{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
+    raise NoEquivalent("names are told by more than a regex")
+
+
+def _distinct(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    wanted = made.get("uniqueItems")
+    if wanted is False or (wanted is True and made.get("maxItems", 2) <= 1):
+        del made["uniqueItems"]
+        return []
+    items = made.get("items")
+    if wanted is not True or not isinstance(items, Mapping) or {"prefixItems", "contains"} & made.keys():
+        return []
+    values = _texts(items)
+    if (
+        values is None
+        or set(items) - ANNOTATIONS - {"enum", "const", "type"}
+        or ("type" in items and types(items) - {"string"})
+    ):
+        raise NoEquivalent("its items are not listed")
+    values = list(dict.fromkeys(values))
+    low, high = made.get("minItems", 0), min(made.get("maxItems", len(values)), len(values))
+    if sum(perm(len(values), size) for size in range(low, high + 1)) > _MAX_LISTS:
+        raise NoEquivalent("there are too many lists")
+    lists = [list(each) for size in range(low, high + 1) for each in permutations(values, size)]
+    for name in ("uniqueItems", "items", "minItems", "maxItems"):
+        made.pop(name, None)
+    others = {"type": ["object", "string", "number", "boolean", "null"]}
+    if "array" not in types(made):
+        return [others]
+    if types(made) == {"array"} and not set(made) - ANNOTATIONS - {"type"}:
+        del made["type"]
+        return [{"enum": lists} if lists else False]
+    return [any_of([others, {"enum": lists} if lists else False])]
+
+
+def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
+    wanted = made.get("contains")
+    low, high = made.get("minContains", 1), made.get("maxContains")
+    if wanted is None or high is not None:
+        return []
+    if low == 0 or wanted is True or wanted == {}:
+        made["minItems"] = max(made.get("minItems", 0), low)
+    elif low == 1 and "maxItems" in made and made["maxItems"] <= _MAX_PLACES:
+        if "prefixItems" in made or isinstance(made.get("items"), list):
+            raise NoEquivalent("its items are told one by one already")
+        return _somewhere(made, wanted, dialect)
+    else:
+        raise NoEquivalent("there is no bound on where it may be")
+    made.pop("contains")
+    made.pop("minContains", None)
+    return []
+
+
+def _somewhere(made: _Made, wanted: Schema, dialect: SchemaDialect) -> list[Schema]:
+    """One item of a kind, in any place that there is."""
+    items = made.get("items", True)
+    prefix, rest = ("items", "additionalItems") if dialect.is_old else ("prefixItems", "items")
+    for name in ("contains", "minContains"):
+        made.pop(name, None)
+    ways: list[Schema] = [{"type": ["object", "string", "number", "boolean", "null"]}]
+    for place in range(made["maxItems"]):
+        first = [items] * place + [all_of([items, wanted])]
+        ways.append({"type": "array", prefix: first, rest: items, "minItems": place + 1})
+    return [any_of(ways)]
+
+
+_RULES: tuple[_Rule, ...] = (
+    _references,
+    _unevaluated,
+    _format,
+    _property_names,
+    _contains,
+    _distinct,
+    _dependencies,
+    _condition,
+    _negation,
+    _one_of,
+)

@@ -1,0 +1,59 @@
+"""Whether a constraint can be used at all, and in which grammar: a child process tries it. Knows no vocabulary."""
+
+from __future__ import annotations
+
+import re
+
+from bridle.errors import InvalidRequest
+from bridle.structured_output.compile_sandbox import NOT_USABLE, CompileSandbox, GrammarRefused
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.limits import ConstraintLimits
+from bridle.structured_output.spec import Constraint, Gbnf, JsonSchema, Lark, Regex, Yacc
+from bridle.structured_output.vocabulary import load_llguidance
+
+#: What a constraint is called in the message of its refusal.
+_CALLED: dict[type[Constraint], str] = {
+    JsonSchema: "the schema",
+    Regex: "the regex",
+    Lark: "the grammar",
+    Gbnf: "the grammar",
+    Yacc: "the grammar",
+}
+#: Where in its text llguidance sees a mistake: the line, and in brackets the column.
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+
+
+def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
+    """A grammar that a child process survived, and its size in bytes. A schema that is refused is tried again in
+    equivalent keywords. Raises `InvalidRequest` with what is wrong with it."""
+    grammar = grammar_of(constraint)
+    try:
+        return grammar, trials.try_grammar(grammar)
+    except GrammarRefused as refusal:
+        error = GrammarRefused(_told(constraint, str(refusal)), refusal.param)
+        other = grammar_of(constraint, in_other_words=True)
+        if other == grammar:
+            raise error from None
+        try:
+            return other, trials.try_grammar(other)
+        except InvalidRequest:
+            raise error from None  # the error for the schema as its author wrote it
+
+
+def check_usable(constraint: Constraint) -> None:
+    """Raise `InvalidRequest` with what is wrong with a constraint that no request could use. Starts a process."""
+    load_llguidance()
+    trials = CompileSandbox(ConstraintLimits(num_compilers=1))
+    try:
+        usable(constraint, trials)
+    finally:
+        trials.close()
+
+
+def _told(constraint: Constraint, message: str) -> str:
+    """A refusal in the words of the constraint. Places are those of the grammar that was tried, so they mean something
+    to its author alone if that was written as it is."""
+    reason = message.removeprefix(NOT_USABLE)
+    place = r"line \1, column \2: " if isinstance(constraint, Lark) else ""
+    called = _CALLED.get(type(constraint), "the constraint's grammar")
+    return f"{called} is not usable: {_PLACE.sub(place, reason, count=1)}"

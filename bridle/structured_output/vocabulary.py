@@ -1,0 +1,133 @@
+"""A model's vocabulary as llguidance wants to see it: the bytes of every token, and canonical tokenization.
+
+It is built from token bytes, so it works with any tokenizer, and masks and text agree by construction. Rows beyond the
+tokenizer's end, which models add for round numbers, have no bytes and are never allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bridle.errors import UnsupportedFeature
+
+if TYPE_CHECKING:
+    from bridle.tokenizer import Tokenizer
+
+
+class GrammarVocabulary:
+    """`tokens[i]` are the bytes of token i, `eos` the tokens that end a text, `encode(text)` the canonical tokens
+    of a text inside a document. `size` is the length of a mask in bits; missing tokens are filled up."""
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        eos: Sequence[int],
+        special: Iterable[int],
+        encode: Callable[[str], Sequence[int]],
+        size: int | None = None,
+    ) -> None:
+        self.size = len(tokens) if size is None else size
+        self.eos = tuple(token for token in dict.fromkeys(eos) if token < self.size)
+        self._own_end = not self.eos  # a model without an end gets one beyond its vocabulary: never sampled
+        padding = [b""] * (self.size - len(tokens) + self._own_end)
+        self.tokens = [*tokens[: self.size], *padding]
+        ends = self.eos or (self.size,)
+        self.special = frozenset(token for token in special if token < self.size).union(ends)
+        self._encode = encode
+        self.backend = load_llguidance().LLTokenizer(
+            load_llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
+        )
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of a mask: a row of 32-bit words."""
+        return 4 * ((self.size + 31) // 32)
+
+    def text_of(self, tokens: Iterable[int]) -> bytes:
+        """What the tokens spell; special ones spell nothing."""
+        return b"".join(self.tokens[token] for token in tokens if token not in self.special)
+
+    def encode(self, data: bytes) -> list[int]:
+        """The canonical tokens of whole characters. If the tokenizer would change the text, or its tokens do not spell
+        it, the longest tokens that fit are taken. The list ends before bytes that no token has."""
+        try:
+            tokens = list(self._encode(data.decode()))
+        except ValueError:
+            tokens = []
+        if tokens and all(token < self.size for token in tokens) and self.text_of(tokens) == data:
+            return tokens
+        return self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        found: list[int] = []
+        while data:
+            lengths = range(min(self._max_length, len(data)), 0, -1)
+            token = next((self._by_bytes[data[:n]] for n in lengths if data[:n] in self._by_bytes), None)
+            if token is None:
+                break
+            found.append(token)
+            data = data[len(self.tokens[token]) :]
+        return found
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {data: token for token, data in enumerate(self.tokens) if data and token not in self.special}
+
+    @cached_property
+    def spells_every_byte(self) -> bool:
+        """Whether tokens can spell any text at all."""
+        return all(bytes([byte]) in self._by_bytes for byte in range(256))
+
+    @cached_property
+    def _max_length(self) -> int:
+        return max(map(len, self._by_bytes), default=1)
+
+
+class _Wrapper:
+    """The object that `llguidance.TokenizerWrapper` reads."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: GrammarVocabulary, eos: int) -> None:
+        self.eos_token_id = eos
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = sorted(vocabulary.special)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._encode(text.encode() if isinstance(text, str) else text)
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()) -> GrammarVocabulary:
+    """The vocabulary of a model: its tokenizer's, as long as its logits rows, ended by `eos` or by the tokenizer's
+    own end tokens."""
+    # An anchor in front shows how a text is spelled inside a document: some tokenizers put a space before the first
+    # word of everything they are given.
+    anchor = "\n"
+    lead = tokenizer.encode(anchor, add_special_tokens=False)
+
+    def encode(text: str) -> list[int]:
+        tokens = tokenizer.encode(anchor + text, add_special_tokens=False)
+        if tokens[: len(lead)] == lead:
+            return tokens[len(lead) :]
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    spelled = min(tokenizer.vocab_size, vocab_size)
+    return GrammarVocabulary(
+        [tokenizer.token_bytes(token) for token in range(spelled)],
+        (*eos, *tokenizer.eos_token_ids),
+        tokenizer.special_token_ids,
+        encode,
+        vocab_size,
+    )
+
+
+def load_llguidance() -> Any:
+    """The package, or `UnsupportedFeature` that says what to install."""
+    try:
+        import llguidance
+    except ImportError:
+        raise UnsupportedFeature("constraints need the package llguidance", "constraint") from None
+    return llguidance

@@ -1,0 +1,53 @@
+"""What is found out about patterns and values of a schema that a client sent, within a bound of work.
+
+Questions about a schema multiply with its parts, so all questions about one document share a `WorkBudget`. A
+backtracking matcher can take years for a pattern of a few characters, so only patterns are tried of which it is plain
+that they cannot: with few repetitions, none of them around alternatives or another one.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: About how many schemas and values may be looked at for one document: some tenths of a second.
+MAX_WORK = 200_000
+_PATTERN_WORK = 100
+_MAX_TEXT = 256
+#: What stands for one character: an escape, or a class.
+_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_REPEAT = re.compile(r"[*+?{]")
+
+
+class WorkBudget:
+    """What is left of the work for one document."""
+
+    def __init__(self, most: int = MAX_WORK) -> None:
+        self._left = most
+
+    def spend(self, amount: int = 1) -> bool:
+        """Count some work; returns whether it may be done."""
+        self._left -= amount
+        return self._left >= 0
+
+    def matches(self, pattern: object, text: str) -> bool | None:
+        """Whether the pattern occurs in the text; None if that is not found out."""
+        if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.spend(_PATTERN_WORK + len(pattern)):
+            return None
+        if not is_quick(pattern):
+            return None
+        try:
+            return re.search(pattern, text) is not None
+        except (re.error, OverflowError, RecursionError):
+            return None
+
+
+def is_quick(pattern: str) -> bool:
+    """Whether it is plain that a backtracking matcher is done with the pattern in time that grows with the square of
+    the text at most."""
+    plain = _ATOM.sub("x", pattern).replace("(?:", "(")
+    if "(?" in plain:
+        return False
+    num_repeats = len(_REPEAT.findall(plain))
+    if "|" in plain:
+        return num_repeats == 0
+    return num_repeats <= (1 if "(" in plain else 2)

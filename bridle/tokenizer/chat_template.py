@@ -1,0 +1,303 @@
+"""Renders a conversation as a prompt, with the model's own chat template or one that the client sends. Its messages
+are checked, and brought into one form, before that.
+
+The model's own template is rendered in this process, in a sandbox with limits on steps and sizes. A client's template
+is rendered in a process of its own, which the operating system bounds: the worst that can happen is that it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
+from bridle.multimodal.modalities import OF_PARTS, WORDS
+from bridle.multimodal.sources import Source, source_of
+from bridle.safe_repr import short_repr
+from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
+
+Message = Mapping[str, Any]
+Prepared = list[dict[str, Any]]
+
+MAX_MESSAGES = 4_096
+#: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
+CLIENT_LIMITS = TemplateLimits(max_steps=500_000, max_chars=4 << 20)
+MAX_TEMPLATE_CHARS = 256 << 10
+
+_MEMORY = 512 << 20  # address space of a client's template, bytes
+_CPU_SECONDS = 1
+_WALL_SECONDS = 30.0  # start of the process included; only reached when the machine is busy
+_MAX_PROCESSES = 2
+_ENGINE = Path(__file__).with_name("template_engine.py")
+_KEPT_ENVIRONMENT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # what an interpreter may need
+_processes = threading.BoundedSemaphore(_MAX_PROCESSES)
+
+
+class ChatTemplate:
+    """A model's chat template (or several by name, or none) and the special tokens it may write."""
+
+    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
+        named = {"default": source} if isinstance(source, str) else dict(source or {})
+        self._sources = {name: text for name, text in named.items() if text}
+        self._special_tokens = dict(special_tokens)
+        self.is_present = bool(self._sources)
+
+    @property
+    def text(self) -> str:
+        """The source; of several templates, one after the other."""
+        return "\n".join(self._sources.values())
+
+    def render(
+        self,
+        messages: Prepared,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template: str | None,
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt. `template` is a client's own; `variables` are further ones it may read: none of them takes the
+        place of what a conversation is made of."""
+        known = {
+            **self._special_tokens,
+            **variables,
+            "messages": self._known_roles(messages, template),
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            if template is not None:
+                return _render_apart(template, known)
+            name = "tool_use" if tools and "tool_use" in self._sources else "default"
+            return (self._programs.get(name) or self._compile(name)).render(known)
+        except TemplateError as error:
+            raise self._translate(error, template is None) from error
+
+    @cached_property
+    def _programs(self) -> dict[str, ChatTemplateProgram]:
+        return {}
+
+    def _compile(self, name: str) -> ChatTemplateProgram:
+        """One of the model's templates, when it is first used."""
+        if name not in self._sources:
+            reason = f"only {sorted(self._sources)}" if self._sources else "none"
+            raise TemplateFailure(
+                f"the model has no chat template ({reason}); give one, or send a plain prompt",
+                "chat_template",
+            )
+        program = self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
+        return program
+
+    def _known_roles(self, messages: Prepared, template: str | None) -> Prepared:
+        """Return the messages in roles that the template knows. Some clients send the system message with the role
+        `developer`, and most templates silently drop messages of unknown roles."""
+        if all(message["role"] != "developer" for message in messages):
+            return messages
+        if "developer" in (self.text if template is None else template):
+            return messages
+        return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+
+    def _translate(self, error: TemplateError, is_own: bool) -> InvalidRequest | UnsupportedModel:
+        whose = "the model's chat template" if is_own else "the chat template"
+        if error.kind == "syntax" and is_own:
+            return UnsupportedModel(f"{whose} is not valid: {error}")
+        if error.kind == "refused":
+            return TemplateFailure(f"{whose} refused the messages: {error}", "messages")
+        verb = {"syntax": "is not valid", "limit": "was stopped"}.get(error.kind, "failed on these messages")
+        return TemplateFailure(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
+
+
+def _render_apart(source: str, variables: Mapping[str, Any]) -> str:
+    """Render a client's template in a bounded process."""
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise InvalidRequest(
+            f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}", "chat_template"
+        )
+    task = {"source": source, "variables": variables, "limits": CLIENT_LIMITS}
+    try:
+        text = json.dumps({**task, "memory": _MEMORY, "seconds": _CPU_SECONDS})
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"a variable of the chat template is not JSON: {error}", "chat_template") from error
+    if not _processes.acquire(timeout=_WALL_SECONDS):
+        raise Overloaded("too many chat templates of clients are being rendered; try again")
+    try:
+        answer = _run_engine(text)
+    finally:
+        _processes.release()
+    if "text" in answer:
+        return str(answer["text"])
+    raise TemplateError(str(answer.get("kind")), str(answer.get("message")))
+
+
+def _run_engine(task: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(  # noqa: S603 - our own file, no shell
+            [sys.executable, "-I", str(_ENGINE)],
+            input=task.encode("utf-8"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_WALL_SECONDS,
+            env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TemplateError("limit", f"it takes more than {_WALL_SECONDS:g} seconds") from None
+    if done.returncode != 0:
+        message = f"it takes more than {_CPU_SECONDS} s of processor time or too much memory"
+        raise TemplateError("limit", message)
+    answer = json.loads(done.stdout)
+    return answer if isinstance(answer, dict) else {}
+
+
+# -- messages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Look:
+    """How messages with pictures, sounds or videos are prepared. Their content becomes parts, if the template
+    `takes_parts`; else it is text, with one of `placeholders`, by modality, at their places. A template may write
+    `written`, by modality, for one, which is no token. `sources` are the files that were found, in order."""
+
+    placeholders: Mapping[str, str]
+    takes_parts: bool
+    written: Mapping[str, str] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+
+    def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
+        """Content whose parts are texts, pictures, sounds and videos."""
+        given = [content] if isinstance(content, str) or content is None else content
+        if not isinstance(given, Sequence):
+            raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
+        parts = [self._part(part, f"{where}[{i}]") for i, part in enumerate(given) if part is not None]
+        if self.takes_parts:
+            return parts
+        return "\n".join(part["text"] if "text" in part else self.placeholders[part["type"]] for part in parts)
+
+    def _part(self, part: Any, where: str) -> dict[str, str]:
+        is_read = isinstance(part, Mapping) and OF_PARTS.get(str(part.get("type"))) in self.placeholders
+        if is_read and (source := source_of(part, where)) is not None:
+            self.sources.append(source)
+            return {"type": source.modality}
+        return {"type": "text", "text": _part(part, where)}
+
+    def check(self, messages: Prepared) -> None:
+        """Refuse text that spells a place for a picture or a sound, where there are any: one could be bound to it."""
+        tokens = set(self.placeholders.values())
+        stands_for = {spelling: modality for modality, spelling in (*self.written.items(), *self.placeholders.items())}
+        for i, message in enumerate(messages if self.sources else ()):
+            content = message["content"]
+            texts = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+            for spelling, modality in stands_for.items():
+                own = 0 if self.takes_parts or spelling not in tokens else self._num_places(i, modality)
+                if texts.count(spelling) != own:
+                    raise InvalidRequest(
+                        f"messages[{i}] has the text {spelling!r}, which stands for a {WORDS[modality][0]}",
+                        f"messages[{i}]",
+                    )
+
+    def placed(self, text: str) -> str:
+        """What a template rendered, with the placeholder wherever it wrote another text."""
+        for modality, spelling in self.written.items() if self.sources else ():
+            text = text.replace(spelling, self.placeholders[modality])
+        return text
+
+    def _num_places(self, number: int, modality: str) -> int:
+        mine = (source for source in self.sources if source.modality == modality)
+        return sum(source.where.startswith(f"messages[{number}].") for source in mine)
+
+
+def text_length(messages: Prepared) -> int:
+    """How many characters of text messages have."""
+    contents = (message["content"] for message in messages)
+    return sum(
+        len(each) if isinstance(each, str) else sum(len(part.get("text", "")) for part in each) for each in contents
+    )
+
+
+def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
+    """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty) or
+    what `look` makes of it, and the arguments of tool calls are objects, not JSON in a string.
+
+    Raises `InvalidRequest` for what is no list of messages, and without `look` `UnsupportedFeature` for images and the
+    like.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
+    if not messages:
+        raise InvalidRequest("messages is empty; it must have at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages has {len(messages)} entries; at most {MAX_MESSAGES}", "messages")
+    prepared = [_prepare(message, f"messages[{i}]", look) for i, message in enumerate(messages)]
+    if look is not None:
+        look.check(prepared)
+    return prepared
+
+
+def _prepare(message: Message, where: str, look: Look | None) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be a non-empty string", f"{where}.role")
+    prepared = dict(message)
+    make = _text if look is None else look.content
+    prepared["content"] = make(message.get("content"), f"{where}.content")
+    if message.get("tool_calls") is not None:
+        prepared["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    return prepared
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+    if kind in TEXT_PARTS and isinstance(text, str):
+        return text
+    if kind in TEXT_PARTS:
+        raise InvalidRequest(f"{where} has no text", where)
+    raise UnsupportedFeature(f"{where} is of type {short_repr(kind)}", where)
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls, each an object with a `function`, or itself one, that has a name."""
+    if not isinstance(calls, Sequence):
+        raise InvalidRequest(f"{where} must be a list of function calls", where)
+    return [_tool_call(call, where) for call in calls]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """The call with its arguments as an object; arguments that are not JSON stay as they are."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where} must be a list of function calls", where)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return dict(call)
+    if function is call:
+        return {**call, "arguments": parsed}
+    return {**call, "function": {**function, "arguments": parsed}}

@@ -1,0 +1,218 @@
+"""Rendering a Jinja chat template in a sandbox that counts: steps, and the size of the texts it builds.
+
+The same file is a small program: run as a script it renders one template, read from standard input, in a
+process whose memory and processor time the operating system bounds as well. It therefore imports nothing but
+the standard library and jinja2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_FILE = "<template>"  # the file name that jinja2 gives to templates made from strings
+_MAX_BITS = 4_096  # of integers that a template computes
+_MAX_REASON = 500
+
+
+class TemplateLimits(NamedTuple):
+    """`max_steps` counts executed lines of the compiled template, `max_chars` bounds every text that is
+    joined."""
+
+    max_steps: int
+    max_chars: int
+
+
+class TemplateError(Exception):
+    """The template gave no text. `kind`: `syntax`, `refused` (it raised on purpose), `limit` or `failed`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ChatTemplateProgram:
+    """A compiled template. Raises `TemplateError` if `source` is none."""
+
+    def __init__(self, source: str, limits: TemplateLimits) -> None:
+        self._limits = limits
+        try:
+            self._template = ChatEnvironment(limits).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError("syntax", f"line {error.lineno}: {error.message}") from error
+        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
+            raise TemplateError("syntax", _reason(error)) from error
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text, or a `TemplateError`."""
+        before = sys.gettrace()
+        sys.settrace(_step_counter(self._limits.max_steps))  # of this thread alone
+        try:
+            return self._template.render(variables)
+        except TemplateError:
+            raise
+        except MemoryError as error:
+            raise TemplateError("limit", "it needs too much memory") from error
+        except Exception as error:  # whatever the expressions of a template can raise
+            raise TemplateError("failed", _reason(error)) from error
+        finally:
+            sys.settrace(before)
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with what chat templates expect and no more, under the limits of this module."""
+
+    intercepted_binops = frozenset({"*", "**", "+"})
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.code_generator_class = _CodeGenerator
+        self.concat = self.join  # type: ignore[method-assign]
+        self._limits = limits
+        del self.globals["lipsum"]
+        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.filters["tojson"] = _tojson
+
+    def join(self, parts: Iterable[Any]) -> str:
+        """Concatenate, if the result stays within the limit."""
+        texts = [str(part) for part in parts]
+        self._check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute, unless the result would be excessive."""
+        if operator == "**":
+            _check_bits(_bits(left) * (abs(right) if isinstance(right, int) else 1))
+        elif operator == "*":
+            _check_bits(_bits(left) + _bits(right))
+            self._check_size(_length(left) * _count(right) + _length(right) * _count(left))
+        else:
+            self._check_size(_length(left) + _length(right))
+        return super().call_binop(context, operator, left, right)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.max_chars:
+            raise TemplateError("limit", f"it builds more than {self._limits.max_chars} characters")
+
+
+class _CodeGenerator(CodeGenerator):
+    """Compiles `a ~ b` to a call that checks the size."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
+        self.write("environment.join((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the model's own text, for training; here the mark is ignored."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's type
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The body alone."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+def _step_counter(max_steps: int) -> Any:
+    """A trace function that ends a template after `max_steps` lines."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > max_steps:
+            raise TemplateError("limit", f"it takes more than {max_steps} steps")
+        return count
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        return count if frame.f_code.co_filename == _FILE else None
+
+    return enter
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MAX_BITS:
+        raise TemplateError("limit", f"it computes a number of more than {_MAX_BITS} bits")
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, list, tuple)) else 0
+
+
+def _count(value: Any) -> int:
+    return max(value, 0) if isinstance(value, int) else 0
+
+
+# -- what templates call -------------------------------------------------------------------------------------
+
+
+def _raise_exception(message: Any) -> None:
+    raise TemplateError("refused", str(message)[:_MAX_REASON])
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """JSON as models are trained on it: not escaped for HTML, characters as they are."""
+    known = {name: options[name] for name in ("separators", "sort_keys") if name in options}
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **known)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_REASON]
+
+
+# -- as a program --------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Render the template that standard input describes; the text, or what went wrong, is JSON on standard
+    output."""
+    task = json.load(sys.stdin)
+    _bound_process(task["memory"], task["seconds"])
+    try:
+        program = ChatTemplateProgram(task["source"], TemplateLimits(*task["limits"]))
+        answer = {"text": program.render(task["variables"])}
+    except TemplateError as error:
+        answer = {"kind": error.kind, "message": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+def _bound_process(memory: int, seconds: int) -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows: the parent's time-out is left
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+
+
+if __name__ == "__main__":
+    main()

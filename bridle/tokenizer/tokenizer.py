@@ -1,0 +1,270 @@
+"""A model's tokenizer: text to tokens and back, special tokens, the bytes of each token, the chat template.
+
+Built on the fast tokenizers that transformers loads; code from a model's repository is never run. Truncation
+and padding that a tokenizer file may carry are turned off: a prompt is encoded whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.tokenizer.chat_template import ChatTemplate, Message, prepare
+from bridle.tokenizer.token_table import Spelling, TokenTable
+from bridle.tokenizer.tokenizer_files import chat_template_of, end_tokens, load_fast_tokenizer
+
+_LONG_CHARS = 1_024
+_BEFORE = ("\n", "a", ".", "1", " ")  # texts whose tokens end where they do, before most others
+_NUM_PROBES = 48
+_HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
+
+
+class Tokenizer:
+    """Make one with `Tokenizer.load`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        name: str = "tokenizer",
+    ) -> None:
+        """`backend` is a `tokenizers.Tokenizer`; `special_tokens` maps roles such as `bos_token` to
+        tokens."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._name = name
+        self._roles = dict(special_tokens or {})
+        added: dict[int, Any] = backend.get_added_tokens_decoder()
+        named = (self._id_of(token) for token in self._roles.values())
+        special = {token for token, info in added.items() if info.special}
+        special.update(token for token in named if token is not None)
+        #: Tokens that have no text of their own.
+        self.special_token_ids: frozenset[int] = frozenset(special)
+        self.bos_token_id: int | None = self._id_of(self._roles.get("bos_token"))
+        own_end = self._id_of(self._roles.get("eos_token"))
+        ends = ([] if own_end is None else [own_end]) + list(eos_token_ids)
+        #: Tokens that end an output.
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        #: What makes prompts of conversations.
+        self.chat_template = ChatTemplate(chat_template, self._roles)
+
+    @classmethod
+    def load(cls, path_or_id: str | Path, revision: str | None = None) -> Tokenizer:
+        """The tokenizer of a model: a folder, a hub id, or `demo`. Raises `UnsupportedModel` if it has none
+        that can be used, `InvalidRequest` if there is no such model."""
+        from bridle.model.hub_lookup import resolve_model
+
+        folder = resolve_model(str(path_or_id), revision)
+        loaded = load_fast_tokenizer(folder)
+        return cls(
+            loaded.backend_tokenizer,
+            special_tokens={role: str(token) for role, token in loaded.special_tokens_map.items() if token},
+            chat_template=chat_template_of(folder, loaded),
+            eos_token_ids=end_tokens(folder),
+            name=str(path_or_id),
+        )
+
+    # -- the vocabulary --------------------------------------------------------------------------------------
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        return len(self._pieces)
+
+    @cached_property
+    def _pieces(self) -> list[str | None]:
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        pieces: list[str | None] = [None] * (1 + max(vocabulary.values(), default=-1))
+        for piece, token in vocabulary.items():
+            pieces[token] = piece
+        for token, info in self._backend.get_added_tokens_decoder().items():
+            pieces[token] = info.content
+        for token, missing in enumerate(pieces):
+            if missing is None:  # a gap, or a piece that a later token has as well
+                pieces[token] = self._backend.id_to_token(token)
+        return pieces
+
+    def without_token(self, num_ids: int) -> list[int]:
+        """The ids below `num_ids` that stand for no token: gaps of the vocabulary, and what comes after it."""
+        pieces = self._pieces[:num_ids]
+        return [t for t, piece in enumerate(pieces) if piece is None] + list(range(len(pieces), num_ids))
+
+    def beyond(self, num_ids: int) -> tuple[list[str], list[str]]:
+        """The tokens that a model of `num_ids` ids has no place for: ordinary ones, and those that were added."""
+        added = self._backend.get_added_tokens_decoder()
+        ordinary: list[str] = []
+        further: list[str] = []
+        for token, piece in enumerate(self._pieces[num_ids:], num_ids):
+            if piece is not None:
+                (further if token in added else ordinary).append(piece)
+        return ordinary, further
+
+    def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
+        """The first token id that does not stand for the same piece in both vocabularies, with both pieces; None if
+        they are the same, but for tokens that only one of them has at its end."""
+        pairs = enumerate(zip(self._pieces, other._pieces, strict=False))
+        return next(((token, own, its) for token, (own, its) in pairs if own != its), None)
+
+    @cached_property
+    def table(self) -> TokenTable | None:
+        """What each token spells; None for vocabularies where that depends on the tokens around it."""
+        try:
+            spelling = Spelling(json.loads(self._backend.to_str()).get("decoder"))
+        except ValueError:
+            return None
+        table = TokenTable(self._pieces, spelling)
+        return table if self._agrees(table) else None
+
+    def _agrees(self, table: TokenTable) -> bool:
+        """Whether the table gives the backend's own text for random tokens that are whole characters."""
+        whole = [t for t, piece in enumerate(self._pieces) if piece is not None and table.texts[t] is not None]
+        rng = random.Random(0)
+        for _ in range(_NUM_PROBES if whole else 0):
+            tokens = rng.choices(whole, k=rng.randint(1, 6))
+            if table.decode(tokens) != self._backend.decode(tokens, skip_special_tokens=False):
+                return False
+        return True
+
+    def id_of(self, token: str) -> int | None:
+        """The token that is written so in the vocabulary; None if there is none."""
+        return self._id_of(token)
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text, as bytes (those of a character may be spread over several tokens);
+        for a special token its name. Empty for an id without a token."""
+        if self.table is not None:
+            return self.table.bytes_of(token)
+        if not 0 <= token < self.vocab_size or self._pieces[token] is None:
+            return b""
+        before, between = self._around
+        text = str(self._backend.decode([self._anchor, token, self._anchor], skip_special_tokens=False))
+        return text[len(before) : len(text) - len(between)].encode("utf-8")
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """The text of the anchor at the beginning of a text, and the text that it adds to one."""
+        once = str(self._backend.decode([self._anchor], skip_special_tokens=False))
+        twice = str(self._backend.decode([self._anchor, self._anchor], skip_special_tokens=False))
+        return once, twice[len(once) :]
+
+    @cached_property
+    def _anchor(self) -> int:
+        """A token to put before and after another one: letters or digits if there are any."""
+        plain = (t for t, piece in enumerate(self._pieces) if piece is not None and piece.isalnum())
+        return next(plain, 0)
+
+    def token_text(self, token: int) -> str:
+        """The token for people to read: bytes that are no whole characters show as U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    # -- text and tokens -------------------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of `text`; `add_special_tokens` adds what the model expects around a document. Raises
+        `InvalidRequest` if `text` is not Unicode."""
+        try:
+            if len(text) > _LONG_CHARS:  # only batches let other threads run meanwhile
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError:  # how the library reports lone surrogates
+            raise InvalidRequest(_HALF_CHARACTER) from None
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of a text that others precede: no space is added where it begins. Where no spelling is exact, what
+        cannot be spelled is left out."""
+        wanted = text.encode("utf-8", "replace")
+        for before in ("", *_BEFORE):
+            tokens = self.encode_with_offsets(before + text, add_special_tokens=False)
+            inside = [token for token, start, _ in tokens if start >= len(before)]
+            if b"".join(map(self.token_bytes, inside)) == wanted:
+                return inside
+        return [token for char in text for token in self.encode_inside(char)] if len(text) > 1 else []
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """As `encode`, each token with the range of characters that it stands for; an empty one for tokens that were
+        added."""
+        try:
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        except TypeError:  # how the library reports lone surrogates
+            raise InvalidRequest(_HALF_CHARACTER) from None
+        return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
+
+    def encode_cut(self, text: str, limit: int | None = None) -> list[int]:
+        """As `encode`, but of a text that has more than `limit` tokens only the first ones, with what the model expects
+        around them."""
+        tokens = self.encode(text)
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+        encoded.truncate(max(limit - self._backend.num_special_tokens_to_add(False), 0))
+        return list(self._backend.post_process(encoded, None, True).ids)[:limit]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[tuple[int, int]]:
+        """The tokens of two texts, with what the model expects around and between them, each with its type: which of
+        the texts it belongs to, for models that tell. With `limit` the longer text is cut first."""
+        try:
+            one, other = self._backend.encode_batch([first, second], add_special_tokens=False)
+        except TypeError:  # how the library reports lone surrogates
+            raise InvalidRequest(_HALF_CHARACTER) from None
+        if limit is not None:
+            room = max(limit - self._backend.num_special_tokens_to_add(True), 0)
+            for part, length in zip((one, other), _shared_room(len(one), len(other), room), strict=True):
+                part.truncate(length)
+        both = self._backend.post_process(one, other, True)
+        return list(zip(both.ids, both.type_ids, strict=True))[:limit]
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `tokens`. Ids without a token leave no text."""
+        visible = [t for t in tokens if not (skip_special_tokens and t in self.special_token_ids)]
+        if self.table is not None:
+            return self.table.decode(visible)
+        known = [t for t in visible if 0 <= t < self.vocab_size]
+        return str(self._backend.decode(known, skip_special_tokens=False))
+
+    # -- chat ------------------------------------------------------------------------------------------------
+
+    @property
+    def template_text(self) -> str:
+        """The source of the chat template; of several, one after the other."""
+        return self.chat_template.text
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation. `template` replaces the model's own and is rendered in a bounded
+        process of its own; `kwargs` are further variables of the template. Raises `InvalidRequest` when there
+        is no template, or when it refuses the messages, fails, or takes too long."""
+        return self.chat_template.render(prepare(messages), tools, template, kwargs, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message], **kwargs: Any) -> list[int]:
+        """The tokens of `render_chat`, which takes the same arguments."""
+        return self.encode(self.render_chat(messages, **kwargs), add_special_tokens=False)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._name!r}, vocab_size={self.vocab_size})"
+
+
+def _shared_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths that two texts keep of `room`: the longer one is cut first."""
+    if first + second <= room:
+        return first, second
+    short = min(first, second, room // 2)
+    return (short, room - short) if first <= second else (room - short, short)

@@ -1,0 +1,317 @@
+"""What a trace consists of: one record for each thing that happened to an output, in order, and what was asked for.
+
+A trace says how each token came to be, so that a text can be explained, shown and repeated. It is the engine's view:
+tokens that a client never saw, because they were taken back in the same step, are in it too. Records are plain data;
+how they are written is for `bridle.traces`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The version of the format. It changes when a reader of the old one would be wrong.
+VERSION = 1
+#: The most records of one request, forks included; what comes later is counted.
+MAX_RECORDS = 1 << 16
+#: The most records of all requests that are traced at one time; what comes later is counted.
+MAX_LIVE_RECORDS = 1 << 19
+#: The most bytes of a file of exchanges with a control runtime; what comes later is counted.
+MAX_EXCHANGES_BYTES = 1 << 30
+#: The most characters and bytes of logs and variables in the records of one request.
+MAX_SAID = 1 << 20
+#: How many of the best tokens a draw is told with, before and after it was steered.
+NUM_CANDIDATES = 5
+#: The most biases that are told of one draw.
+MAX_BIASES = 16
+
+
+@dataclass(slots=True)
+class Odds:
+    """The log-probability and rank of a drawn token in one distribution, and the best tokens in it, best first."""
+
+    logprob: float
+    rank: int | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    texts: tuple[str, ...] = ()  # of `top`
+
+
+@dataclass(slots=True)
+class Draw:
+    """What a token was drawn from: the model's own distribution, `before` mask and bias; and the one `after` them, None
+    if they changed nothing. `num_allowed` tokens were left (None: all), and those that were not have the probability
+    `taken` in the model's own distribution."""
+
+    before: Odds
+    after: Odds | None = None
+    num_allowed: int | None = None
+    taken: float = 0.0
+
+    @property
+    def odds(self) -> Odds:
+        """Those that the draw had, before temperature and cuts."""
+        return self.before if self.after is None else self.after
+
+    @property
+    def gap(self) -> float | None:
+        """How much likelier the best token was than the second one, as a difference of log-probabilities."""
+        top = self.odds.top
+        return top[0][1] - top[1][1] if len(top) > 1 else None
+
+
+@dataclass(slots=True)
+class Cost:
+    """One step of the engine: how many sequences and tokens it computed, and the seconds of its forward pass, of the
+    wait for controllers after it, and of drawing, which waits for the device."""
+
+    num_rows: int
+    num_tokens: int
+    forward: float
+    wait: float
+    sample: float
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Record:
+    """Something that happened to output `output` in step `step` of the engine."""
+
+    output: int
+    step: int
+
+
+@dataclass(slots=True)
+class PromptRecord(Record):
+    """The prompt is computed; the first `num_cached` tokens of it were found in the cache. `queued` is how many seconds
+    the request waited for room, `opening` how long its controller took to be made."""
+
+    tokens: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    num_cached: int = 0
+    queued: float = 0.0
+    opening: float = 0.0
+
+
+@dataclass(slots=True)
+class ChunkRecord(Record):
+    """Tokens from position `start` on were computed; `num_again` of them had been computed before: they were lost to a
+    preemption or with the device, or the last one's logits were needed once more."""
+
+    start: int = 0
+    num_tokens: int = 0
+    num_again: int = 0
+    cost: Cost | None = None
+
+
+@dataclass(slots=True)
+class TokenRecord(Record):
+    """One more token, number `at` of the output. `text` is the text that became certain with it, `spelled` what the
+    token says by itself. It was drawn, or forced, `by` the controller of that name. `answer` is how many seconds the
+    controller took to answer since the last token. A `drafted` one was computed before it was drawn."""
+
+    at: int = 0
+    token: int = 0
+    text: str = ""
+    spelled: str = ""
+    forced: bool = False
+    by: str | None = None
+    drafted: bool = False
+    draw: Draw | None = None
+    biases: tuple[tuple[int, float | None], ...] = ()  # of this draw, at most MAX_BIASES; None forbids
+    num_biases: int = 0
+    answer: float = 0.0
+    cost: Cost | None = None
+
+
+@dataclass(slots=True)
+class ReplacedRecord(Record):
+    """A token was drawn, and a splice took its place before it became part of the output."""
+
+    token: int = 0
+    spelled: str = ""
+    by: str | None = None
+    draw: Draw | None = None
+
+
+@dataclass(slots=True)
+class RewindRecord(Record):
+    """The last `num_tokens` tokens and `num_chars` characters are taken back, and then `num_prompt` tokens of the
+    prompt."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    num_prompt: int = 0
+    by: str | None = None
+
+
+@dataclass(slots=True)
+class ForkRecord(Record):
+    """The output began as a copy of `parent`, which had `num_tokens` tokens then."""
+
+    parent: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class WaitRecord(Record):
+    """The output was held for `num_steps` steps, and is no longer: its controller was `late`, or it waited, for
+    `variables` if it named some."""
+
+    late: bool = False
+    variables: tuple[str, ...] = ()
+    num_steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class LogRecord(Record):
+    """The controller printed something."""
+
+    text: str = ""
+
+
+@dataclass(slots=True)
+class StoredRecord(Record):
+    """The controller wrote a variable, or appended to it."""
+
+    name: str = ""
+    value: bytes = b""
+    is_append: bool = False
+
+
+@dataclass(slots=True)
+class ExchangeRecord(Record):
+    """What an engine and its control runtime said to each other, on the main channel or at its `side`: a `request` and,
+    `seconds` later, the `reply`, as JSON; a text where it was none. `at` is when, in seconds since 1970. Such a record
+    is about many outputs and has number 0 for all of them; `step` counts exchanges."""
+
+    at: float = 0.0
+    seconds: float = 0.0
+    side: bool = False
+    request: Any = None
+    reply: Any = None
+
+
+@dataclass(slots=True)
+class EndRecord(Record):
+    """The output is complete; `text` is what was held back until now. `stop` ended it, or `error`. `num_cut` records of
+    the request are missing, because it had too many. `modules` are the names of the request's Wasm controllers, each
+    with the hash of the module that it meant when they were made; the first output has them."""
+
+    reason: str = ""
+    text: str = ""
+    stop: int | str | None = None
+    error: str | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    num_cut: int = 0
+    modules: tuple[tuple[str, str], ...] = ()
+
+
+#: All kinds, by their names in files and streams.
+KINDS: dict[str, type[Record]] = {
+    "prompt": PromptRecord,
+    "chunk": ChunkRecord,
+    "token": TokenRecord,
+    "replaced": ReplacedRecord,
+    "rewind": RewindRecord,
+    "fork": ForkRecord,
+    "wait": WaitRecord,
+    "log": LogRecord,
+    "variable": StoredRecord,
+    "exchange": ExchangeRecord,
+    "end": EndRecord,
+}
+
+
+# -- traces --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TraceHeader:
+    """What was asked for, as far as it takes to ask again. `sampling` has the parameters that are not the default, the
+    seed always; `controller` is its plain form, or its name alone if it is code of one process. The trace of a control
+    `runtime` says how that was started, and then has exchanges alone."""
+
+    request_id: str
+    version: int = VERSION
+    model: str = ""
+    prompt: list[int] = field(default_factory=list)
+    text: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    controller: dict[str, Any] | None = None
+    adapter: str | None = None
+    num_media: int = 0  # pictures, which are not kept
+    engine: dict[str, Any] = field(default_factory=dict)
+    runtime: dict[str, Any] | None = None
+    bridle: str = ""
+    made: str = ""
+
+
+#: What becomes a record when it is read, a function and its arguments: steps are not held up by what nobody may ever
+#: look at.
+Later = tuple[Callable[..., Record], *tuple[Any, ...]]
+
+
+class Trace:
+    """What happened to one request."""
+
+    __slots__ = ("_ends", "_later", "_made", "header")
+
+    def __init__(self, header: TraceHeader, records: Iterable[Record | Later] = ()) -> None:
+        self.header = header
+        self._made: list[Record] = []
+        # What comes later stands in one flat list: a tuple for each would be gone through by the collector of garbage
+        # again and again.
+        self._later: list[Any] = []
+        self._ends: list[int] = []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record | Later) -> None:
+        """Add what happened next."""
+        if isinstance(record, tuple):
+            self._later += record
+        else:
+            self._later.append(record)
+        self._ends.append(len(self._later))
+
+    @property
+    def records(self) -> list[Record]:
+        """What happened, in order."""
+        later, ends, self._later, self._ends = self._later, self._ends, [], []
+        for start, end in zip([0, *ends], ends, strict=False):
+            told = later[start:end]
+            self._made.append(told[0] if len(told) == 1 else made(tuple(told)))
+        return self._made
+
+    @property
+    def num_records(self) -> int:
+        """How many records there are."""
+        return len(self._made) + len(self._ends)
+
+    @property
+    def num_cut(self) -> int:
+        """How many records are missing."""
+        return max((record.num_cut for record in self.records if isinstance(record, EndRecord)), default=0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and (self.header, self.records) == (other.header, other.records)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Trace({self.header!r}, {self.records!r})"
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[TraceHeader, list[Record]]]:
+        return Trace, (self.header, self.records)
+
+
+def made(record: Record | Later) -> Record:
+    """The record itself."""
+    if isinstance(record, Record):
+        return record
+    make, *given = record
+    return make(*given)

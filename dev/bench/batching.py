@@ -1,0 +1,213 @@
+"""The router's continuous batching beside none at all and beside static batches, and what each of its knobs trades.
+
+The same requests arrive again and again, as a Poisson process with short and long prompts and outputs, each time at a
+`bridle serve` of its own with other flags. `one at a time` is a batch of one. Static batches are what a client without
+a router does: so many requests are gathered, sent together, and the next ones only when all of these are answered. A
+request's first token counts from its arrival, wherever it waited. Arrivals come as fast as the flags that are compared
+first can bear for long; the rate is measured in the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.control_guests import write_tokenizer
+from bridle.bench.load_report import Row, print_rows, timed
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.serve_process import HttpServer, http_server
+from bridle.bench.settings import BenchSettings
+from bridle.bench.sse_client import Sample, ServerTarget, complete
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+_COMMON = ("--control", "off", "--no-prefix-caching")
+#: Shortest and longest prompt and output of each kind of request, and how many of ten are of that kind.
+_KINDS = (((16, 64), (24, 64), 5), ((16, 64), (4, 12), 2), ((256, 512), (8, 32), 3))
+_LOAD = 0.8  # of what continuous batching can bear
+_CLIENTS = 8  # that find out what that is
+_CAPACITY = "what continuous batching can bear"
+_START_SECONDS = 9.0  # of a server, and its end
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes `at` so many seconds, or later if it has to wait."""
+
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+#: How requests reach a server: each with when it arrived, all answered.
+Delivery = Callable[[ServerTarget, Sequence[Arrival]], Coroutine[Any, Any, list[Sample]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to serve them."""
+
+    name: str
+    flags: tuple[str, ...]
+    deliver: Delivery
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Serve the same arrivals in every way, and print a table."""
+    name, num_requests = _chosen(settings)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        checkpoint = make_checkpoint(name, Path(folder))
+        write_tokenizer(checkpoint.path, checkpoint.vocab_size)
+        requests = make_arrivals(num_requests, checkpoint.vocab_size)
+        bench = _Bench(checkpoint, Path(folder), settings.threads)
+        with phases.part(_CAPACITY):
+            capacity = bench.run((), partial(_find_capacity, requests=requests))
+        arrivals = [replace(each, at=each.at / (_LOAD * capacity)) for each in requests]
+        console.print(f"{name}: {capacity:.2f} requests/s at most, {_LOAD * capacity:.2f} arrive")
+        for variant in variants(_static_size(settings)):
+            with phases.part(variant.name):
+                rows.append(bench.run(variant.flags, partial(_measure, variant=variant, arrivals=arrivals)))
+            console.print(f"{variant.name}: {rows[-1].tokens_per_second:.1f} tokens/s")
+    print_rows(rows, console)
+    return {"model": name, "capacity": capacity, "rate": _LOAD * capacity, "rows": [asdict(row) for row in rows]}
+
+
+def _chosen(settings: BenchSettings) -> tuple[str, int]:
+    """A model, and how many requests arrive."""
+    name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
+    return name, 10 if settings.quick else 30
+
+
+def _static_size(settings: BenchSettings) -> int:
+    return (settings.batches or (8,))[0]
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each server takes: its start, and the requests at the rate that it can bear or less."""
+    name, num_requests = _chosen(settings)
+    checkpoint = planned_checkpoint(name)
+    requests = make_arrivals(num_requests, checkpoint.vocab_size)
+    num_steps = sum(each.max_tokens for each in requests)
+    num_tokens = sum(len(each.prompt) for each in requests) + num_steps
+    least = limits.seconds(checkpoint, num_tokens, num_steps / _CLIENTS)
+    start = limits.python(_START_SECONDS)
+    return {_CAPACITY: start + least} | {each.name: start + least / _LOAD for each in variants(_static_size(settings))}
+
+
+def variants(static_size: int) -> list[Variant]:
+    """Three ways to batch, then each knob alone."""
+    ways = [
+        Variant("continuous", (), as_they_come),
+        Variant("one at a time", ("--max-batch-size", "1"), as_they_come),
+        Variant(f"static batches of {static_size}", (), partial(in_batches, size=static_size)),
+    ]
+    return ways + [Variant(" ".join(flags), flags, as_they_come) for flags in _KNOBS]
+
+
+_KNOBS = (
+    ("--max-batch-prefill-tokens", "32"),
+    ("--max-batch-prefill-tokens", "1024"),
+    ("--max-waiting-tokens", "4"),
+    ("--max-waiting-tokens", "20"),
+    ("--max-waiting-tokens", "20", "--waiting-served-ratio", "0.5"),
+    ("--no-chunked-prefill",),
+    ("--no-chunked-prefill", "--waiting-served-ratio", "2"),
+    ("--max-batch-size", "3"),
+    ("--max-batch-total-tokens", "768", "--max-total-tokens", "576"),
+    ("--max-concurrent-requests", "4"),
+    ("--max-input-tokens", "128"),
+    ("--max-total-tokens", "256"),
+)
+
+
+def make_arrivals(count: int, vocab_size: int, *, seed: int = 0) -> list[Arrival]:
+    """Requests of all kinds at one a second on average, the same for the same arguments."""
+    rng = random.Random(seed)
+    kinds = [kind for *kind, share in _KINDS for _ in range(share)]
+    chosen = [kinds[number % len(kinds)] for number in range(count)]
+    rng.shuffle(chosen)
+    times = accumulate(rng.expovariate(1.0) for _ in range(count))
+    return [
+        Arrival(at, tuple(rng.randrange(3, vocab_size) for _ in range(rng.randint(*prompt))), rng.randint(*output))
+        for at, (prompt, output) in zip(times, chosen, strict=True)
+    ]
+
+
+# -- how they reach the server -------------------------------------------------------------------------------------
+
+
+async def as_they_come(target: ServerTarget, arrivals: Sequence[Arrival]) -> list[Sample]:
+    """Each at its time, whatever became of the others."""
+    begin = time.perf_counter()
+
+    async def one(arrival: Arrival) -> Sample:
+        await _until(begin + arrival.at)
+        return await complete(target, arrival.prompt, arrival.max_tokens)
+
+    return list(await asyncio.gather(*map(one, arrivals)))
+
+
+async def in_batches(target: ServerTarget, arrivals: Sequence[Arrival], *, size: int) -> list[Sample]:
+    """So many together, once the last of them has arrived and all of the batch before are answered."""
+    begin = time.perf_counter()
+    samples: list[Sample] = []
+    for first in range(0, len(arrivals), size):
+        batch = arrivals[first : first + size]
+        await _until(begin + batch[-1].at)
+        done = await asyncio.gather(*(complete(target, each.prompt, each.max_tokens) for each in batch))
+        for arrival, sample in zip(batch, done, strict=True):
+            sample.sent = begin + arrival.at
+        samples += done
+    return samples
+
+
+async def _until(due: float) -> None:
+    await asyncio.sleep(max(due - time.perf_counter(), 0))
+
+
+# -- one server ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    checkpoint: BenchCheckpoint
+    folder: Path
+    threads: int | None
+
+    def run(self, flags: Sequence[str], use: Callable[[HttpServer], Coroutine[Any, Any, T]]) -> T:
+        """What `use` makes of a server with these flags."""
+        with http_server(self.checkpoint.path, self.folder, *_COMMON, *flags, threads=self.threads) as server:
+            return asyncio.run(use(server))
+
+
+async def _find_capacity(server: HttpServer, requests: Sequence[Arrival]) -> float:
+    """Requests a second if there is always another one."""
+    waiting = list(reversed(requests))
+
+    async def client() -> None:
+        while waiting:
+            request = waiting.pop()
+            await complete(server.target, request.prompt, request.max_tokens)
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(_CLIENTS)))
+    return len(requests) / (time.perf_counter() - begin)
+
+
+async def _measure(server: HttpServer, variant: Variant, arrivals: Sequence[Arrival]) -> Row:
+    await complete(server.target, (5, 6, 7), 2)  # whatever is made lazily is made now
+    row, _ = await timed(variant.name, server, variant.deliver(server.target, arrivals))
+    return row

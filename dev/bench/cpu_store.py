@@ -1,0 +1,51 @@
+"""The figures of parts in a file of a folder, one line of JSON each, written when a part is done.
+
+A line counts for a later run if it was measured under the same conditions: the processor, threads and versions, and
+whether it was a quick run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from bridle.bench.run import conditions
+from bridle.bench.settings import BenchSettings
+from bridle.errors import InvalidRequest
+
+_FILE = "figures.jsonl"
+
+
+class Store:
+    """The figures in `folder`."""
+
+    def __init__(self, folder: Path, settings: BenchSettings) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / _FILE
+        self._conditions = conditions(settings)
+        self._records = {record["part"]: record for record in self._read()}
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._path.is_file():
+            return []
+        try:
+            records = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+            return [record for record in records if record["conditions"] == self._conditions]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(f"{self._path} is damaged ({error}); remove it", "folder") from None
+
+    def find(self, part: str) -> dict[str, Any] | None:
+        """What was measured of a part."""
+        return self._records.get(part)
+
+    def keep(self, record: dict[str, Any], seconds: float) -> None:
+        """Add a part that took `seconds`. The load of the machine goes along with it."""
+        plain = {key: asdict(value) if is_dataclass(value) else value for key, value in record.items()}  # type: ignore[arg-type]
+        plain |= {"seconds": seconds, "at": time.time(), "load": os.getloadavg()[0], "conditions": self._conditions}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(plain) + "\n")
+        self._records[plain["part"]] = plain

@@ -1,0 +1,84 @@
+"""The figures of the benchmark of crowds: how long things took, what memory was held, how much of what there was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bridle.bench.load_report import quantile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds that something took, `num` times. `beside` says who else was on the server."""
+
+    scene: str
+    beside: str
+    what: str
+    num: int
+    p50: float
+    p99: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentMemory:
+    """What the server had resident at some moment."""
+
+    scene: str
+    when: str
+    mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How much of something a scene had."""
+
+    scene: str
+    what: str
+    number: int
+
+
+@dataclass(slots=True)
+class Report:
+    """All figures so far."""
+
+    latencies: list[Latency] = field(default_factory=list)
+    memory: list[ResidentMemory] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
+
+    def took(self, scene: str, beside: str, what: str, values: Sequence[float]) -> None:
+        """Note times."""
+        p50, p99 = quantile(values, 50), quantile(values, 99)
+        self.latencies.append(Latency(scene, beside, what, len(values), p50, p99, max(values, default=0.0)))
+
+    def held(self, scene: str, when: str, mib: float) -> None:
+        """Note memory."""
+        self.memory.append(ResidentMemory(scene, when, mib))
+
+    def counted(self, scene: str, what: str, number: int) -> None:
+        """Note a count."""
+        self.counts.append(Count(scene, what, number))
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Tables."""
+    from rich.table import Table
+
+    table = Table("scene", "beside", "what", "times", "p50", "p99", "max")
+    for each in report.latencies:
+        times = (f"{seconds * 1e3:.1f} ms" for seconds in (each.p50, each.p99, each.worst))
+        table.add_row(each.scene, each.beside, each.what, str(each.num), *times)
+    console.print(table)
+    table = Table("scene", "when", "resident")
+    for held in report.memory:
+        table.add_row(held.scene, held.when, f"{held.mib:.0f} MiB")
+    console.print(table)
+    table = Table("scene", "what", "number")
+    for count in report.counts:
+        table.add_row(count.scene, count.what, f"{count.number:,}")
+    console.print(table)

@@ -1,0 +1,281 @@
+"""What clients notice when a process behind `bridle serve` is lost: kill -9 and SIGSTOP under streams, many times.
+
+The whole server over HTTP with the demo model: one shard, a group of two ranks, two replicas. For each loss: when the
+clients that asked for it were told `resuming`, when readiness went and came back, and how long the stream that waited
+longest was without text. Afterwards, what is left of it all: KV blocks, memory, descriptors, wrong texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.bench.subprocesses import announced_port, end_process, read_metrics
+from dev.bench.loss_streams import Readiness, StreamCrowd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: How long is waited for anything before it counts as never, in seconds.
+PATIENCE = 180.0
+_MAX_TOKENS = 80
+#: Rough seconds, as `MachineLimits.python` has them: a server's start and end, what a client waits for its text beside
+#: others, and a loss until all is whole again.
+_START_SECONDS, _STREAM_SECONDS, _LOSS_SECONDS = 15.0, 0.05, 10.0
+#: Events that a stream must give after a loss: so many cannot have been under way.
+_MANY = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A way to serve. What is killed, in turn, are the `num_victims` oldest processes with the words `victims` in their
+    command lines (a younger one stands by). Where there are several, the others take over."""
+
+    name: str
+    arguments: tuple[str, ...]
+    victims: str
+    num_victims: int = 1
+
+
+SETTINGS = (
+    Setting("one shard", ("--isolate-model",), "bridle shard"),
+    Setting("group of two, rank 1", ("--shards", "2"), "--rank 1"),
+    Setting("two replicas", ("--replicas", "2"), "bridle.launch.replica_process", num_victims=2),
+)
+
+
+@dataclass(slots=True)
+class Loss:
+    """One loss, times in seconds after it; `told` and `unready` are None where nothing is to be told. `gone_on` is when
+    the last stream had text again, `after_ready` the same after readiness. `usual` is the longest pause just
+    before: on a busy machine it is long as well."""
+
+    how: str
+    usual: float
+    told: float | None
+    unready: float | None
+    ready: float | None
+    gone_on: float
+    after_ready: float | None
+
+
+@dataclass(slots=True)
+class LossOutcome:
+    """What became of a service under losses. States are of an idle server, before and after."""
+
+    setting: str
+    streams: int
+    losses: list[Loss] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    complete: int = 0
+    different: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Twenty losses of each setting, every fourth a hung process; with `quick` two."""
+    num_streams, hows = _num_streams(settings), how_to_lose(_num_losses(settings))
+    found = []
+    for setting in SETTINGS:
+        with phases.part(setting.name):
+            found.append(run(setting, num_streams, hows, settings.threads))
+        _print(found[-1], console)
+    return {"settings": [asdict(each) for each in found]}
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each setting takes: its start, texts of all clients that nothing disturbs, and losses."""
+    undisturbed = _START_SECONDS + 3 * _num_streams(settings) * _STREAM_SECONDS
+    each = limits.python(
+        undisturbed + _num_losses(settings) * (_LOSS_SECONDS + _num_streams(settings) * _STREAM_SECONDS)
+    )
+    return {setting.name: each for setting in SETTINGS}
+
+
+def _num_streams(settings: BenchSettings) -> int:
+    return (settings.batches or ((10,) if settings.quick else (100,)))[0]
+
+
+def _num_losses(settings: BenchSettings) -> int:
+    return 2 if settings.quick else 20
+
+
+def how_to_lose(count: int) -> list[signal.Signals]:
+    """Every second one of two, every fourth one of more is a stop."""
+    return [
+        signal.SIGSTOP if number % min(count, 4) == min(count, 4) - 1 else signal.SIGKILL for number in range(count)
+    ]
+
+
+def run(setting: Setting, num_streams: int, hows: Sequence[signal.Signals], threads: int | None = None) -> LossOutcome:
+    """Serve, stream, lose. Raises `TimeoutError` if something that is waited for does not come."""
+    with serving(setting, threads) as service:
+        return asyncio.run(_drive(service, num_streams, hows))
+
+
+async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signals]) -> LossOutcome:
+    found = LossOutcome(service.setting.name, num_streams)
+    crowd, readiness = StreamCrowd(service.address, num_streams, _MAX_TOKENS), Readiness(service.address)
+    crowd.start()
+    await crowd.wait(lambda client: client.num_complete > 0, PATIENCE)  # undisturbed: what is expected from now on
+    await crowd.stop()
+    found.before = await service.settled()
+    crowd.start()
+    for number, how in enumerate(hows):
+        began = time.perf_counter()
+        await crowd.wait(lambda client, began=began: client.after(began) > _MANY, PATIENCE)  # type: ignore[misc]
+        usual = max(client.longest_gap(began) for client in crowd.clients)
+        found.losses.append(await _lose(service, crowd, readiness, number, how, usual))
+    await crowd.wait(lambda client: client.num_complete > 1, PATIENCE)
+    await crowd.stop()
+    found.after = await service.settled(found.before["children"])
+    readiness.stop()
+    found.complete = sum(client.num_complete for client in crowd.clients)
+    found.different = sum(client.num_different for client in crowd.clients)
+    found.faults = list(crowd.faults)
+    return found
+
+
+async def _lose(
+    service: Service, crowd: StreamCrowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
+) -> Loss:
+    """Take one process away; come back when everybody has gone on and the service is whole."""
+    victim = service.victims()[number % service.setting.num_victims]
+    began = time.perf_counter()
+    victim.send_signal(how)
+    if service.setting.num_victims > 1:
+        await asyncio.to_thread(psutil.wait_procs, [victim], PATIENCE)  # a hung one is ended when it is noticed
+        noticed = time.perf_counter()
+        await crowd.wait(lambda client: client.after(noticed) > _MANY, PATIENCE)
+        gone_on = max(client.longest_gap(began) for client in crowd.clients)
+        await service.whole()
+        return Loss(how.name, usual, None, None, None, gone_on, None)
+    streams = {client: client.stream for client in crowd.clients if client.stream is not None}
+    unready = await readiness.wait(False, began, PATIENCE)
+    ready = await readiness.wait(True, unready, PATIENCE)
+    await crowd.wait(lambda client: client.after(ready) > 0, PATIENCE)
+    # One whose last words were under way has nothing to be told, however late it reads them.
+    held = [client for client, stream in streams.items() if client.stream_after(ready) == stream]
+    told = [next((each for each in client.resumed if each > began), None) for client in held if client.is_told]
+    last = max((client.next_after(ready) for client in held), default=ready)
+    return Loss(
+        how.name,
+        usual,
+        max((each for each in told if each is not None), default=began) - began if None not in told else None,
+        unready - began,
+        ready - began,
+        last - began,
+        last - ready,
+    )
+
+
+class Service:
+    """A running `bridle serve`, and the processes behind it."""
+
+    def __init__(self, setting: Setting, process: psutil.Process, port: int) -> None:
+        self.setting = setting
+        self.address = ("127.0.0.1", port)
+        self._process = process
+        self._num_blocks = self._metrics()["bridle_engine_blocks"]
+
+    def victims(self) -> list[psutil.Process]:
+        """What may be killed now, the oldest first."""
+        found = []
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if self.setting.victims in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return sorted(found, key=lambda child: child.create_time())
+
+    async def whole(self) -> None:
+        """Until every replica is back."""
+        async with asyncio.timeout(PATIENCE):
+            while (await asyncio.to_thread(self._metrics))["bridle_engine_blocks"] < self._num_blocks:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    async def settled(self, num_children: float = 0) -> dict[str, float]:
+        """The server's state once nothing runs any more and everything is there: `num_children` processes at least,
+        since one that stands by is started seconds after the others."""
+        await self.whole()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                metrics = await asyncio.to_thread(self._metrics)
+                is_idle = metrics["bridle_http_in_flight"] == metrics["bridle_engine_running"] == 0
+                is_free = metrics["bridle_engine_free_blocks"] == metrics["bridle_engine_blocks"]
+                if is_idle and is_free and len(self._process.children(recursive=True)) >= num_children:
+                    break
+                await asyncio.sleep(0.1)
+        return {
+            "blocks_in_use": metrics["bridle_engine_blocks"] - metrics["bridle_engine_free_blocks"],
+            "memory_mib": self._process.memory_info().rss / 2**20,
+            "descriptors": self._process.num_fds(),
+            "threads": self._process.num_threads(),
+            "children": len(self._process.children(recursive=True)),
+        }
+
+    def _metrics(self) -> dict[str, float]:
+        return {name.partition("{")[0]: value for name, value in read_metrics(*self.address)}
+
+
+@contextlib.contextmanager
+def serving(setting: Setting, threads: int | None = None) -> Iterator[Service]:
+    """`bridle serve` with the demo model, in a process of its own."""
+    command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--control", "off"]
+    command += [*setting.arguments, *(("--num-threads", str(threads)) if threads else ())]
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603
+        try:
+            yield Service(setting, psutil.Process(process.pid), announced_port(process, log))
+        except BaseException:
+            lines = log.read_text().splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if '"event": "request"' not in line)[-8000:])
+            raise
+        finally:
+            end_process(process)
+
+
+def _print(found: LossOutcome, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{found.setting}, {found.streams} streams, {len(found.losses)} losses; seconds after the loss")
+    for heading in (
+        "",
+        "losses",
+        "pause before",
+        "told",
+        "not ready",
+        "ready",
+        "last stream goes on",
+        "after readiness",
+    ):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for how in sorted({loss.how for loss in found.losses}):
+        losses = [loss for loss in found.losses if loss.how == how]
+        columns = ("usual", "told", "unready", "ready", "gone_on", "after_ready")
+        table.add_row(how, str(len(losses)), *(_range([getattr(loss, name) for loss in losses]) for name in columns))
+    console.print(table)
+    console.print(
+        f"{found.complete} texts, {found.different} other than undisturbed, {len(found.faults)} broken; "
+        f"before {found.before}, after {found.after}"
+    )
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = sorted(value for value in values if value is not None)
+    return f"{known[len(known) // 2]:.2f} ({known[0]:.2f} to {known[-1]:.2f})" if known else "-"

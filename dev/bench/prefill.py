@@ -1,0 +1,183 @@
+"""How soon a short prompt has its first token next to a long one, and what that costs in throughput.
+
+Two engines over the same model take turns with the same loads: one shares each step's prompt budget between prompts,
+the other gives it to the oldest prompt whole. Steps and tokens are counted, so they are exact on any machine. Times are
+processor times, which other work on the machine disturbs less than the clock, and the least of the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.request import Request
+from bridle.engine.scheduling.prefill_sharing import PromptShares
+from bridle.outputs import TokenEvent
+from bridle.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.engine import Engine
+
+POLICIES = ("oldest first", "shared")
+_CAPACITY = 1 << 15  # tokens of KV
+_LONG, _SHORT = 4_000, 20  # tokens of a prompt
+_LOAD_SECONDS = 2.0  # of a model
+#: Of the mixed load: shortest and longest prompt, and tokens of output. Every fourth request is of the first kind.
+_KINDS = ((1_000, 2_000, 4), (16, 64, 24), (100, 400, 8), (16, 64, 24))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes after so many steps."""
+
+    step: int
+    request: Request
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One run of a load: its steps, computed tokens and processor seconds, and those of the last request that came,
+    from its arrival to its first token."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    first_steps: int = 0
+    first_seconds: float = 0.0
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Run both loads at both policies in turns, and print what became of them."""
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        for name in _sizes(settings):
+            checkpoint = make_checkpoint(name, Path(folder))
+            with phases.part(name):
+                figures += _measure_model(checkpoint, settings)
+            _print(console, [figure for figure in figures if figure["model"] == name])
+    return {"figures": figures}
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each model takes."""
+    found = {}
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        num_tokens = num_new = 0
+        for arrivals in _loads(settings, checkpoint.vocab_size).values():
+            num_tokens += sum(len(each.request.prompt) for each in arrivals)
+            num_new += sum(each.request.sampling.max_tokens or 0 for each in arrivals)
+        num_runs = _num_rounds(settings) * len(POLICIES)
+        found[checkpoint.name] = limits.python(_LOAD_SECONDS) + num_runs * limits.seconds(
+            checkpoint, num_tokens, num_new
+        )
+    return found
+
+
+def _sizes(settings: BenchSettings) -> tuple[str, ...]:
+    return settings.model_sizes or ("20m",)
+
+
+def _num_rounds(settings: BenchSettings) -> int:
+    return 2 if settings.quick else 5
+
+
+def _loads(settings: BenchSettings, vocab_size: int) -> dict[str, list[Arrival]]:
+    rng = random.Random(0)
+
+    def arrival(step: int, length: int, num_new: int) -> Arrival:
+        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        prompt = tuple(rng.randrange(3, vocab_size) for _ in range(length))
+        return Arrival(step, Request(str(rng.random()), prompt, sampling, detokenize=False))
+
+    long = _LONG // 4 if settings.quick else _LONG
+    mixed = []
+    for number in range(12 if settings.quick else 32):
+        shortest, longest, num_new = _KINDS[number % len(_KINDS)]
+        mixed.append(arrival(2 * number, rng.randint(shortest, longest), num_new))
+    return {"short next to long": [arrival(0, long, 1), arrival(2, _SHORT, 1)], "mixed": mixed}
+
+
+def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings) -> list[dict[str, Any]]:
+    from bridle.engine import Engine
+    from bridle.model import load_executor
+
+    config = ModelConfig(
+        str(checkpoint.path), num_threads=settings.threads, kv_memory=_CAPACITY * checkpoint.token_bytes
+    )
+    engine = Engine(load_executor(config), EngineConfig(enable_prefix_caching=False))
+    figures = []
+    try:
+        for load, arrivals in _loads(settings, checkpoint.vocab_size).items():
+            rounds: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
+            for number in range(_num_rounds(settings)):
+                for policy in POLICIES if number % 2 else POLICIES[::-1]:
+                    choose(engine, policy)
+                    rounds[policy].append(run_load(engine, arrivals))
+            for policy, outcomes in rounds.items():
+                figures.append({"model": checkpoint.name, "load": load, "policy": policy, **asdict(best(outcomes))})
+    finally:
+        engine.close()
+    return figures
+
+
+class _OldestFirst(PromptShares):
+    """Keeps nothing for short prompts, and lets no prompt wait for the beginning of another."""
+
+    def split(self, budget: int, begun: object, order: object) -> dict[int, int]:
+        return {}
+
+    def provider(self, seq: object) -> None:
+        return None
+
+
+def choose(engine: Engine, policy: str) -> None:
+    """Let an engine with nothing to do share the budget from now on, or give it to the oldest prompt."""
+    scheduler = engine._scheduler
+    scheduler._prompt_shares = (PromptShares if policy == "shared" else _OldestFirst)(scheduler.blocks)
+
+
+def run_load(engine: Engine, arrivals: Sequence[Arrival]) -> Outcome:
+    """Run a load to its end."""
+    outcome, left, last = Outcome(), list(arrivals), arrivals[-1]
+    num_computed, began, came = engine.statistics().num_computed_tokens, time.process_time(), 0.0
+    while left or engine.has_work:
+        while left and left[0].step <= outcome.steps:
+            came = time.process_time()
+            engine.add(left.pop(0).request)
+        events = engine.step()
+        outcome.steps += 1
+        is_first = any(isinstance(event, TokenEvent) and event.request_id == last.request.id for event in events)
+        if is_first and not outcome.first_steps:
+            outcome.first_steps, outcome.first_seconds = outcome.steps - last.step, time.process_time() - came
+    outcome.seconds = time.process_time() - began
+    outcome.tokens = engine.statistics().num_computed_tokens - num_computed
+    return outcome
+
+
+def best(outcomes: Sequence[Outcome]) -> Outcome:
+    """The least times of runs with the same steps."""
+    first = min(outcome.first_seconds for outcome in outcomes)
+    found = min(outcomes, key=lambda outcome: outcome.seconds)
+    return Outcome(found.steps, found.tokens, found.seconds, found.first_steps, first)
+
+
+def _print(console: Console, figures: list[dict[str, Any]]) -> None:
+    for figure in figures:
+        speed = figure["tokens"] / figure["seconds"]
+        console.print(
+            f"{figure['model']}, {figure['load']}, {figure['policy']}: {figure['tokens']} tokens in {figure['steps']} "
+            f"steps, {speed:.0f} tokens/s; the last request had its first token after {figure['first_steps']} steps, "
+            f"{1e3 * figure['first_seconds']:.0f} ms",
+            soft_wrap=True,
+        )

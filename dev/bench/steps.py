@@ -1,0 +1,144 @@
+"""What a step of the engine costs: a base, and so much for each row, token and position of context.
+
+Batches of several sizes are run to their end, prompts in chunks beside decodes as they come, and the cost is fitted to
+the times of all steps, each the least of its rounds. `dev.simulation` lets virtual time pass by it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.engine import make_prompts
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.sampling import SamplingParams
+from dev.simulation.cost import SimulatedStepCost, StepSize, fit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.engine import Engine
+
+_BATCHES = (1, 4, 16, 32)
+_CAPACITY = 1 << 15  # tokens of KV
+_LOAD_SECONDS = 2.0  # of a model
+THREADS = 1
+
+Steps = list[tuple[StepSize, float]]
+
+
+class NotedExecutor:
+    """An `Executor` that remembers the size of its last plan."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.last = StepSize(0, 0, 0)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    def forward(self, plan: StepPlan) -> None:
+        self.last = StepSize.of(plan)
+        self._executor.forward(plan)
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        return self._executor.sample(batch)
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """The cost of a step for each model, and how far measured steps lie from it on average."""
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        for name in _sizes(settings):
+            checkpoint = make_checkpoint(name, Path(folder))
+            with phases.part(name):
+                steps = _steps_of(checkpoint, settings)
+            cost = fit(steps)
+            figures.append({"model": name, "steps": len(steps), **asdict(cost), "error": cost.error(steps)})
+            _print(console, name, cost, cost.error(steps))
+    return {"figures": figures}
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each model takes: prompts are read and decoded in rounds, batch after batch."""
+    num_new, num_rounds = _scale(settings)
+    found = {}
+    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+        found[checkpoint.name] = limits.python(_LOAD_SECONDS)
+        for batch in settings.batches or _BATCHES:
+            num_tokens = 4 * sum(map(len, make_prompts(batch, checkpoint.vocab_size, seed=batch))) + batch * num_new
+            found[checkpoint.name] += num_rounds * limits.seconds(checkpoint, num_tokens, num_new)
+    return found
+
+
+def _sizes(settings: BenchSettings) -> tuple[str, ...]:
+    return settings.model_sizes or ("20m",)
+
+
+def _scale(settings: BenchSettings) -> tuple[int, int]:
+    """New tokens, and rounds."""
+    return (8, 2) if settings.quick else (16, 4)
+
+
+def _steps_of(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Steps:
+    from bridle.engine import Engine
+    from bridle.model import load_executor
+
+    num_threads, (num_new, num_rounds) = settings.threads or THREADS, _scale(settings)
+    config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=_CAPACITY * checkpoint.token_bytes)
+    executor = NotedExecutor(load_executor(config))
+    engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
+    steps: Steps = []
+    try:
+        run_batch(engine, executor, make_prompts(2, checkpoint.vocab_size), 2)  # whatever is built lazily
+        for batch in settings.batches or _BATCHES:
+            prompts = [prompt * 4 for prompt in make_prompts(batch, checkpoint.vocab_size, seed=batch)]
+            rounds = [run_batch(engine, executor, prompts, num_new) for _ in range(num_rounds)]
+            steps += fastest(rounds)
+    finally:
+        engine.close()
+    return [(size, seconds / num_threads) for size, seconds in steps]
+
+
+def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequence[int]], num_new: int) -> Steps:
+    """Run prompts together; gives the size and the seconds of each step."""
+    sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), tuple(prompt), sampling, detokenize=False))
+    steps: Steps = []
+    while engine.has_work:
+        began = time.process_time()
+        engine.step()
+        steps.append((executor.last, time.process_time() - began))
+    return steps
+
+
+def fastest(rounds: Sequence[Steps]) -> Steps:
+    """The least time of each step: whatever disturbs one only adds to it. The rounds have the same steps."""
+    return [(alike[0][0], min(seconds for _, seconds in alike)) for alike in zip(*rounds, strict=True)]
+
+
+def _print(console: Console, name: str, cost: SimulatedStepCost, error: float) -> None:
+    console.print(
+        f"{name}: a step takes {1e3 * cost.base:.2f} ms, and {1e6 * cost.row:.1f} us for each row, "
+        f"{1e6 * cost.token:.1f} us for each token, {1e9 * cost.context:.1f} ns for each position of context; "
+        f"steps differ from that by {error:.0%} on average",
+        soft_wrap=True,
+    )

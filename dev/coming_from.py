@@ -1,0 +1,272 @@
+"""Writes the tables of docs/coming-from.md that are made from data.
+
+python -m dev.coming_from            says whether the page has them as they are
+python -m dev.coming_from --write    writes them
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from bridle.compat.cli_flags import FLAGS, MODEL, SERVE_MODEL, TAKEN, Flag
+from bridle.compat.request_fields import BY_NAME, FIELDS
+from bridle.compat.routes import ROUTES, Route
+from bridle.compat.schema import CompatField, System
+from bridle.http.anthropic.schemas import MessagesBody
+from bridle.http.fields import Fields
+from bridle.http.openai.embeddings import EmbeddingsBody
+from bridle.http.openai.responses.schemas import ResponsesBody
+from bridle.http.openai.schemas import ChatBody, CompletionBody
+from bridle.http.sglang.schemas import SglangBody
+from bridle.http.tgi.schemas import GenerateBody, Parameters
+from dev.compat import WORDS
+from dev.compat.samplers import SAMPLERS, CompatSampler
+
+#: What each system calls things, by version: facts to compare the tables with.
+NAMES = sorted((Path(__file__).resolve().parent / "names").glob("*.toml"))
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
+BEGIN, END = "<!-- dev.coming_from begins -->", "<!-- dev.coming_from ends -->"
+_USUAL: tuple[type[Fields], ...] = (CompletionBody, ChatBody, ResponsesBody, EmbeddingsBody)
+#: Where a system's requests go.
+BODIES: dict[System, tuple[type[Fields], ...]] = {
+    "Anthropic": (MessagesBody,),
+    "SGLang": (*_USUAL, SglangBody),
+    "TGI": (*_USUAL, GenerateBody, Parameters),
+}
+_FLAGS_HEAD = """\
+## Flags
+
+Each flag of the servers' current versions, and of vLLM's earlier ones. One that has another name here is read as that
+one by `bridle serve`; one that is absent is refused, with what the table says. `--name-*` stands for all flags that
+begin so. In Python `LLM(...)` tells the same of settings that are called so, as in `gpu_memory_utilization=`."""
+_FIELDS_HEAD = """\
+## Fields of requests
+
+A field that would change a text is never ignored: it is taken, or the request is refused with the name of what to use
+instead. What cannot change a text passes, unless [`--strict-fields`](http.md#what-requests-may-say) is set. vLLM's are
+those of its `SamplingParams`, too; in Python whatever is unknown is an error."""
+_SAMPLERS_HEAD = """\
+## Samplers
+
+What is drawn from, and what is kept out of it; [sampling.md](sampling.md) says what each does."""
+#: What libraries have in place of fields.
+_CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", "LMQL", "Ray", "Pie")
+
+
+def meaning(row: CompatField, system: System) -> str:
+    """What the page says of a field."""
+    bodies = BODIES.get(system, _USUAL)
+    if row.here == row.name or any(row.name in body.model_fields for body in bodies):
+        return f"the same; {row.why}" if row.here and row.why else "the same"
+    if row.here:
+        return f"`{row.here}`; its own name is taken, too"
+    if row.is_neutral:
+        return f"absent, and cannot change a text: {row.why}"
+    return f"absent, and refused: {row.why}"
+
+
+def paths() -> frozenset[str]:
+    """The routes that this server has."""
+    from bridle.http.app import ROUTERS
+
+    return frozenset(str(getattr(route, "path", "")) for router in ROUTERS for route in router.routes) | PROBES
+
+
+#: What the door answers, before any route.
+PROBES = frozenset({"/health", "/ping"})
+
+
+def tables() -> str:
+    """The tables, one for each system."""
+    return "\n".join([BEGIN, "", *_flags(), *_fields(), *_samplers(), *_words(), *_routes(), END])
+
+
+def flag_meaning(row: Flag) -> str:
+    """What the page says of a flag."""
+    but = f"; {row.why}" if row.why else ""
+    if row.is_same:
+        return f"the same{but}"
+    if row.here == MODEL:
+        return f"`bridle serve MODEL`; its own name is taken, too{but}"
+    if row.is_shown or row.name in TAKEN:
+        return f"`{row.here}`; its own name is taken, too{but}"
+    return f"absent, and refused: {row.why or row.here}"
+
+
+def _flags() -> Iterator[str]:
+    yield from _FLAGS_HEAD.splitlines()
+    yield ""
+    for system in get_args(System):
+        rows = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems]
+        if not rows:
+            continue
+        yield f"### Flags of {system}"
+        yield ""
+        yield from versions(system)
+        alike = sorted(row.name for row in rows if flag_meaning(row) == "the same")
+        if alike:
+            yield from _listed(alike)
+        told: dict[str, list[str]] = {}
+        for row in rows:
+            if row.name not in alike:
+                told.setdefault(flag_meaning(row), []).append(f"`{row.name}`")
+        yield from _table((", ".join(names), text) for text, names in told.items())
+
+
+def _samplers() -> Iterator[str]:
+    yield from _SAMPLERS_HEAD.splitlines()
+    yield ""
+    yield from _table(
+        (f"{sampler.name} ({', '.join(sampler.systems)})", sampler_meaning(sampler)) for sampler in SAMPLERS
+    )
+
+
+def sampler_meaning(sampler: CompatSampler) -> str:
+    """What the page says of a sampler: its fields here, or why it is not."""
+    rows = [BY_NAME[name] for name in sampler.fields]
+    here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
+    if here:
+        return ", ".join(here)
+    return "absent, and refused: " + "; ".join(dict.fromkeys(row.why for row in rows if not row.is_neutral))
+
+
+def _listed(names: Iterable[str]) -> Iterator[str]:
+    text = "The same here: " + ", ".join(f"`{name}`" for name in names) + "."
+    yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+    yield ""
+
+
+def _fields() -> Iterator[str]:
+    yield from _FIELDS_HEAD.splitlines()
+    yield ""
+    for system in get_args(System):
+        rows = [row for row in FIELDS if system in row.systems]
+        if not rows:
+            continue
+        alike = sorted({row.name for row in rows if meaning(row, system) == "the same"})
+        yield f"### Fields of {system}"
+        yield ""
+        yield from versions(system)
+        if alike:
+            yield from _listed(alike)
+        told: dict[str, list[str]] = {}
+        for row in rows:
+            if row.name not in alike:
+                told.setdefault(meaning(row, system), []).append(f"`{row.name}`")
+        yield from _table((", ".join(names), text) for text, names in told.items())
+
+
+def listed(system: System) -> dict[str, Any]:
+    """The names of a system, as they are kept: texts of words by what they name."""
+    found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
+    return next((each for each in found if each["system"] == system), {})
+
+
+def names(kept: dict[str, Any], kind: str) -> list[str]:
+    """A system's names of one kind: those of its version, then those that only earlier ones had."""
+    return [name for each in (kept, *kept.get("earlier", {}).values()) for name in each.get(kind, "").split()]
+
+
+def versions(system: System) -> Iterator[str]:
+    """Whose names the tables of a system have."""
+    kept = listed(system)
+    version = kept.get("version", "")
+    if version:
+        earlier = f", and of earlier ones back to {min(kept['earlier'], key=_numbers)}" if "earlier" in kept else ""
+        yield f"Names of version {version}{earlier}." if version[0].isdigit() else f"Names {version}."
+        yield ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def sent(system: System) -> dict[str, list[str]]:
+    """What a library's clients of servers send: the fields, by what becomes of them here."""
+    fields: dict[str, list[str]] = {}
+    bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
+    for name in names(listed(system), "sends"):
+        row = BY_NAME.get(name)
+        is_taken = any(name in body.model_fields for body in bodies)
+        if is_taken or (row is not None and row.here):
+            text = "taken"
+        elif row is None:
+            raise LookupError(f"{system} sends {name!r}, which no table has")
+        else:
+            text = f"{'ignored, and cannot change a text' if row.is_neutral else 'refused'}: {row.why}"
+        fields.setdefault(text, []).append(f"`{name}`")
+    return fields
+
+
+def _words() -> Iterator[str]:
+    yield from ("## Libraries and programs", "")
+    for system in _CALLED:
+        yield f"### Words of {system}"
+        yield ""
+        yield from versions(system)
+        yield from _table((f"`{word.name}`", word.told) for word in WORDS if word.system == system)
+        if fields := sent(system):
+            yield "What its clients of servers send:"
+            yield ""
+            yield from _table((", ".join(names), text) for text, names in fields.items())
+
+
+def route_meaning(route: Route) -> str:
+    """What the page says of a route."""
+    if route.why:
+        return f"absent: {route.why}"
+    return f"the same, {route.but}" if route.but else "the same"
+
+
+def _routes() -> Iterator[str]:
+    yield "## Routes"
+    yield ""
+    systems: dict[tuple[str, str], list[str]] = {}
+    for route in ROUTES:
+        systems.setdefault((route.path, route_meaning(route)), []).extend(route.systems)
+    told: dict[str, list[str]] = {}
+    for (path, text), having in systems.items():
+        told.setdefault(text, []).append(f"`{path}` ({', '.join(having)})")
+    yield from _table((", ".join(paths), text) for text, paths in told.items())
+
+
+def _linked(text: str) -> str:
+    """A reason with its flags as code and its pages as links; what is code already stays."""
+    parts = text.split("`")
+    for place in range(0, len(parts), 2):
+        parts[place] = re.sub(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", r"`\1`", parts[place])
+        parts[place] = re.sub(r"docs/([a-z-]+\.md)", r"[\1](\1)", parts[place])
+    return "`".join(parts)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    lines = [f"| {there} | {_linked(here)} |" for there, here in rows]
+    if lines:
+        yield from ("| There | Here |", "| --- | --- |", *lines, "")
+
+
+def written(page: str) -> str:
+    """The page with the tables in their place."""
+    before, _, rest = page.partition(BEGIN)
+    return before + tables() + rest.partition(END)[2]
+
+
+def main() -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    new = written(page)
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        print("docs/coming-from.md is not up to date: python -m dev.coming_from --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""What guidance, outlines, LMQL and Ray's language models call things that are called rather than asked, and what that
+is here: functions, keywords, classes, and fields of settings."""
+
+from __future__ import annotations
+
+from bridle.compat.schema import LibrarySymbol, System
+from bridle.compat.vendor_fields import TEXT
+from dev.compat.programs import MEDIA
+
+_PYTHON = "Python's own: a program goes on with the output's text"
+_OVER_LMTP = "unchanged over LMTP"
+_SERVE = "Serve's own, in the same file"
+
+
+def words(system: System, names: str, why: str = "", **here: str) -> LibrarySymbol:
+    """A row whose names, and names here, are words of one text."""
+    return LibrarySymbol(
+        system, ", ".join(names.split()), why=why, **{kind: tuple(each.split()) for kind, each in here.items()}
+    )
+
+
+GUIDANCE: tuple[LibrarySymbol, ...] = (
+    LibrarySymbol("guidance", "gen(regex=)", ("regex",)),
+    LibrarySymbol("guidance", "gen(max_tokens=)", ("max_tokens",)),
+    LibrarySymbol("guidance", "gen(stop=)", ("stop",)),
+    LibrarySymbol("guidance", "gen(stop_regex=)", ("stopping_criteria",), why="or a regex that ends so"),
+    LibrarySymbol("guidance", "gen(temperature=), gen(top_p=), gen(n=)", ("temperature", "top_p", "n")),
+    LibrarySymbol("guidance", "gen(suffix=)", ("constraint",), why="`Concat` of what is drawn and what follows"),
+    LibrarySymbol(
+        "guidance", "gen(tools=), gen(tool_choice=), gen(hide_tool_call=), Tool", (), ("chat",), why="`tools=`"
+    ),
+    LibrarySymbol(
+        "guidance", "gen(name=), capture", (), ("session",), why="the output's text; a script stores variables"
+    ),
+    LibrarySymbol("guidance", "gen(list_append=), gen(save_stop_text=), block", why=_PYTHON),
+    LibrarySymbol("guidance", "gen, library", (), ("generate", "stream")),
+    LibrarySymbol("guidance", "models, models.Model", exports=("LLM",)),
+    words("guidance", "models.Transformers models.LlamaCpp", "or a hub id", exports="LLM"),
+    words(
+        "guidance",
+        "models.OpenAI models.experimental.VLLMModel models.experimental.SglangModel models.experimental.LiteLLM",
+        "`bridle serve` answers these clients; they refuse a second `+=` within an assistant's turn themselves, "
+        "whatever the server: write one, as in `lm += 'Answer: ' + gen()`",
+        exports="LLM",
+    ),
+    words("guidance", "models.OnnxRuntimeGenAI", "the engine is bridle's"),
+    words("guidance", "models.create_azure_openai_model models.create_azure_aifoundry_model", "services of others"),
+    LibrarySymbol("guidance", "models.Mock", exports=("testing",), why="a scripted model"),
+    LibrarySymbol("guidance", "select", ("choice",)),
+    LibrarySymbol("guidance", "json", ("json_schema",), ("parse",)),
+    LibrarySymbol("guidance", "regex", ("regex",)),
+    LibrarySymbol("guidance", "lark", ("grammar",), exports=("Lark",)),
+    LibrarySymbol("guidance", "gbnf_to_lark", ("grammar",), exports=("Gbnf",), why="taken as it is"),
+    LibrarySymbol("guidance", "substring", ("constraint",), exports=("Substring",)),
+    LibrarySymbol(
+        "guidance", "string, sequence", ("constraint",), exports=("Concat",), why="and what is written `string + gen`"
+    ),
+    LibrarySymbol(
+        "guidance", "optional, zero_or_more, one_or_more, at_most_n_repeats, exactly_n_repeats", ("regex", "grammar")
+    ),
+    LibrarySymbol("guidance", "token_limit", ("max_tokens",), exports=("Branch",), why="of a part: a controller"),
+    LibrarySymbol(
+        "guidance", "with_temperature", ("temperature",), exports=("Branch.sampling",), why="of a part: a controller"
+    ),
+    LibrarySymbol(
+        "guidance", "special_token", exports=("Decision.splice",), why="forced by its id; templates write their own"
+    ),
+    LibrarySymbol("guidance", "guidance", ("controller",), why="functions of it that decide as they go"),
+    LibrarySymbol("guidance", "role, system, user, assistant", (), ("chat", "session")),
+    LibrarySymbol("guidance", "image", (), ("chat",), why="pictures are parts of messages: `docs/pictures.md`"),
+    LibrarySymbol("guidance", "audio, video", (), ("chat",), why=MEDIA),
+    LibrarySymbol("guidance", "gen_audio, gen_image, gen_video", why=TEXT),
+)
+
+OUTLINES: tuple[LibrarySymbol, ...] = (
+    LibrarySymbol("outlines", "Generator, SteerableModel, BlackBoxModel, Model.__call__", (), ("parse",)),
+    LibrarySymbol("outlines", "types.Choice, types.either", ("choice",), ("parse",), why="`Literal` and `Enum`, too"),
+    LibrarySymbol("outlines", "regex, types.Regex", ("regex",), exports=("Regex",)),
+    LibrarySymbol("outlines", "cfg, types.CFG", ("grammar",), exports=("Lark",)),
+    LibrarySymbol("outlines", "json_schema, types.JsonSchema", ("json_schema",), exports=("JsonSchema",)),
+    LibrarySymbol(
+        "outlines",
+        "types.at_least, types.at_most, types.between, types.exactly, types.optional, types.zero_or_more, "
+        "types.one_or_more",
+        ("regex", "constraint"),
+        exports=("Concat",),
+    ),
+    LibrarySymbol(
+        "outlines",
+        "types.boolean, types.integer, types.number, types.string, types.date, types.time, types.datetime, "
+        "types.email, types.ipv4, types.ipv6, types.uuid4",
+        ("json_schema",),
+        ("parse",),
+        why="types, and formats of a schema",
+    ),
+    LibrarySymbol(
+        "outlines",
+        "types.airports, types.bic, types.char, types.countries, types.credit_card, types.digit, types.e164, "
+        "types.hex_color, types.hex_str, types.iban, types.isbn, types.latitude, types.locale, types.longitude, "
+        "types.mac_address, types.newline, types.paragraph, types.semver, types.sentence, types.slug, types.whitespace",
+        ("regex",),
+        why="their pattern",
+    ),
+    LibrarySymbol("outlines", "Model.stream", (), ("stream", "parse_stream")),
+    LibrarySymbol("outlines", "Model.batch", (), ("generate", "parse")),
+    words("outlines", "from_transformers from_llamacpp from_vllm_offline from_mlxlm", "or a hub id", exports="LLM"),
+    words(
+        "outlines",
+        "from_vllm from_sglang from_tgi from_openai from_anthropic from_lmstudio from_ollama",
+        "`bridle serve` answers the clients of vLLM, SGLang, TGI, OpenAI and Anthropic",
+        exports="LLM",
+    ),
+    words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),
+    words("outlines", "Image Vision", "pictures are parts of messages: `docs/pictures.md`", members="chat"),
+    words("outlines", "Audio Video", MEDIA, members="chat"),
+    words("outlines", "Template", "Python's own, or Jinja's"),
+    words("outlines", "Application", "a function of your own around `LLM.parse`"),
+    words("outlines", "get_cache clear_cache disable_cache", "what is compiled is kept in memory, within bounds"),
+)
+
+LMQL: tuple[LibrarySymbol, ...] = (
+    LibrarySymbol("LMQL", "argmax, sample", ("temperature", "max_tokens"), why=_OVER_LMTP),
+    words(
+        "LMQL", "beam_search beam_sample beam_var best_k var", "LMQL does them itself, over LMTP", members="beam_search"
+    ),
+    LibrarySymbol("LMQL", "REGEX, STARTS_WITH, ESCAPED", ("regex",), why=_OVER_LMTP),
+    LibrarySymbol("LMQL", "INT, SENTENCES, WORDS, TOKENS, len", ("regex", "max_tokens"), why=_OVER_LMTP),
+    LibrarySymbol("LMQL", "STOPS_AT, STOPS_BEFORE", ("stop",), why=_OVER_LMTP),
+    words("LMQL", "ERASE", "a splice takes tokens back", exports="Splice"),
+    words("LMQL", "lmql.score lmql.score_sync", members="score"),
+    words("LMQL", "lmql.generate lmql.generate_sync", members="generate"),
+    LibrarySymbol(
+        "LMQL", "lmql.model, lmql.LLM", exports=("LLM",), why="`lmql.model(endpoint=)` of `bridle serve` works, too"
+    ),
+    words("LMQL", "lmql.serve", "`bridle serve-model` speaks LMTP"),
+    words(
+        "LMQL", "lmql.query lmql.F lmql.run lmql.run_sync lmql.run_file lmql.query_from_string", "LMQL's own language"
+    ),
+)
+
+RAY: tuple[LibrarySymbol, ...] = (
+    LibrarySymbol(
+        "Ray", "LLMConfig, ModelLoadingConfig", settings=("model", "name"), why="entries of the file of settings"
+    ),
+    LibrarySymbol("Ray", "model_loading_config, model_id, model_source", settings=("model", "name")),
+    LibrarySymbol("Ray", "tokenizer_source", settings=("model_options",), why="`tokenizer` in it"),
+    LibrarySymbol("Ray", "engine_kwargs", settings=("model_options", "engine_options")),
+    LibrarySymbol(
+        "Ray", "engine_kwargs.tensor_parallel_size, engine_kwargs.pipeline_parallel_size", settings=("shards",)
+    ),
+    LibrarySymbol("Ray", "engine_kwargs.data_parallel_size", settings=("min_engines", "max_engines")),
+    LibrarySymbol("Ray", "engine_kwargs.max_model_len", settings=("model_options",), why="`max_model_len` in it"),
+    words("Ray", "engine_kwargs.trust_remote_code", "code of a checkpoint is never run"),
+    LibrarySymbol(
+        "Ray", "LoraConfig, lora_config, dynamic_lora_loading_path", settings=("adapters",), why="named at the start"
+    ),
+    LibrarySymbol("Ray", "max_num_adapters_per_replica", settings=("engine_options",), why="`adapter_memory` in it"),
+    LibrarySymbol("Ray", "deployment_config", settings=("fronts", "max_requests", "drain")),
+    LibrarySymbol("Ray", "autoscaling_config.min_replicas", settings=("min_engines",)),
+    LibrarySymbol("Ray", "autoscaling_config.max_replicas", settings=("max_engines",)),
+    LibrarySymbol("Ray", "autoscaling_config.initial_replicas", settings=("initial_engines",)),
+    LibrarySymbol("Ray", "autoscaling_config.upscale_delay_s", settings=("upscale_delay",)),
+    LibrarySymbol(
+        "Ray",
+        "autoscaling_config.downscale_delay_s, autoscaling_config.downscale_to_zero_delay_s",
+        settings=("downscale_delay",),
+        why="the last engine stays",
+    ),
+    LibrarySymbol(
+        "Ray", "autoscaling_config.target_ongoing_requests", settings=("target_queued_tokens", "target_busy")
+    ),
+    LibrarySymbol(
+        "Ray", "accelerator_type, accelerator_config, placement_group_config", settings=("num_cpus", "num_gpus")
+    ),
+    LibrarySymbol("Ray", "LLMServingArgs, llm_configs", settings=("model",), why="one application for each model"),
+    LibrarySymbol(
+        "Ray",
+        "build_openai_app, build_llm_deployment, LLMServer",
+        why="a file of Serve names `bridle.launch.ray.app`: docs/ray.md",
+    ),
+    words(
+        "Ray",
+        "ingress_cls_config ingress_deployment_config",
+        "the server in front is bridle's",
+        settings="fronts front_cpus",
+    ),
+    LibrarySymbol(
+        "Ray",
+        "PrefixCacheAffinityRouter, KVAwareRouter",
+        why="requests always go where their prefix is held: docs/ray.md",
+    ),
+    words("Ray", "build_pd_openai_app", "prompts and decodes share each batch"),
+    words("Ray", "build_dp_deployment build_dp_openai_app", settings="min_engines max_engines"),
+    words("Ray", "CloudMirrorConfig bucket_uri extra_files", "every machine has the folder, or asks the hub"),
+    words("Ray", "runtime_env", _SERVE),
+    words("Ray", "log_engine_metrics", "metrics are always there, at /metrics"),
+    words("Ray", "llm_engine server_cls", "the engine is bridle's"),
+    words("Ray", "download_timeout_s max_download_tries", "every machine has the folder, or asks the hub"),
+    words("Ray", "experimental_configs callback_config", "there are none"),
+)
+
+LIBRARIES: tuple[LibrarySymbol, ...] = (*GUIDANCE, *OUTLINES, *LMQL, *RAY)

@@ -1,0 +1,31 @@
+"""Hundreds of replicas and a million requests in virtual time: the real routing, over real or modelled engines.
+
+    outcome = simulate(Scenario(Workload(num_requests=10_000, rate=50.0), num_replicas=25, cost=cost))
+
+Clients, admission, fairness, `ReplicaSet` and the router are those of a server. Only what takes time or memory is
+played: the network, the device, and with `core="quick"` the engine. Nothing reads a clock or sleeps, and everything
+follows from the seed.
+"""
+
+from __future__ import annotations
+
+from dev.simulation.cost import SimulatedStepCost, StepSize, fit
+from dev.simulation.outcome import Outcome
+from dev.simulation.policies import POLICIES
+from dev.simulation.replica import Timing
+from dev.simulation.scenario import Scenario, Simulation, simulate
+from dev.simulation.workload import Lengths, Workload
+
+__all__ = [
+    "POLICIES",
+    "Lengths",
+    "Outcome",
+    "Scenario",
+    "Simulation",
+    "SimulatedStepCost",
+    "StepSize",
+    "Timing",
+    "Workload",
+    "fit",
+    "simulate",
+]

@@ -1,0 +1,142 @@
+"""A replica as its router sees it, in virtual time: messages take a while each way, and now and then it is lost.
+
+Plays the part of `ReplicaLink` and of the process at its other end. A lost replica takes what it was doing with it; the
+router hears of that a moment after a crash, or after the silence that means a hang, and a new life begins when the
+process has been started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridle.config import EngineConfig
+from bridle.distributed.replica_link import LinkOwner
+from bridle.distributed.replica_messages import PROTOCOL, CancelRequest, Events, Handshake, Submit, ToReplica, WireEvent
+from dev.simulation.core import Core, CoreWork
+from dev.simulation.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds: a message's way, until a crash is noticed, until a hang is, until a lost replica is ready again."""
+
+    way: float = 0.000_5
+    crash_noticed: float = 0.01
+    hang_noticed: float = 1.0
+    restart: float = 30.0
+
+
+class SimulatedReplica:
+    """A `ReplicaConnection`, and what is behind it. `make_core` begins a life; `on_news(number, events)` is called
+    after the router was told of events, `on_loss(number)` after it was told of a loss."""
+
+    def __init__(
+        self,
+        number: int,
+        owner: LinkOwner,
+        timeline: Timeline,
+        timing: Timing,
+        make_core: Callable[[], Core],
+        on_news: Callable[[list[WireEvent]], None],
+        on_loss: Callable[[int], None],
+    ) -> None:
+        self.number = number
+        self.num_lives = 0
+        self.is_up = False
+        self._owner = owner
+        self._timeline = timeline
+        self._timing = timing
+        self._make_core = make_core
+        self._on_news = on_news
+        self._on_loss = on_loss
+        self.core = make_core()
+        self._inbox: list[Submit | CancelRequest] = []
+        self._stretch: int | None = None  # number of the stretch of work under way
+        self._num_stretches = 0
+        self._past = CoreWork()
+
+    # -- for the router --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a life, and tell the router."""
+        if self.num_lives:
+            self.core = self._make_core()
+        self.num_lives += 1
+        self.is_up = True
+        config = EngineConfig()
+        hello = Handshake(PROTOCOL, 1 + self.number, self.core.info, config.max_forks, config.max_waiting)
+        self._owner.note_up(self.number, hello)
+
+    def send(self, message: ToReplica) -> None:
+        assert isinstance(message, Submit | CancelRequest), "simulated replicas have no adapters"
+        self._timeline.after(self._timing.way, self._receive, self.num_lives, message)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    # -- for the simulation ----------------------------------------------------------------------------------
+
+    @property
+    def work(self) -> CoreWork:
+        """What was done in all lives."""
+        return _sum(self._past, self.core.work) if self.is_up else self._past
+
+    def lose(self, is_hung: bool) -> None:
+        """The process ends here and now, or stops; it is started again."""
+        if not self.is_up:
+            return
+        self._tell(self.core.leave(self._timeline.now))
+        self._past = _sum(self._past, self.core.work)
+        self.is_up, self._stretch = False, None
+        self._inbox.clear()
+        noticed = self._timing.hang_noticed if is_hung else self._timing.crash_noticed
+        self._timeline.after(noticed, self._note_lost, "no sign of life" if is_hung else "the connection ended")
+        self._timeline.after(noticed + self._timing.restart, self.start)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _note_lost(self, reason: str) -> None:
+        self._owner.on_disconnect(self.number, reason)
+        self._on_loss(self.number)
+
+    def _receive(self, life: int, message: Submit | CancelRequest) -> None:
+        if not self.is_up or life != self.num_lives:
+            return  # it came to a socket that nobody reads any more
+        self._inbox.append(message)
+        if self._stretch is None:
+            self._work()
+        elif (end := self.core.shorten(self._timeline.now)) is not None:
+            self._plan_end(end)
+
+    def _work(self) -> None:
+        """The next stretch, with what has come in before it."""
+        if self._inbox:
+            self.core.take(self._inbox)
+            self._inbox = []
+        self._stretch = None
+        if (end := self.core.begin(self._timeline.now)) is not None:
+            self._plan_end(end)
+
+    def _plan_end(self, end: float) -> None:
+        self._num_stretches += 1
+        self._stretch = self._num_stretches
+        self._timeline.at(end, self._finish, self._stretch)
+
+    def _finish(self, stretch: int) -> None:
+        if stretch != self._stretch:
+            return  # it was shortened, or the replica is lost
+        self._tell(self.core.finish())
+        self._work()
+
+    def _tell(self, events: list[WireEvent]) -> None:
+        if events:
+            self._timeline.after(self._timing.way, self._deliver, events)
+
+    def _deliver(self, events: list[WireEvent]) -> None:
+        self._owner.note_events(self.number, Events(events))
+        self._on_news(events)
+
+
+def _sum(one: CoreWork, other: CoreWork) -> CoreWork:
+    return CoreWork(*(getattr(one, name) + getattr(other, name) for name in CoreWork.__slots__))

@@ -1,0 +1,21 @@
+"""Blocks of arbitrary bytes with scales that are numbers: what any file may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bridle.cpu_kernels.ggml import TYPES
+
+#: Where each type keeps half-precision scales within a block.
+_SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def random_blocks(name: str, num_outputs: int, num_inputs: int, seed: int) -> np.ndarray:
+    """[out, bytes per row]; weights of about the size of real ones."""
+    kind = TYPES[name]
+    rng = np.random.default_rng(seed)
+    parts = rng.integers(0, 256, (num_outputs, num_inputs // kind.inputs, kind.num_bytes), dtype=np.uint8)
+    for begin in _SCALES[name]:
+        scales = rng.uniform(-1e-3, 1e-3, parts.shape[:2]).astype(np.float16)
+        parts[..., begin : begin + 2] = scales[..., None].view(np.uint8)
+    return parts.reshape(num_outputs, -1)

@@ -1,0 +1,37 @@
+"""The way of a chat through the package stays short."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from tests.sources import ROOT
+
+#: Text files in messages and the sharing of prefill between prompts are part of the way of each chat.
+MAX_FILES, MAX_FUNCTIONS = 49, 280
+NUM_TRIES = 3
+
+
+def listing() -> dict[str, int]:
+    """How many functions of each file a chat passes. The tracer watches all threads: it has a process of its own."""
+    command = [sys.executable, "-m", "dev.path_tracer", "chat"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
+    return {name: int(number) for name, number in re.findall(r"^(bridle/\S+) \((\d+)\)$", told, re.M)}
+
+
+def test_a_chat_passes_few_files_and_functions() -> None:
+    """A busy machine may lead a request through what is for slow readers: the shortest of a few ways counts."""
+    ways = []
+    for _ in range(NUM_TRIES):
+        ways.append(listing())
+        if len(ways[-1]) <= MAX_FILES and sum(ways[-1].values()) <= MAX_FUNCTIONS:
+            break
+    shortest = min(ways, key=lambda way: (len(way), sum(way.values())))
+    assert {
+        "bridle/engine/engine.py",
+        "bridle/http/openai/chat.py",
+        "bridle/serving/lifecycle/request_lifecycle.py",
+    } <= shortest.keys()
+    assert len(shortest) <= MAX_FILES, sorted(shortest)
+    assert sum(shortest.values()) <= MAX_FUNCTIONS, shortest

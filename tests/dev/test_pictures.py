@@ -1,0 +1,20 @@
+"""Pictures are drawn from what ran: each kind of token that the legend names is in them."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from bridle import LLM
+from dev.pictures.steered_stream import COLORS, draw, record
+
+
+def test_the_steered_stream_shows_every_kind_of_token() -> None:
+    with LLM("demo") as llm:
+        lanes = record(llm)
+    assert len(lanes) == 2 and lanes[1].parent == 0
+    assert {token.kind for lane in lanes for token in lane.tokens} == set(COLORS)
+    texts = ["".join(token.text for token in lane.tokens if token.kind not in ("prompt", "rewound")) for lane in lanes]
+    assert all(text.startswith('{"name": "') and text.endswith('"}') for text in texts)
+    root = ElementTree.fromstring(draw(lanes))
+    shown = ["".join(each.itertext()) for each in root.iter() if "token" in each.get("class", "")]
+    assert len(shown) == sum(len(lane.tokens) for lane in lanes)

@@ -1,0 +1,14 @@
+"""Who shares a machine with other tests shares its worst moments: silence means nothing, unless a test is about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle.distributed import group, replica_link
+from tests.waiting import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _silence_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "_SILENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr(replica_link, "_SILENCE_SECONDS", PATIENCE)

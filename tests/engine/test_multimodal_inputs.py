@@ -1,0 +1,353 @@
+"""Pictures in prompts, as the engine sees them: who computes what and when is unchanged by them, except that nobody
+computes a picture before it is encoded, and that no cache takes one for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.config import EngineConfig
+from bridle.engine.control.decision import Decision
+from bridle.engine.engine import Engine
+from bridle.engine.multimodal.multimodal_inputs import (
+    MediaArray,
+    MultiModalItem,
+    PlaceholderRange,
+    align_to_item,
+    marks,
+)
+from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import StepPlan
+from bridle.errors import BridleError, InvalidRequest, MediaRefused, ShardUnavailable, UnsupportedFeature
+from bridle.outputs import FinishReason
+from tests.engine.programs import VOCAB
+from tests.engine.support import Lab, Replay, make_request, more
+from tests.engine.test_properties import random_request
+from tests.fakes.controller_runtime import FakeController, View
+
+SEED = st.integers(0, 1 << 40)
+PAD = 3
+
+
+def make_medium(name: str, num_rows: int = 5) -> MultiModalItem:
+    array = MediaArray("pixel_values", "float32", (1,), name.encode().ljust(4))
+    return MultiModalItem(name.encode().ljust(16), (array,), num_rows)
+
+
+class FakeMediaStore:
+    """Encodes a picture in some steps, and has room for a few; with `random` None everything is there at once."""
+
+    def __init__(self, random: Random | None = None, room: int = 2) -> None:
+        self.random = random
+        self.room = room
+        self.users: dict[bytes, int] = {}
+        self.ready: list[bytes] = []
+        self.pinned: set[bytes] = set()
+        self.failures: dict[bytes, BridleError] = {}
+        self.refused: set[bytes] = set()
+        self.num_encoded = 0
+        self.is_closed = False
+
+    def check(self, media: Sequence[MultiModalItem]) -> None:
+        for medium in media:
+            if medium.key in self.refused:
+                raise MediaRefused("no")
+
+    def open(self, medium: MultiModalItem) -> None:
+        self.users[medium.key] = self.users.get(medium.key, 0) + 1
+
+    def leave(self, key: bytes) -> None:
+        self.users[key] -= 1
+        if not self.users[key]:
+            del self.users[key]
+
+    def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
+        assert len(set(keys)) == len(keys)
+        assert set(keys) <= set(self.users)
+        missing = [key for key in keys if key not in self.ready]
+        if self.random is None:
+            self.ready += missing
+            self.num_encoded += len(missing)
+        elif missing and self.random.random() < 0.5:
+            others = [key for key in self.ready if key not in keys or keys.index(key) > keys.index(missing[0])]
+            if len(self.ready) >= self.room and others:
+                self.ready.remove(others[0])
+            if len(self.ready) < self.room:
+                self.ready.append(missing[0])
+                self.num_encoded += 1
+        self.pinned = {key for key in keys if key in self.ready}
+        return set(self.pinned)
+
+    def take_failures(self) -> dict[bytes, BridleError]:
+        failures, self.failures = self.failures, {}
+        return failures
+
+    def counts(self) -> dict[str, int]:
+        return {"num_media_encoded": self.num_encoded}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class MediaLab(Lab):
+    """A lab whose engine has a store, and whose plans are checked against it."""
+
+    def __init__(self, store: FakeMediaStore | None, **options: object) -> None:
+        self.store = store
+        self.runs: dict[int, tuple[PlaceholderRange, ...]] = {}
+        super().__init__(on_forward=self.check_plan, **options)
+
+    def make_one(self, config: EngineConfig) -> Engine:
+        return Engine(self.executor, config, pools=self.pools, media=self.store, clock=self.clock)
+
+    def check_plan(self, plan: StepPlan) -> None:
+        for fork in plan.forks:
+            self.runs[fork.child] = self.runs.get(fork.parent, ())
+        for row in plan.rows:
+            kept = tuple(run for run in self.runs.get(row.seq_id, ()) if run.end <= row.num_kept)
+            runs = self.runs[row.seq_id] = kept + row.runs
+            end = row.start + row.num_scheduled
+            seen = {run.key for run in runs if run.position < end and run.end > row.start}
+            assert self.store is None or seen <= self.store.pinned
+            assert not any(run.is_mutual and run.position < end < run.end for run in runs), "a picture was cut"
+
+
+def seeing(random: Random, request: Request) -> Request:
+    """`request` with pictures at some places of a longer prompt, some of them in two runs, some not to be cut."""
+    tokens, runs, media = list(request.prompt), [], {}
+    for _ in range(random.randint(1, 3)):
+        medium = make_medium(random.choice("xyz"), random.choice([1, 4, 5, 9]))
+        medium = replace(medium, key=(medium.key.strip() + str(medium.num_rows).encode()).ljust(16))
+        media[medium.key] = medium
+        half = medium.num_rows // 2 if random.random() < 0.3 else 0
+        is_mutual = random.random() < 0.4
+        for offset, length in ((0, half), (half, medium.num_rows - half)):
+            if length:
+                runs.append(PlaceholderRange(len(tokens), length, medium.key, offset, is_mutual=is_mutual))
+                tokens += [PAD] * length + [random.randrange(VOCAB)] * random.randint(0, 2)
+    tokens.append(random.randrange(VOCAB))
+    return replace(request, prompt=tuple(tokens), runs=tuple(runs), media=tuple(media.values()))
+
+
+def outcome(replay: Replay) -> object:
+    return {
+        path: (output.tokens, output.logprobs, output.reason, str(output.finished and output.finished.error))
+        for path, output in replay.by_path.items()
+    }
+
+
+@more(2)
+@given(SEED)
+def test_an_output_depends_on_its_request_alone(seed: int) -> None:
+    """In a crowd, in chunks that cut pictures, preempted, from the prefix cache, while pictures come and go: each
+    request with pictures says what it says alone, where all of them are there at once."""
+    random = Random(seed)
+    store = FakeMediaStore(random, room=random.choice([1, 2, 4]))
+    limits = {"vocab_size": VOCAB, "block_size": 4, "eos_token_ids": (13,), "max_forks": 100_000}
+    lab = MediaLab(
+        store,
+        num_blocks=random.choice([24, 40, 90]),
+        max_num_batched_tokens=random.choice([1, 3, 8, 40]),
+        max_num_seqs=random.choice([1, 2, 5, 50]),
+        max_model_len=80,
+        **limits,
+    )
+    requests = []
+    for number in range(random.randint(1, 6)):
+        request = random_request(random, id=f"r{number}", adapter=None)
+        requests.append(seeing(random, request) if random.random() < 0.8 else request)
+        try:
+            lab.engine.add(requests[-1])
+        except InvalidRequest:
+            requests.pop()
+        for _ in range(random.choice([0, 0, 1, 3])):
+            lab.step()
+    replays = lab.drain()
+    assert not store.users
+    for request in requests:
+        alone = MediaLab(FakeMediaStore(), num_blocks=400, max_model_len=80, **limits)
+        assert outcome(replays[request.id]) == outcome(alone.run(request)[0])
+
+
+def picture_request(medium: MultiModalItem, **fields: object) -> Request:
+    prompt = [1, 2, *[PAD] * medium.num_rows, 4, 5, 6]
+    fields.setdefault("temperature", 0.0)
+    fields.setdefault("max_tokens", 6)
+    return make_request(prompt, media=(medium,), runs=(PlaceholderRange(2, medium.num_rows, medium.key),), **fields)
+
+
+def test_the_same_tokens_with_other_pictures_share_no_cache() -> None:
+    store = FakeMediaStore()
+    lab = MediaLab(store, vocab_size=VOCAB, block_size=4)
+    one, again, other, text = lab.run(
+        picture_request(make_medium("one", 9)),
+        picture_request(make_medium("one", 9)),
+        picture_request(make_medium("two", 9)),
+        make_request([1, 2, *[PAD] * 9, 4, 5, 6], temperature=0.0, max_tokens=6),
+    )
+    assert one.first.tokens == again.first.tokens
+    assert len({tuple(replay.first.tokens) for replay in (one, other, text)}) == 3
+    later = [lab.run(picture_request(make_medium(name, 9)))[0].first for name in ("one", "two", "new")]
+    assert [output.usage.cached_tokens for output in later] == [12, 12, 0]
+    assert [output.tokens for output in later[:2]] == [one.first.tokens, other.first.tokens]
+    assert lab.run(picture_request(make_medium("one", 9), tenant="t"))[0].first.usage.cached_tokens == 0
+
+
+def test_a_picture_that_is_not_cut_goes_first_once_and_the_others_go_on() -> None:
+    """Pictures of 6 rows in steps of 6 tokens, beside outputs that take a token each: all come to an end."""
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB, block_size=4, max_num_batched_tokens=6)
+    medium = make_medium("one", 6)
+    run = PlaceholderRange(1, 6, medium.key, is_mutual=True)
+    texts = [make_request([1, 2, number], temperature=0.0, max_tokens=20) for number in range(3)]
+    sights = [
+        make_request([number, *[PAD] * 6, 4], media=(medium,), runs=(run,), temperature=0.0, max_tokens=20)
+        for number in range(3)
+    ]
+    for replay in lab.run(*texts, *sights):
+        assert len(replay.first.tokens) == 20
+    with pytest.raises(InvalidRequest, match=r"takes 7 tokens here, .* a step has 6 \(max_batch_prefill_tokens\)"):
+        lab.engine.add(replace(sights[0], runs=(replace(run, length=7),), media=(make_medium("one", 7),)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans())), st.integers(0, 40), st.integers(0, 40))
+def test_no_chunk_ends_within_a_run_that_is_not_cut(
+    parts: list[tuple[int, int, bool]], start: int, length: int
+) -> None:
+    position, runs = 0, []
+    for gap, size, is_mutual in parts:
+        runs.append(PlaceholderRange(position + gap, size, b"x", is_mutual=is_mutual))
+        position = runs[-1].end
+    end = align_to_item(tuple(runs), start, start + length)
+    assert not any(run.is_mutual and run.position < end < run.end for run in runs)
+    assert end > start or length == 0
+    if not any(run.is_mutual and run.position < start + length < run.end for run in runs):
+        assert end == start + length
+
+
+def test_text_before_the_first_picture_is_shared() -> None:
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB, block_size=2)
+    lab.run(picture_request(make_medium("one")))
+    assert lab.run(picture_request(make_medium("two")))[0].first.usage.cached_tokens == 2
+
+
+def test_what_the_prefix_cache_holds_is_not_encoded_again() -> None:
+    store = FakeMediaStore()
+    lab = MediaLab(store, vocab_size=VOCAB, block_size=1)
+    lab.run(picture_request(make_medium("one")))
+    store.ready.clear()
+    lab.run(picture_request(make_medium("one")))
+    assert store.num_encoded == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.sampled_from("ab"), st.integers(0, 3))), SEED)
+def test_marks_say_what_stands_where(parts: list[tuple[int, int, str, int]], seed: int) -> None:
+    """Blocks have equal marks exactly if the same rows of the same pictures stand at the same places of them."""
+    random, position, runs = Random(seed), 0, []
+    for gap, length, name, offset in parts:
+        runs.append(PlaceholderRange(position + gap, length, name.encode().ljust(16), offset))
+        position = runs[-1].end
+    seen = {run.position + i: (run.key, run.offset + i) for run in runs for i in range(run.length)}
+    starts = [random.randrange(position + 4) for _ in range(2)]
+    found = [marks(tuple(runs), start, start + 4) for start in starts]
+    wanted = [[seen.get(start + i) for i in range(4)] for start in starts]
+    if found[0] == found[1]:
+        assert wanted[0] == wanted[1]
+    elif wanted[0] == wanted[1]:  # one run may be told as two that lie side by side, which only costs a hit
+        assert len(found[0]) != len(found[1]) or len(found[0]) > 40
+
+
+def test_the_same_frames_at_another_pace_stand_elsewhere() -> None:
+    runs = [(PlaceholderRange(1, 4, b"x" * 16, 0, (2, 1, 2), pace=pace),) for pace in (1.0, 2.0, 0.5)]
+    assert len({marks(each, 0, 4) for each in runs}) == 3
+
+
+def test_a_picture_that_cannot_be_encoded_ends_its_request_alone() -> None:
+    store = FakeMediaStore(Random(0), room=0)  # never ready
+    lab = MediaLab(store, vocab_size=VOCAB)
+    bad, good = picture_request(make_medium("bad")), make_request([1, 2], max_tokens=3)
+    lab.engine.add(bad)
+    lab.engine.add(good)
+    for _ in range(4):
+        lab.step()
+    store.failures[make_medium("bad").key] = MediaRefused("it has the wrong size")
+    replays = lab.drain()
+    assert replays[bad.id].first.reason is FinishReason.ERROR
+    assert "wrong size" in str(replays[bad.id].first.finished)
+    assert replays[good.id].first.reason is FinishReason.LENGTH
+    assert not store.users
+
+
+def test_pictures_are_encoded_again_after_the_loss_of_a_device() -> None:
+    fault = ShardUnavailable("gone")
+    medium = make_medium("one", 9)
+    want = MediaLab(FakeMediaStore(), vocab_size=VOCAB).run(picture_request(medium))[0]
+    lab = MediaLab(FakeMediaStore(Random(1)), vocab_size=VOCAB, max_num_batched_tokens=4, faults={1: fault})
+    assert outcome(lab.run(picture_request(medium))[0]) == outcome(want)
+
+
+def rewinding(count: int) -> FakeController:
+    """Takes `count` tokens back at first, puts one in their place, then lets the model go on."""
+
+    def program(view: View) -> Decision:
+        return Decision.splice(count, (7,)) if not view.num_asks else Decision.sample()
+
+    return FakeController(program)
+
+
+def test_controllers_rewind_behind_and_before_pictures_but_not_into_one() -> None:
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB)
+    medium = make_medium("one")  # at 2 to 6 of 10 tokens
+    behind, into, before = lab.run(*(picture_request(medium, controller=rewinding(n)) for n in (3, 4, 8)))
+    assert [one.first.reason for one in (behind, before)] == [FinishReason.LENGTH] * 2
+    assert into.first.reason is FinishReason.ERROR
+    assert "a part of a picture" in str(into.first.finished)
+    whole = PlaceholderRange(0, 10, (prompt := make_medium("whole", 10)).key, is_mutual=True)
+    sighted = {"media": (prompt,), "runs": (whole,), "temperature": 0.0, "max_tokens": 6}
+    refused, taken = lab.run(*(make_request(range(10), controller=rewinding(n), **sighted) for n in (1, 0)))
+    assert "of a prompt that sees all of itself" in str(refused.first.finished)
+    assert taken.first.reason is FinishReason.LENGTH
+    text = lab.run_one([1, 2], controller=rewinding(0), temperature=0.0, max_tokens=6)
+    assert before.first.tokens[:6] == text.first.tokens  # what was seen is forgotten
+
+
+def test_a_prompt_with_pictures_is_not_replaced() -> None:
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB)
+    controller = FakeController(lambda view: Decision.sample(), prompt=(1, 2))
+    replay = lab.run(picture_request(make_medium("one"), controller=controller))[0]
+    assert "cannot be replaced" in str(replay.first.finished)
+
+
+def test_runs_that_contradict_the_prompt_are_refused() -> None:
+    lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB)
+    medium = make_medium("one")
+    for runs, why in (
+        ((PlaceholderRange(2, 5, b"?" * 16),), "does not have"),
+        ((PlaceholderRange(2, 5, medium.key, 1),), "does not have"),
+        ((PlaceholderRange(8, 5, medium.key),), "before 10"),
+        ((PlaceholderRange(4, 2, medium.key), PlaceholderRange(2, 2, medium.key)), "must come after"),
+        ((PlaceholderRange(2, 0, medium.key),), "stands at"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            lab.engine.add(replace(picture_request(medium), runs=runs))
+    assert not lab.engine.has_work
+
+
+def test_pictures_are_refused_where_none_can_be_encoded() -> None:
+    request = picture_request(make_medium("one"))
+    with pytest.raises(UnsupportedFeature, match="reads text alone"):
+        Lab(vocab_size=VOCAB).engine.check(request)
+    store = FakeMediaStore()
+    store.refused.add(request.media[0].key)
+    with pytest.raises(MediaRefused):
+        MediaLab(store, vocab_size=VOCAB).engine.check(request)
+
+
+def test_closing_an_engine_closes_its_store() -> None:
+    store = FakeMediaStore()
+    MediaLab(store).engine.close()
+    assert store.is_closed

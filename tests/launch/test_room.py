@@ -1,0 +1,27 @@
+"""A shard that somebody else has started has made room for steps of some size, and is sent no larger ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import InvalidRequest
+from bridle.launch.launcher import connect_shard
+from bridle.testing.scripted import ScriptedExecutor
+from tests.distributed.kit import hosted
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_batch_prefill_tokens": 41}, "may have 41 prompt tokens, .* room for 40: start it with --step-tokens 41"),
+        ({"max_num_seqs": 8}, "may have 8 sequences, .* room for 7: start it with --step-seqs 8"),
+    ],
+)
+def test_larger_steps_than_a_shard_has_room_for_are_refused(knobs: dict[str, int], message: str) -> None:
+    config = ModelConfig().sized_for(EngineConfig(**knobs))  # type: ignore[arg-type]
+    with hosted(ScriptedExecutor(max_num_batched_tokens=40, max_num_seqs=7)) as host:
+        with pytest.raises(InvalidRequest, match=message):
+            connect_shard(host.address)(config, None, None)
+        host.wait_free()
+        connect_shard(host.address)(ModelConfig(step_tokens=40, step_seqs=7), None, None).close()

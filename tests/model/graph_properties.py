@@ -1,0 +1,376 @@
+"""Properties of steps as graphs, with a tape in the place of CUDA graphs and kernels in Triton's interpreter.
+`test_graphs.py` runs this file in a process of its own, where TRITON_INTERPRET is set before anything imports
+Triton."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpreterBuilder as Builder
+
+from bridle.config import ModelConfig
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.lora.fused import TiledProduct, is_interpreted
+from bridle.model import adapter_tiles, loader
+from bridle.model.batch_inputs import pack_step
+from bridle.model.executor import LocalExecutor
+from bridle.model.fused_step import FusedStep
+from bridle.model.geometry import Geometry
+from bridle.model.graph_loading import GraphLoader
+from bridle.model.graphs import StepGraphs
+from bridle.model.kernels import paged
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.rows import RowsKernel, Scratch
+from bridle.model.loading import load_executor
+from bridle.model.sequence_state import CachedRequestState
+from bridle.model.static_step import StaticStep, StepCapacity
+from tests.fakes import tiny_checkpoints
+from tests.model.addresses import check_owned, watched
+from tests.model.paged_properties import dot_by_rows, grown, large_pools
+from tests.model.tape import TapedKernels, TapeRecorder
+from tests.model.test_adapters import Loaded, all_logits
+from tests.model.test_async_sampling import load_late
+from tests.model.test_engine_equality import _oracle, check_run, run
+from tests.model.test_kernels import CPU, Pool, attend, layer_options
+
+assert is_interpreted(), "run this with TRITON_INTERPRET=1"
+
+# What was not written is not a number, so that nobody can rely on it.
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+BLOCK, NUM_BLOCKS = 4, 64
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short contexts have several works, and few tokens make a long chunk."""
+    monkeypatch.setattr(paged, "CHUNK", 16)
+    monkeypatch.setattr(paged, "MAX_SHORT", 4)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
+    """Models that are loaded have graphs."""
+    tape = TapeRecorder()
+
+    def graph_loader(config: ModelConfig, runner: Any, geometry: Any, adapters: Any) -> GraphLoader | None:
+        if config.enforce_eager:
+            return None
+        kernel, fused = runner.attention.kernel, None if runner._short is None else runner._short.fused
+        for each in (kernel, fused):
+            if each is not None:
+                each.__dict__["kernels"] = TapedKernels(each.kernels)
+        if not config.reserved_memory:
+            return GraphLoader(runner, kernel, geometry, lambda: tape)
+        machine = adapters._kernel.fused.machine
+        machine.__dict__["kernels"] = TapedKernels(machine.kernels)
+        return GraphLoader(runner, kernel, geometry, lambda: tape, adapters)
+
+    monkeypatch.setattr(loader, "graph_loader", graph_loader)
+    monkeypatch.setattr(loader, "use_kernels", lambda *_: None)  # a tape does not hear them
+    return tape
+
+
+def loaded(family: str, **settings: Any) -> LocalExecutor:
+    given = {
+        "dtype": "float32",
+        "num_blocks": NUM_BLOCKS,
+        "block_size": BLOCK,
+        "step_tokens": 16,
+        "step_seqs": 8,
+        "warm_up": False,
+    }
+    config = ModelConfig(str(tiny_checkpoints.cached_checkpoint(family)), kernel="paged", **{**given, **settings})
+    executor = load_executor(config)
+    assert isinstance(executor, LocalExecutor)
+    return executor
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: TapeRecorder) -> None:
+    """Dense families in few launches, others as the library computes them: as loading tries it."""
+    graphs = loaded(family).runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.sizes == [1, 2, 4, 8, 16]
+    assert recorder.num_replays == len(graphs.sizes)
+
+
+def mirrors_of(chunks: list[tuple[int, int]], rng: random.Random) -> tuple[list[PlanRow], list[CachedRequestState]]:
+    """Sequences with so many tokens behind so many others, in scattered blocks."""
+    free = list(range(NUM_BLOCKS))
+    rng.shuffle(free)
+    plans, mirrors = [], []
+    for number, (before, length) in enumerate(chunks):
+        mirror = CachedRequestState()
+        mirror.tokens = [rng.randrange(200) for _ in range(before + length)]
+        mirror.add_blocks(free.pop() for _ in range(-(-(before + length) // BLOCK)))
+        plans.append(PlanRow(number, before, length, min(length, 2)))
+        mirrors.append(mirror)
+    return plans, mirrors
+
+
+#: Chunks of steps: tokens before, tokens now. Each step's tokens fill one of the graphs.
+STEPS = [
+    [(0, 1)],
+    [(30, 1), (3, 1)],
+    [(17, 1), (0, 3), (40, 4)],
+    [(0, 1), (7, 4), (20, 4), (33, 1), (15, 2), (16, 4)],
+]
+
+
+@patch.object(Builder, "create_dot", dot_by_rows)
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: TapeRecorder) -> None:
+    """... whatever was in its memory before; in logits, in hidden rows and in the cache."""
+    runner = loaded(family).runner
+    for number, chunks in enumerate((*STEPS, STEPS[-1])):
+        plans, mirrors = mirrors_of(chunks, random.Random(number))
+        found = []
+        for packer in (None, runner.graphs):
+            cache = runner.attention.cache
+            cache.clear(NUM_BLOCKS)
+            for length in sorted({plan.start for plan in plans} - {0}):  # what is there before the step
+                before = [PlanRow(n, 0, length) for n, plan in enumerate(plans) if plan.start == length]
+                with_them = [mirrors[row.seq_id] for row in before]
+                runner.run(pack_step(before, with_them, BLOCK, cache.device, runner.attention.kernel.words))
+            step = pack_step(plans, mirrors, BLOCK, cache.device, runner.attention.kernel.words, packer)
+            assert (step.replay is None) is (packer is None)
+            logits = runner.run(step).clone()
+            parts = [part[: NUM_BLOCKS * BLOCK].clone() for layer in cache.layers.values() for part in layer.parts]
+            assert runner.hidden is not None
+            found.append([logits, runner.hidden.clone(), *parts])
+        assert all(torch.equal(eager, graph) for eager, graph in zip(*found, strict=True))
+
+
+SHORT = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 4)), min_size=1, max_size=3)
+
+
+@patch.object(Builder, "create_dot", dot_by_rows)
+@settings(max_examples=10)
+@given(pool=large_pools(), chunks=SHORT, num_missing=st.integers(0, 5), data=st.data())
+def test_attention_is_bitwise_that_of_short_chunks(
+    pool: Pool, chunks: list[tuple[int, int]], num_missing: int, data: st.DataObject
+) -> None:
+    """... however many tokens fill the step up; and no program leaves its tensors."""
+    options, spare = data.draw(layer_options(pool.shape.num_heads)), pool.free.pop()
+    step, query = grown(pool, chunks)
+    want = attend(PagedKernel(CPU), pool, step, query, options)
+    kernel, num_tokens = PagedKernel(CPU), step.num_tokens
+    kernel.seats.reserve(len(chunks) + 1, 100)
+    kernel.make_tables(CPU)
+    size, room = num_tokens + num_missing, 100
+    static = StaticStep(kernel, StepCapacity(size, room), pool.block_size, spare, CPU)
+    positions, slots = step.position_ids[0].tolist(), step.slots.tolist()
+    assert static.write(size, [0] * num_tokens, positions, slots, [], step.rows)
+    heads = pool.draw(num_missing, pool.shape.num_kv_heads, pool.shape.key_dim)
+    values = pool.draw(num_missing, pool.shape.num_kv_heads, pool.shape.value_dim)
+    pool.layer.write(static.view(size).slots[num_tokens:], heads, values)
+    scratch = Scratch(room, Geometry({0: pool.shape}, 2), CPU)
+    rows = RowsKernel(kernel, static.numbers(size), scratch)
+    wide = torch.cat([query, pool.draw(num_missing, *query.shape[1:])])
+    with watched() as touched:
+        rows.begin(step)
+        have = rows.attend(wide, pool.layer, options)
+    assert torch.equal(have[:num_tokens], want)
+    assert kernel.tables is not None
+    held = [wide, have, static._words, kernel.tables, pool.layer.keys, pool.layer.values, *scratch.parts()]
+    check_owned(touched, held if options.sinks is None else [*held, options.sinks])
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_every_token_of_a_run_with_graphs_is_the_oracles(
+    is_late: bool, recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under forks, rewinds, forced tokens, masks and preemption; also where steps are launched before the tokens of the
+    last are known, which then come into a graph's memory from the draw."""
+    monkeypatch.setattr(paged, "MAX_SHORT", 8)
+    path = tiny_checkpoints.cached_checkpoint("llama")
+
+    made: list[Any] = []
+
+    def load(config: ModelConfig) -> Any:
+        own = replace(config, kernel="paged", step_tokens=16, warm_up=False)
+        made.append(load_late(own) if is_late else load_executor(own))
+        return made[-1]
+
+    check_run(_oracle("llama", path), *run(path, random.Random(5), 300, load))
+    assert recorder.num_replays > 15, "beyond one for each graph that was tried"
+    assert not is_late or made[0].num_named > 5
+
+
+# -- what is found -----------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_baked_in_is_found(
+    recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slots that the host knew while capturing."""
+    honest = FusedStep.turn
+
+    def baking(self: FusedStep, layer: Any, mixed: Any, turn: Any, attend: Any) -> torch.Tensor:
+        step = attend.step
+        attend.step = type(step)(**{**_fields(step), "slots": torch.from_numpy(step.slots.numpy().copy())})
+        query = honest(self, layer, mixed, turn, attend)
+        attend.step = step
+        return query
+
+    monkeypatch.setattr(FusedStep, "turn", baking)
+    assert loaded("llama").runner.graphs is None
+    assert "without CUDA graphs: the one of 1 tokens gives other logits" in caplog.text
+
+
+def _fields(step: Any) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in step.__slots__}
+
+
+def test_a_wait_is_found(
+    recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = FusedStep.gate
+
+    def waiting(self: FusedStep, layer: Any, mixed: torch.Tensor) -> torch.Tensor:
+        assert mixed.isfinite().all()
+        return honest(self, layer, mixed)
+
+    monkeypatch.setattr(FusedStep, "gate", waiting)
+    assert loaded("llama").runner.graphs is None
+    assert "without CUDA graphs: RuntimeError:" in caplog.text
+    assert "cannot be captured" in caplog.text
+
+
+def test_nobody_has_to_have_them(recorder: TapeRecorder) -> None:
+    assert loaded("llama", enforce_eager=True).runner.graphs is None
+    assert recorder.num_replays == 0
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def with_adapters(family: str, folder: Path) -> Loaded:
+    settings = {"num_blocks": NUM_BLOCKS, "step_tokens": 16, "step_seqs": 8, "warm_up": False}
+    made = Loaded(family, folder, kernel="paged", adapter_kernel="fused", reserved_memory=1 << 20, **settings)
+    made.place_all()
+    return made
+
+
+#: Prompts of a step, each with the number of its adapter: each of several graphs, and tiles that others had before.
+MIXED: list[list[tuple[int, str | None]]] = [
+    [(1, "1")],
+    [(1, None), (1, "0")],
+    [(4, "0"), (3, None), (2, "1"), (1, "1"), (4, "2"), (1, "0")],
+    [(1, "2"), (1, None), (1, "2"), (1, "0"), (1, "1"), (2, None)],
+    [(3, None), (4, "1")],
+    [(1, "0")],
+]
+
+
+@patch.object(Builder, "create_dot", dot_by_rows)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rows_with_adapters_are_in_graphs_as_they_are_without(
+    family: str, recorder: TapeRecorder, tmp_path: Path
+) -> None:
+    """... and as PEFT has them; rows without one have the same bits. So it is after adapters left the device, and came
+    to other places of it."""
+    made = with_adapters(family, tmp_path)
+    executor, adapters = made.executor, made.executor.adapters
+    assert adapters is not None
+    graphs = executor.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.adapted_sizes == graphs.sizes == [1, 2, 4, 8, 16]
+    first: list[list[torch.Tensor]] = []
+    kept = []  # what keeps memory from being used again
+    for turn in range(2):
+        for number, rows in enumerate(MIXED):
+            prompts = [[(7 * i + 3 * place) % 250 + 10 for i in range(size)] for place, (size, _) in enumerate(rows)]
+            keys = [key for _, key in rows]
+            before = recorder.num_replays
+            have = [each.clone() for each in all_logits(executor, prompts, keys)]
+            assert recorder.num_replays == before + 1
+            executor.runner.graphs = None
+            eager = all_logits(executor, prompts, keys)
+            executor.runner.graphs = graphs
+            for prompt, key, graph, plain in zip(prompts, keys, have, eager, strict=True):
+                assert torch.equal(graph, plain) if key is None else (graph - plain).abs().max() < 1e-4
+                assert (graph - made.oracle.logits(prompt, key)).abs().max() < 1e-3
+            if turn:
+                assert all(torch.equal(old, new) for old, new in zip(first[number], have, strict=True))
+            first.append(have)
+        for key in ("0", "1", "2"):
+            kept.append(adapters._on_device[key])
+            adapters.displace(key)
+        for key in ("2", "0", "1"):
+            adapters.place(key)
+    made.close()
+
+
+def test_larger_ranks_than_a_graph_has_go_without(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_tiles, "MOST_RANKS", 8)
+    made = with_adapters("llama", tmp_path)
+    for key, num_replays in (("0", 1), ("1", 0), ("2", 1), (None, 1)):
+        before = recorder.num_replays
+        (have,) = all_logits(made.executor, [[20, 30, 40]], [key])
+        assert recorder.num_replays == before + num_replays, key
+        assert (have - made.oracle.logits([20, 30, 40], key)).abs().max() < 1e-3
+    made.close()
+
+
+def test_nothing_is_captured_for_adapters_that_cannot_come(recorder: TapeRecorder) -> None:
+    graphs = loaded("llama").runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.sizes and not graphs.adapted_sizes
+
+
+def test_where_adapters_cannot_be_captured_other_steps_can(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = TiledProduct.add
+
+    def waiting(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
+        assert rows.isfinite().all()
+        honest(self, site, out, rows)
+
+    monkeypatch.setattr(TiledProduct, "add", waiting)
+    made = with_adapters("llama", tmp_path)
+    graphs = made.executor.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    assert graphs.sizes and not graphs.adapted_sizes
+    assert "steps with adapters run without CUDA graphs: RuntimeError:" in caplog.text
+    before = recorder.num_replays
+    for key in ("1", None):
+        (have,) = all_logits(made.executor, [[20, 30, 40]], [key])
+        assert (have - made.oracle.logits([20, 30, 40], key)).abs().max() < 1e-3
+    assert recorder.num_replays == before + 1
+    made.close()
+
+
+def test_tiles_that_are_baked_in_are_found(
+    recorder: TapeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that were there while capturing."""
+    honest = TiledProduct.add
+
+    def baking(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
+        at_first, self._tiles = self._tiles, torch.from_numpy(self._tiles.numpy().copy())
+        honest(self, site, out, rows)
+        self._tiles = at_first
+
+    monkeypatch.setattr(TiledProduct, "add", baking)
+    made = with_adapters("llama", tmp_path)
+    graphs = made.executor.runner.graphs
+    assert isinstance(graphs, StepGraphs) and not graphs.adapted_sizes
+    assert "steps with adapters run without CUDA graphs: the one of 1 tokens gives other logits" in caplog.text
+    made.close()

@@ -1,0 +1,54 @@
+"""Frameworks in front of servers, and the clients in JavaScript, as their package indexes have them, against the demo
+model. Each script fails if anything is off; what it tried it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle.config import ModelConfig
+from bridle.serving import load_model
+from tests.http.harness import served
+from tests.real_clients.environment import foreign_node, foreign_python, run_in_node, run_script
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
+#: Which packages a script is run with.
+PYTHON = {
+    "script_guidance.py": ("guidance==0.3.1", OPENAI),
+    "script_instructor.py": ("instructor==1.17.0", ANTHROPIC),
+    "script_langchain.py": ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI),
+    "script_litellm.py": ("litellm==1.106.2", "mcp==2.3.0"),
+    "script_outlines.py": ("outlines==1.3.3", OPENAI, "huggingface_hub==0.36.2", "aiohttp==3.14.5"),
+    "script_pydantic_ai.py": ("pydantic-ai-slim[anthropic,openai]==2.68.0", OPENAI, ANTHROPIC),
+}
+ZOD = "zod@4.6.7"
+NODE = {
+    "script_ai_sdk.cjs": (
+        "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.91", "@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.139", ZOD,
+    ),
+    "script_javascript.cjs": ("openai@6.49.0", "@anthropic-ai/sdk@1.12.0", "@huggingface/inference@4.13.30", ZOD),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    with served(load_model(ModelConfig("demo"))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("script", PYTHON)
+def test_in_python(demo: str, script: str) -> None:
+    source = (HERE / script).read_text()
+    printed = run_script(foreign_python(*PYTHON[script]), HERE / script, demo)
+    assert printed.count(" ok\n") == source.count("def check_") > 0
+
+
+@pytest.mark.parametrize("script", NODE)
+def test_in_javascript(demo: str, script: str) -> None:
+    source = (HERE / script).read_text()
+    printed = run_in_node(foreign_node(*NODE[script]), HERE / script, demo)
+    assert printed.count(" ok\n") == source.count("\n  async ") > 0

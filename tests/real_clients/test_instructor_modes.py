@@ -1,0 +1,43 @@
+"""instructor in all of its modes, as its package index has it, against a model that writes what it is asked for: in a
+fence, bare, or as a call. What the demo model is too small for is thereby shown to be right on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.http.harness import saying, scripted_model, served, tokenizer
+from tests.real_clients.environment import foreign_python, run_script
+from tests.real_clients.test_frameworks import PYTHON
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SCRIPT = Path(__file__).parent / "script_instructor_modes.py"
+BARE = '{"name": "Ada", "age": 36}'
+CALL = '{"name": "Person", "arguments": ' + BARE + "}"
+
+
+def writes_what_is_asked_for(prefix: Any) -> int:
+    """The next token of a fence, of a call, or of the bare object, as the prompt and the text so far have it."""
+    said = tokenizer().decode(list(prefix), skip_special_tokens=False)
+    prompt, _, begun = said.rpartition("assistant")
+    if "<tool_call>" in begun or "Call it." in prompt:
+        return calling(prefix)
+    return fenced(prefix) if "```json" in prompt or "codeblock" in prompt else bare(prefix)
+
+
+bare, fenced = saying(BARE), saying(f"```json\n{BARE}\n```")
+calling = saying(f"<tool_call>\n{CALL}\n</tool_call>")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with served(scripted_model(next_token=writes_what_is_asked_for, max_model_len=4_000)) as url:
+        yield url
+
+
+def test_each_mode_gives_the_object(server: str) -> None:
+    printed = run_script(foreign_python(*PYTHON["script_instructor.py"]), SCRIPT, server)
+    assert printed.count(" ok\n") == SCRIPT.read_text(encoding="utf-8").count("def check_") > 0

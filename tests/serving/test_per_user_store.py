@@ -1,0 +1,90 @@
+"""What is kept of users: found by them alone, for a while, within bounds of number and bytes, and fair where there is
+too much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.serving.tenancy.per_user_store import OVERHEAD, PerUserStore, StoreBounds
+from bridle.testing.clock import FakeClock
+
+BOUNDS = StoreBounds(10.0, 6, 4, 9_000, 5_000)
+KEPT = st.tuples(st.sampled_from("uvw"), st.sampled_from("0123456789"), st.integers(0, 4_000))
+
+
+def check_counts(book: PerUserStore[Any]) -> None:
+    """The counts are those of what is kept, within the bounds."""
+    entries, bounds = book._entries, book.bounds
+    assert book.num_bytes == sum(entry.num_bytes for entry in entries.values()) <= bounds.max_bytes
+    assert {name for share in book._shares.values() for name in share.names} == entries.keys()
+    assert len(entries) <= bounds.max_entries
+    for share in book._shares.values():
+        assert share.num_bytes == sum(entries[name].num_bytes for name in share.names) <= bounds.max_bytes_of_user
+        assert 0 < len(share.names) <= bounds.max_of_user
+
+
+def test_nobody_finds_what_others_keep_and_nothing_lasts() -> None:
+    clock = FakeClock()
+    book: PerUserStore[str] = PerUserStore(BOUNDS, clock)
+    assert book.keep("ann", "r", "a", 1) and book.keep("bob", "r", "b", 1)
+    assert (book.find("ann", "r"), book.find("bob", "r"), book.find("eve", "r")) == ("a", "b", None)
+    book.drop("bob", "r")
+    book.drop("bob", "r")
+    assert (book.find("ann", "r"), book.find("bob", "r")) == ("a", None)
+    clock.advance(10.0)
+    assert book.find("ann", "r") is None and (len(book), book.num_bytes) == (0, 0)
+    assert not PerUserStore[str](StoreBounds(0.0, 9, 9, 9_000, 9_000)).keep("ann", "r", "a", 1)
+
+
+@given(st.lists(KEPT, max_size=40))
+def test_it_is_bounded_and_the_newest_stays_if_it_is_small(kept: list[tuple[str, str, int]]) -> None:
+    book: PerUserStore[object] = PerUserStore(BOUNDS, FakeClock())
+    for user, name, size in kept:
+        value = object()
+        is_kept = book.keep(user, name, value, size)  # not if its user has most with it alone
+        assert is_kept == (book.find(user, name) is value)
+        assert is_kept or size > 2_000
+        check_counts(book)
+    assert not book.keep("u", "large", object(), 5_000)
+
+
+@given(st.lists(st.tuples(KEPT, st.integers(0, 6_000)), max_size=30))
+def test_what_something_really_takes_is_counted_in_time(kept: list[tuple[tuple[str, str, int], int]]) -> None:
+    book: PerUserStore[object] = PerUserStore(BOUNDS, FakeClock())
+    values = []
+    for (user, name, size), real in kept:
+        values.append((user, name, object(), real))
+        book.keep(user, name, values[-1][2], size)
+        book.resize(*values[len(values) // 2])
+        check_counts(book)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["few large", "many small"]), st.booleans()), max_size=60))
+def test_who_has_less_than_a_fair_share_loses_nothing(kept: list[tuple[str, bool]]) -> None:
+    """Of two users, neither drives out what the other has within half of the bounds."""
+    book: PerUserStore[int] = PerUserStore(StoreBounds(10.0, 20, 20, 20_000, 20_000), FakeClock())
+    book.keep("quiet", "a", 1, 4_000)
+    book.keep("quiet", "b", 2, 500)
+    for number, (user, is_more) in enumerate(kept):
+        size = (6_000 if user == "few large" else 10) * (1 + is_more)
+        book.keep("loud", str(number), number, size)
+        check_counts(book)
+    assert (book.find("quiet", "a"), book.find("quiet", "b")) == (1, 2)
+
+
+def test_one_with_a_name_again_takes_the_place_of_the_first() -> None:
+    book: PerUserStore[str] = PerUserStore(BOUNDS, FakeClock())
+    book.keep("u", "a", "first", 100)
+    book.keep("u", "a", "second", 200)
+    assert (book.find("u", "a"), len(book), book.num_bytes) == ("second", 1, 200 + OVERHEAD)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2 * BOUNDS.max_bytes)), max_size=30))
+def test_what_had_no_room_is_counted(kept: list[tuple[str, int]]) -> None:
+    book: PerUserStore[int] = PerUserStore(BOUNDS, FakeClock())
+    for number, (user, size) in enumerate(kept):
+        book.keep(user, str(number), number, size)
+    assert book.num_dropped == len(kept) - len(book)

@@ -1,0 +1,173 @@
+"""What the constraints' tests share: small vocabularies, matchers without a child process, an engine to run them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bridle.config import EngineConfig
+from bridle.engine.engine import Engine
+from bridle.engine.interfaces import ControllerPool
+from bridle.engine.request import Request
+from bridle.outputs import Event, Finished, Forked, Log, TokenEvent
+from bridle.sampling import SamplingParams
+from bridle.structured_output import Constraint, ConstraintLimits, ConstraintPool, GrammarVocabulary
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.matcher import Matcher
+from bridle.testing.scripted import ScriptedExecutor
+
+EOS = 0
+_ids = itertools.count()
+
+
+def vocabulary(pieces: Iterable[str], size: int | None = None) -> GrammarVocabulary:
+    """Token 0 ends a text, the others are `pieces`, spelled greedily."""
+    tokens = [b"<end>", *(piece.encode() for piece in pieces)]
+    by_bytes = {data: token for token, data in enumerate(tokens) if token}
+
+    def encode(text: str) -> list[int]:
+        data, found = text.encode(), []
+        while data:
+            token = next((by_bytes[data[:n]] for n in range(len(data), 0, -1) if data[:n] in by_bytes), None)
+            if token is None:
+                raise ValueError(f"no token spells {data!r}")
+            found.append(token)
+            data = data[len(tokens[token]) :]
+        return found
+
+    return GrammarVocabulary(tokens, (EOS,), (EOS,), encode, size)
+
+
+def text_vocabulary() -> GrammarVocabulary:
+    """All ASCII characters and some longer tokens, with five rows that no token has."""
+    longer = ('{"', '":', '": ', '", "', "the", " the", "name", "true", "12", "  ", "ab", "abc", "yes", "no", '"}')
+    return vocabulary([*map(chr, range(1, 128)), *longer], size=1 + 127 + len(longer) + 5)
+
+
+def allows(vocab: GrammarVocabulary, constraint: Constraint, text: str) -> bool:
+    """Whether a whole text, character by character, is one that the constraint allows."""
+    walk = matcher(vocab, constraint)
+    for char in text:
+        token = ord(char)
+        if walk.is_complete or not tokens_of(walk.mask()) & {token}:
+            return False
+        walk.commit([token])
+    return walk.is_complete or walk.is_accepting
+
+
+def matcher(vocab: GrammarVocabulary, constraint: Constraint) -> Matcher:
+    """Compiled in this process."""
+    return Matcher(vocab, grammar_of(constraint))
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    """The tokens that a mask allows."""
+    return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+
+def spell(vocab: GrammarVocabulary, tokens: Iterable[int]) -> str:
+    return vocab.text_of(tokens).decode()
+
+
+def generate(
+    vocab: GrammarVocabulary, start: Matcher, rng: random.Random, prefer: Sequence[str] = (), max_tokens: int = 600
+) -> str | None:
+    """A random text that the matcher allows; None if it did not end. Every other step takes a token that
+    begins with one of `prefer`, or the end, if that is allowed."""
+    walk = start.copy()
+    out: list[int] = []
+    closing = {t for t, data in enumerate(vocab.tokens) if data[:1].decode("latin-1") in prefer} | {EOS}
+    while len(out) < max_tokens:
+        if walk.is_complete:
+            return spell(vocab, out)
+        allowed = sorted(tokens_of(walk.mask()))
+        close = [token for token in allowed if token in closing]
+        token = rng.choice(close if close and rng.random() < 0.5 else allowed)
+        if token == EOS:
+            return spell(vocab, out)
+        walk.commit([token])
+        out.append(token)
+    return None
+
+
+@dataclass
+class Output:
+    """What a client has of one output."""
+
+    tokens: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
+    logs: str = ""
+    finished: Finished | None = None
+
+
+class Lab:
+    """A scripted model with constraints. `draft` guesses its tokens ahead."""
+
+    def __init__(
+        self,
+        vocab: GrammarVocabulary,
+        *,
+        pools: Sequence[ControllerPool] = (),
+        limits: ConstraintLimits | None = None,
+        draft: ScriptedExecutor | None = None,
+        **scripted: object,
+    ) -> None:
+        self.vocab = vocab
+        self.pool = ConstraintPool(lambda: vocab, limits)
+        self.executor = ScriptedExecutor(
+            vocab_size=vocab.size,
+            num_blocks=1024,
+            block_size=4,
+            eos_token_ids=(EOS,),
+            **scripted,  # type: ignore[arg-type]
+        )
+        self.draft = draft
+        config = EngineConfig(step_timeout=30.0)
+        self.engine = Engine(self.executor, config, pools=[self.pool, *pools], draft=draft)
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.engine.close()
+        assert not self.pool._live
+        assert not self.executor.violations
+        assert self.draft is None or not self.draft.violations
+
+    def request(self, controller: object, prompt: Sequence[int] = (1, 2), **sampling: object) -> Request:
+        sampling = {"temperature": 0.0, "max_tokens": 60, "seed": 1, **sampling}
+        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        return Request(f"r{next(_ids)}", tuple(prompt), params, controller=controller)
+
+    def run(self, *requests: Request) -> list[dict[int, Output]]:
+        """Outputs of each request, by index."""
+        outputs: dict[str, dict[int, Output]] = {request.id: {} for request in requests}
+        for request in requests:
+            self.engine.add(request)
+        for event in self.events():
+            _note(outputs[event.request_id], event)
+        return [outputs[request.id] for request in requests]
+
+    def run_one(self, controller: object, **options: object) -> Output:
+        return self.run(self.request(controller, **options))[0][0]  # type: ignore[arg-type]
+
+    def events(self) -> Iterator[Event]:
+        while self.engine.has_work:
+            yield from self.engine.step()
+            self.engine.check_integrity()
+
+
+def _note(outputs: dict[int, Output], event: Event) -> None:
+    if isinstance(event, Forked):
+        parent = outputs.get(event.parent, Output())
+        outputs[event.index] = Output(parent.tokens.copy(), parent.forced.copy())
+    elif isinstance(event, TokenEvent):
+        output = outputs.setdefault(event.index, Output())
+        output.tokens.append(event.token)
+        output.forced.append(event.forced)
+    elif isinstance(event, Log):
+        outputs.setdefault(event.index, Output()).logs += event.text
+    elif isinstance(event, Finished):
+        outputs.setdefault(event.index, Output()).finished = event
