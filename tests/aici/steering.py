@@ -94,7 +94,7 @@ class _Shared:
 
     def __init__(self, pool: RuntimePool) -> None:
         self._pool = pool
-        for name in ("accepts", "open", "abandon", "ask", "collect", "close", "lookahead", "take_words"):
+        for name in ("accepts", "open", "abandon", "ask", "collect", "close", "lookahead", "take_lookahead_output"):
             setattr(self, name, getattr(pool, name))
 
     @property
