@@ -144,7 +144,7 @@ if TYPE_CHECKING:
         Yacc as Yacc,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 import_module("bridle.deprecated_names").install()
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bridle.distribution import install_hint
 from bridle.errors import InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise _missing("pip install 'bridle[otel]'") from None
+        raise _missing(install_hint("otel")) from None
     import bridle
 
     own = Resource({"service.name": "bridle", "service.version": bridle.__version__})
@@ -108,7 +109,7 @@ def _exporter(environment: Mapping[str, str]) -> SpanExporter:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
         except ImportError:
-            raise _missing("pip install 'bridle[otel]'") from None
+            raise _missing(install_hint("otel")) from None
         exporter = HttpExporter
     else:
         raise InvalidRequest(f"{_PROTOCOLS[1]} is {protocol[:80]!r}; must be http/protobuf or grpc", _PROTOCOLS[1])

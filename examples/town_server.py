@@ -4,7 +4,7 @@
 
 It speaks over its standard input and output, and is started by whoever calls it: `examples/tools.toml` names it, and
 the agents of `agent.js` and `agent.py` call it as `town.zone`. It needs the package `mcp` (`pip install
-'bridle[tools]'`).
+'bridle-llm[tools]'`).
 """
 
 from mcp.server.mcpserver import MCPServer

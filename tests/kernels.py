@@ -11,7 +11,7 @@ import pytest
 
 from tests.sources import ROOT
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle-llm[fused]')")
 _OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--timeout", "900")
 
 

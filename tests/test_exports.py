@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-from importlib import metadata
 
 import pytest
 
@@ -43,5 +42,4 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 def test_version_and_type_marker_are_shipped() -> None:
     assert (PACKAGE / "py.typed").is_file()
-    assert metadata.version("bridle") == bridle.__version__
     assert f"[{bridle.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

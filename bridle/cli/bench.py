@@ -37,7 +37,7 @@ class BenchOptions:
     (
         "For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it; "
         "for `cpu`: a picture (SVG or PNG). "
-        "Needs `pip install 'bridle[bench]'`."
+        "Needs `pip install 'bridle-llm[bench]'`."
     )
     parts: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.cli import signals, terminal
+from bridle.distribution import install_hint
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
 from bridle.logs import log_failures
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        return _complain(f"{error.name} is not installed: pip install 'bridle[{extra}]'", FAILURE)
+        return _complain(f"{error.name} is not installed: {install_hint(extra)}", FAILURE)
     except OSError as error:
         if error.filename is None:  # not about a file that somebody named
             raise

@@ -16,6 +16,7 @@ from typing import Any
 
 from bridle.cli.doctor_result import Finding
 from bridle.demo import DEMO_MODELS
+from bridle.distribution import NAME, install_hint
 
 #: Extras of the package, and what is missing without each.
 EXTRAS = {
@@ -42,7 +43,7 @@ def packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     try:
-        wanted = [Requirement(text) for text in metadata.requires("bridle") or ()]
+        wanted = [Requirement(text) for text in metadata.requires(NAME) or ()]
     except metadata.PackageNotFoundError:
         yield Finding("note", "package", "bridle runs from its sources, so its requirements are not known")
         return
@@ -52,11 +53,11 @@ def packages() -> Iterator[Finding]:
         yield from _problem_with(requirement, "problem")
     for extra, purpose in EXTRAS.items():
         parts = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
-        parts = [one for one in parts if one.name != "bridle" and not one.marker.evaluate({"extra": ""})]  # type: ignore[union-attr]
+        parts = [one for one in parts if one.name != NAME and not one.marker.evaluate({"extra": ""})]  # type: ignore[union-attr]
         missing = [finding for one in parts for finding in _problem_with(one, "note")]
         if missing:
             text = "; ".join(f"{finding.subject} {finding.text}" for finding in missing)
-            yield Finding("note", extra, f"{purpose}: {text}", f"pip install 'bridle[{extra}]'")
+            yield Finding("note", extra, f"{purpose}: {text}", install_hint(extra))
 
 
 def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
@@ -173,7 +174,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Findin
         yield Finding("note", "proxy", "clients here may ask the proxy for http://localhost", advice)
     if telemetry.wants_traces(environment):
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-            advice = "pip install 'bridle[otel]', or unset the OTEL_* variables"
+            advice = f"{install_hint('otel')}, or unset the OTEL_* variables"
             yield Finding("problem", "traces", "are switched on, but their packages are missing", advice)
         else:
             yield Finding("ok", "traces", f"go to {environment.get(telemetry.ENDPOINT) or 'where OTEL_* says'}")

@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol as tools, by the official package `mcp` (`pip install 'bridle[tools]'`).
+"""Servers of the Model Context Protocol as tools, by the official package `mcp` (extra `tools`).
 
 A server is started, or connected to, at the first call of one of its tools, and again at the first call after it has
 ended; a call that was under way then fails. `mcp_transports.py` has what carries the messages. All of it runs on the
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.controller_tools.executor import Arguments
 from bridle.controller_tools.mcp_transports import START_SECONDS, McpServer, connect
 from bridle.controller_tools.session import listed
+from bridle.distribution import install_hint
 from bridle.errors import ToolFailed, UnsupportedFeature
 from bridle.safe_repr import short_repr
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["McpServer", "McpTool", "check_installed"]
 
-_MISSING = "the package mcp is not installed; pip install 'bridle[tools]'"
+_MISSING = f"the package mcp is not installed; {install_hint('tools')}"
 #: How long a failed start is remembered, in seconds.
 _PAUSE = 1.0
 #: How long a connection that was closed may take to say why, in seconds.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bridle.cpu_kernels.ggml import TYPES, dequantize
+from bridle.distribution import install_hint
 from bridle.errors import UnsupportedModel
 from bridle.gguf.format import TYPES_BY_NAME
 
@@ -42,7 +43,7 @@ def _decode_rare(kind: str, rows: Tensor) -> Tensor:
     if kind not in RARE:
         raise UnsupportedModel(f"tensors of type {kind} hold no weights that bridle could use")
     if find_spec("gguf") is None:
-        raise UnsupportedModel(f"weights of type {kind} need the extra: pip install 'bridle[gguf]'")
+        raise UnsupportedModel(f"weights of type {kind} need the extra: {install_hint('gguf')}")
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bridle.distribution import install_hint
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
 from bridle.gguf.format import TYPES_BY_NAME
@@ -77,7 +78,7 @@ def write_gguf(
     try:
         from gguf import GGMLQuantizationType, GGUFWriter
     except ImportError:
-        raise UnsupportedModel("writing GGUF files needs the extra: pip install 'bridle[gguf]'") from None
+        raise UnsupportedModel(f"writing GGUF files needs the extra: {install_hint('gguf')}") from None
     family = family_to_write(config.model_type)
     plan = list(_plan(family, config, tensors))
     draft = path.with_name(f".{path.name}.part")

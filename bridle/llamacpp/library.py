@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bridle.distribution import install_hint
 from bridle.errors import InternalError, OutOfBlocks, ShardUnavailable, UnsupportedModel
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Cell(NamedTuple):
 def require_library() -> None:
     """Raise `UnsupportedModel` without the extra."""
     if find_spec("llama_cpp") is None:
-        raise UnsupportedModel("backend 'llamacpp' needs the extra: pip install 'bridle[llamacpp]'")
+        raise UnsupportedModel(f"backend 'llamacpp' needs the extra: {install_hint('llamacpp')}")
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.distribution import install_hint
 from bridle.errors import MediaRefused, UnsupportedFeature
 from bridle.multimodal.limits import LEAST_RATE, MOST_CHANNELS, MOST_RATE, MediaLimits, UnpackTimer
 
@@ -22,7 +23,7 @@ Samples = NDArray[np.float32]
 _PIECE = 1 << 18
 #: Samples of common files lie between -1 and 1. Powers of these still have a logarithm.
 _LOUDEST = 65_536
-_NEEDS = "needs `pip install 'bridle[audio]'`"
+_NEEDS = f"needs `{install_hint('audio')}`"
 
 
 def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:

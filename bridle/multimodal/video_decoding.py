@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from bridle.distribution import install_hint
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.multimodal.image_decoding import check_picture, open_picture
 from bridle.multimodal.limits import (
@@ -144,7 +145,7 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
     try:
         import av
     except ImportError:
-        raise UnsupportedFeature(f"{where} is a film, which needs `pip install 'bridle[video]'`", where) from None
+        raise UnsupportedFeature(f"{where} is a film, which needs `{install_hint('video')}`", where) from None
     is_mp4 = data[4:8] == b"ftyp"
     if is_mp4:
         _check_samples(data)

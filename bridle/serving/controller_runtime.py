@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bridle.aici.protocol import Auth
+from bridle.distribution import install_hint
 from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ControlSettings:
         needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
         missing = [name for name in needed if find_spec(name) is None]
         if missing:
-            return f"{' and '.join(missing)} not installed; pip install 'bridle[aici]'"
+            return f"{' and '.join(missing)} not installed; {install_hint('aici')}"
         return None
 
     def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:

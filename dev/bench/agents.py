@@ -24,6 +24,7 @@ from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.distribution import install_hint
 from bridle.engine import AsyncEngine, Decision, Engine, Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.outputs import Event, Finished, TokenEvent
@@ -274,4 +275,4 @@ def _show(console: Console, work: AgentWork, figures: list[dict[str, Any]]) -> N
     if agents_peer.is_there():
         console.print("llama.cpp runs through its Python objects as its server uses them: one request at a time.")
     else:
-        console.print("llama.cpp stands beside these where it is there: pip install 'bridle[llamacpp]' gguf")
+        console.print(f"llama.cpp stands beside these where it is there: {install_hint('llamacpp')} gguf")

@@ -25,6 +25,7 @@ from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_c
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.config import EngineConfig, ModelConfig
+from bridle.distribution import install_hint
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
@@ -291,7 +292,7 @@ def _measure_peft(checkpoint: BenchCheckpoint, folder: Path, size: Size, console
     paths = sorted(folder.glob("q-and-v-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:32]
     peer = SwitchingPeer.load(checkpoint, paths)
     if peer is None:
-        console.print("PEFT is not installed (pip install 'bridle[bench]'): measured without it")
+        console.print(f"PEFT is not installed ({install_hint('bench')}): measured without it")
         return []
     figures = []
     for count in (1, 4, 32):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bridle.distribution import install_hint
 from bridle.errors import UnsupportedFeature
 
 
@@ -12,7 +13,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise UnsupportedFeature("plots need matplotlib: pip install 'bridle[bench]'", "report") from error
+        raise UnsupportedFeature(f"plots need matplotlib: {install_hint('bench')}", "report") from error
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "bridle", "font.size": 9})
     from matplotlib import pyplot

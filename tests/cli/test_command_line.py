@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_used_is_one_line(served: Served, capsys: pytest.C
 def test_a_missing_package_is_told_with_its_extra(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     served.error = ModuleNotFoundError("No module named 'grpc.aio'", name="grpc.aio")
     assert main(["serve"]) == 1
-    assert capsys.readouterr().err == "bridle: grpc.aio is not installed: pip install 'bridle[cluster]'\n"
+    assert capsys.readouterr().err == "bridle: grpc.aio is not installed: pip install 'bridle-llm[cluster]'\n"
     served.error = ModuleNotFoundError("No module named 'bridle.nothing'", name="bridle.nothing")
     with pytest.raises(ModuleNotFoundError):
         main(["serve"])

@@ -46,7 +46,7 @@ def test_missing_packages_of_the_control_runtime_are_noted(monkeypatch: pytest.M
     monkeypatch.setattr("bridle.serving.controller_runtime.find_spec", lambda name: None)
     findings = {finding.subject: finding for finding in doctor.examine(0)}
     assert findings["controllers"].level == "note"
-    assert "pip install 'bridle[aici]'" in findings["controllers"].advice
+    assert "pip install 'bridle-llm[aici]'" in findings["controllers"].advice
 
 
 # -- what is around the program ----------------------------------------------------------------------------------
@@ -89,6 +89,8 @@ def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPa
         return "1.0" if name == "cyclopts" else real(name)
 
     real = metadata.version
+    wanted = ["jinja2>=3.1", "cyclopts>=5", 'wasmtime>=50; extra == "aici"']
+    monkeypatch.setattr(setup_probes.metadata, "requires", lambda name: wanted)
     monkeypatch.setattr(setup_probes.metadata, "version", version)
     found = {finding.subject: finding for finding in setup_probes.packages()}
     assert found["jinja2"].level == found["cyclopts"].level == "problem"
@@ -97,7 +99,7 @@ def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPa
         and "pip install 'cyclopts>=5'" in found["cyclopts"].advice
     )
     assert found["aici"].level == "note" and "wasmtime is not installed" in found["aici"].text
-    assert found["aici"].advice == "pip install 'bridle[aici]'"
+    assert found["aici"].advice == "pip install 'bridle-llm[aici]'"
 
 
 def test_keys_that_others_can_read_are_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_proxies_and_traces_of_the_environment() -> None:
 def test_traces_without_their_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (traces,) = setup_probes.surroundings({"OTEL_TRACES_EXPORTER": "otlp"})
-    assert traces.level == "problem" and "bridle[otel]" in traces.advice
+    assert traces.level == "problem" and "bridle-llm[otel]" in traces.advice
 
 
 def test_little_room_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        InvalidRequest, match=r"tools.x: the package mcp is not installed; pip install 'bridle\[tools\]'"
+        InvalidRequest, match=r"tools.x: the package mcp is not installed; pip install 'bridle-llm\[tools\]'"
     ):
         make_desk({"tools": {"x": {"mcp": ["x"]}}})
 

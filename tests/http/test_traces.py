@@ -212,7 +212,7 @@ def test_variables_that_cannot_be_followed_are_refused() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle\[otel\]'"):
+    with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle-llm\[otel\]'"):
         telemetry.start_traces({})
 
 

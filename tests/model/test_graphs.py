@@ -35,7 +35,7 @@ from tests.sources import ROOT
 
 CPU = torch.device("cpu")
 BLOCK, SPARE, SEATS = 4, 999, 16
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle-llm[fused]')")
 
 
 def test_few_sizes_hold_every_short_step() -> None:

@@ -131,7 +131,7 @@ def test_without_its_libraries_an_array_is_still_read(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "soxr", None)
     assert len(check_sound(tone(), RATE, LIMITS)) == 8_000
     for value, open_it in ((b"RIFF", open_sound), ((tone(), 8_000), check_sound)):
-        with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle\[audio\]'"):
+        with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle-llm\[audio\]'"):
             open_it(value, RATE, LIMITS)  # type: ignore[operator]
 
 

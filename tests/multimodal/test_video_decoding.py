@@ -167,7 +167,7 @@ def test_changed_headers() -> None:
 def test_without_its_library_drawn_ones_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     assert open_clip(FILES["GIF"], LIMITS).count == 8
-    with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle\[video\]'"):
+    with pytest.raises(UnsupportedFeature, match=r"pip install 'bridle-llm\[video\]'"):
         open_clip(FILES["MP4"], LIMITS)
 
 

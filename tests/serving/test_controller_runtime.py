@@ -84,7 +84,7 @@ def test_missing_packages_are_named(
         "bridle.serving.controller_runtime.find_spec", lambda name: None if name == "wasmtime" else object()
     )
     config = ModelConfig(str(folder))
-    with pytest.raises(UnsupportedFeature, match=r"wasmtime not installed; pip install 'bridle\[aici\]'"):
+    with pytest.raises(UnsupportedFeature, match=r"wasmtime not installed; pip install 'bridle-llm\[aici\]'"):
         load_model(config, control=ControlSettings("on"))
     with caplog.at_level(logging.WARNING):
         load_model(config, control=ControlSettings("auto")).close()

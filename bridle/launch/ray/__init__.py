@@ -4,13 +4,14 @@
 
 `fronts` take HTTP and everything that belongs to it; `engines` are replicas of one model, each with its own weights, KV
 cache and, with tensor parallelism, processes. A front sends a request to the engine that knows its beginning, and to
-another one if that is lost. Needs the extra `bridle[ray]`; nothing of Ray is imported before an application is built.
+another one if that is lost. Needs the extra `ray`; nothing of Ray is imported before an application is built.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridle.distribution import install_hint
 from bridle.errors import UnsupportedFeature
 from bridle.launch.ray.settings import RaySettings
 
@@ -31,5 +32,5 @@ def build_app(args: dict[str, Any]) -> Application:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
-        raise UnsupportedFeature("Ray Serve is not installed; pip install 'bridle[ray]'", "ray") from None
+        raise UnsupportedFeature(f"Ray Serve is not installed; {install_hint('ray')}", "ray") from None
     return build(settings, files)

@@ -1,0 +1,11 @@
+"""The name under which pip installs bridle. It is not the name of the package that programs import."""
+
+from __future__ import annotations
+
+#: As in pyproject.toml. `bridle` itself is another project on the package index.
+NAME = "bridle-llm"
+
+
+def install_hint(*extras: str) -> str:
+    """Return the command that installs bridle with these extras."""
+    return f"pip install '{NAME}[{','.join(extras)}]'"
