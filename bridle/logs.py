@@ -6,16 +6,15 @@ a server look alike: those of its control runtime, shards and replicas, too.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Literal, TextIO, get_args
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
-import structlog
-from structlog.typing import Processor
+if TYPE_CHECKING:
+    from structlog.typing import Processor
 
 LogFormat = Literal["auto", "console", "json"]
 
@@ -27,6 +26,8 @@ _told: dict[str, str] = {}
 
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
+    import structlog
+
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format == "console"
     _told.update({_FORMAT: "console" if is_console else "json", _LEVEL: level})
     shared: list[Processor] = [
@@ -44,8 +45,9 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         if is_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
+    drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler = _ToStandardError()
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop, *render]))
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[drop, *render]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Other libraries' notices add little to bridle's own lines, but their warnings are shown.
@@ -118,8 +120,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether a record reports more than a request that was cut when the server was ended."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+    """Return if a record reports more than a request that was cut when the server was ended."""
+    from asyncio import CancelledError
 
-
-_drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    return record.exc_info is None or not isinstance(record.exc_info[1], CancelledError)

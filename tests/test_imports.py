@@ -186,9 +186,17 @@ def test_third_party_imports_are_declared() -> None:
     assert declared - used - LOADED_BY_OTHERS == set()
 
 
-@pytest.mark.parametrize("statement", ["import bridle.engine", "from bridle import Decision, SamplingParams"])
-def test_import_leaves_torch_alone(statement: str) -> None:
-    code = f"import sys; {statement}; print(sorted({{'torch', 'numpy', 'transformers'}} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import bridle.engine", {"torch", "numpy", "transformers"}),
+        ("from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
+        ("import bridle.cli.app", {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog"}),
+        ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
+    ],
+)
+def test_import_is_light(statement: str, absent: set[str]) -> None:
+    code = f"import sys; {statement}; print(sorted({absent!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""The tree of commands and what their help pages share.
+"""The tree of commands and what their help pages share. A command's module is imported when the command is used.
 
 Each flag is also an environment variable (`bridle.cli.variables`), and an entry of a settings file. The command line
 wins over the environment, and that over the file.
@@ -6,35 +6,13 @@ wins over the environment, and that over the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyclopts import App, Group, Parameter
 
 from bridle import __version__
-from bridle.cli.adapters import app as adapters
-from bridle.cli.bench import bench
-from bridle.cli.chat import chat
-from bridle.cli.check import check
-from bridle.cli.control import infer, run, tag, tags, upload
-from bridle.cli.doctor import doctor
-from bridle.cli.explain import explain
-from bridle.cli.generate import generate
-from bridle.cli.help_search import help_
-from bridle.cli.keys import app as keys
-from bridle.cli.lmtp import lmtp
-from bridle.cli.models import list_models, ps, pull, version
-from bridle.cli.new_controller import new_controller
-from bridle.cli.quantize import quantize
-from bridle.cli.replay import replay
-from bridle.cli.run_batch import run_batch
-from bridle.cli.runtime import runtime
-from bridle.cli.serve import serve
-from bridle.cli.serve_model import serve_model
-from bridle.cli.shard import shard
-from bridle.cli.top import top
-from bridle.cli.trace_test import check_traces
-from bridle.cli.variables import PREFIX, EnvironmentDefaults
+from bridle.cli.short_help import PageDefaults, epilogue
+from bridle.cli.variables import PREFIX
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -46,16 +24,61 @@ HELP = Group("Help", sort_key=9)
 EPILOGUE = """\
 MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a hub id such as Qwen/Qwen3-0.6B (owner/name:Q4_K_M for a
 GGUF file there), or one of the small models that come with bridle and need no download: `demo`, and `demo-sees` for
-pictures.
+images.
 
 Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64` (help pages show the names),
 and an entry of a YAML file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under
 `serve:`. The command line wins, then the environment.
 
-`bridle help WORD` finds commands and flags by what they are about; `bridle doctor` looks for what is wrong here.
+`bridle COMMAND --help` shows the flags of a command, `--help-all` also the rare ones. `bridle help WORD` finds commands
+and flags by topic. `bridle doctor` checks this machine.
 """
-#: What the page of a single command ends with.
-SHORT_EPILOGUE = "Flags may also be environment variables or entries of a settings file; `bridle --help` says how."
+
+
+class Command(NamedTuple):
+    """A command: its heading, where its function is, what follows its name, and the first line of its help page."""
+
+    group: Group
+    name: str
+    place: str
+    "Module below `bridle.cli`, and function or family of commands, as `module:function`."
+    rest: str
+    summary: str
+    "As in the function's docstring; it is repeated here so that the overview needs no other module."
+
+
+#: In the order of the overview.
+COMMANDS: tuple[Command, ...] = (
+    Command(HELP, "help", "help_search:help_", "[WORD...]", "Show a command's help, or find commands and flags by words."),
+    Command(SERVING, "serve", "serve:serve", "[MODEL...] [OPTIONS]", "Serve models over HTTP and LMTP."),
+    Command(SERVING, "serve-model", "serve_model:serve_model", "[MODEL] [OPTIONS]", "Serve a model to LMQL and other clients of LMTP."),
+    Command(SERVING, "shard", "shard:shard", "[MODEL] [OPTIONS]", "Compute a model for a server in another process, over gRPC."),
+    Command(USING, "generate", "generate:generate", "[MODEL] PROMPT [OPTIONS]", "Continue a text."),
+    Command(USING, "chat", "chat:chat", "[MODEL] [OPTIONS]", "Talk to a model in the terminal."),
+    Command(USING, "run-batch", "run_batch:run_batch", "FILE [OPTIONS]", "Answer a file of requests in OpenAI's batch format, without a server."),
+    Command(USING, "pull", "models:pull", "NAME [OPTIONS]", "Download a model and print its folder."),
+    Command(ASKING, "infer", "control:infer", "PROMPT [OPTIONS]", "Continue a text on a server."),
+    Command(ASKING, "lmtp", "lmtp:lmtp", "MODEL [HOST:PORT] [OPTIONS]", "Type prompts to an LMTP server, bridle's or LMQL's."),
+    Command(ASKING, "ps", "models:ps", "[OPTIONS]", "List the models and adapters that a running server has loaded or is loading."),
+    Command(ASKING, "top", "top:top", "[OPTIONS]", "Watch a server: queue, batch, cache, controllers and requests."),
+    Command(CONTROL, "new-controller", "new_controller:new_controller", "NAME [OPTIONS]", "Create a folder with a small controller and its tests."),
+    Command(CONTROL, "run", "control:run", "[FILE] [OPTIONS]", "Run a controller on a server and print its text."),
+    Command(CONTROL, "upload", "control:upload", "WASM [OPTIONS]", "Upload a controller and print its module id."),
+    Command(CONTROL, "tag", "control:tag", "MODULE TAG... [OPTIONS]", "Give names to a controller."),
+    Command(CONTROL, "tags", "control:tags", "[OPTIONS]", "List the names of controllers, newest first."),
+    Command(CONTROL, "replay", "replay:replay", "TRACE [MODEL] [OPTIONS]", "Run a trace again and compare every token."),
+    Command(KNOWING, "explain", "explain:explain", "TRACE [OPTIONS]", "Explain how a traced request got its tokens."),
+    Command(KNOWING, "doctor", "doctor:doctor", "[MODEL] [OPTIONS]", "Check this machine for problems and say how to fix them."),
+    Command(KNOWING, "check", "check:check", "MODEL [OPTIONS]", "Compare a model with transformers' own computation of it."),
+    Command(KNOWING, "quantize", "quantize:quantize", "MODEL OUT [OPTIONS]", "Write a model with weights in fewer bits."),
+    Command(KNOWING, "bench", "bench:bench", "NAME [OPTIONS]", "Measure a part of bridle on this machine."),
+    Command(USING, "list", "models:list_models", "[OPTIONS]", "List the models on this machine."),
+    Command(HELP, "version", "models:version", "[OPTIONS]", "Show the versions of bridle, Python and the backends."),
+    Command(CONTROL, "test", "trace_test:check_traces", "[FOLDER] [OPTIONS]", "Test controllers against recorded traces."),
+    Command(SERVING, "keys", "keys:app", "", "Make, list, limit and remove API keys."),
+    Command(SERVING, "runtime", "runtime:runtime", "[OPTIONS]", "Run the control runtime by itself."),
+    Command(ASKING, "adapters", "adapters:app", "", "List, load and unload the LoRA adapters of a running server."),
+)  # fmt: skip
 
 
 def _shown_default(value: object) -> str | None:
@@ -65,71 +88,38 @@ def _shown_default(value: object) -> str | None:
     return "yes" if value is True else str(value)
 
 
-app = App(
-    name="bridle",
-    help="Serve language models whose generation can be steered, token by token.",
-    help_epilogue=EPILOGUE,
-    help_format="markdown",
-    version=f"bridle {__version__}",
-    version_flags=["--version", "-V"],
-    config=[EnvironmentDefaults(PREFIX)],
-    default_parameter=Parameter(show_default=_shown_default),
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-)
-app["--help"].group = HELP
-app["--version"].group = HELP
-
-app.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
-
-#: Each command with what follows its name on a command line, under its heading, in the order of the help page.
-COMMANDS: tuple[tuple[Group, Callable[..., int], str], ...] = (
-    (SERVING, serve, "[MODEL...] [OPTIONS]"),
-    (SERVING, serve_model, "[MODEL] [OPTIONS]"),
-    (SERVING, shard, "[MODEL] [OPTIONS]"),
-    (USING, generate, "[MODEL] PROMPT [OPTIONS]"),
-    (USING, chat, "[MODEL] [OPTIONS]"),
-    (USING, run_batch, "FILE [OPTIONS]"),
-    (USING, pull, "NAME [OPTIONS]"),
-    (ASKING, infer, "PROMPT [OPTIONS]"),
-    (ASKING, lmtp, "MODEL [HOST:PORT] [OPTIONS]"),
-    (ASKING, ps, "[OPTIONS]"),
-    (ASKING, top, "[OPTIONS]"),
-    (CONTROL, new_controller, "NAME [OPTIONS]"),
-    (CONTROL, run, "[FILE] [OPTIONS]"),
-    (CONTROL, upload, "WASM [OPTIONS]"),
-    (CONTROL, tag, "MODULE TAG... [OPTIONS]"),
-    (CONTROL, tags, "[OPTIONS]"),
-    (CONTROL, replay, "TRACE [MODEL] [OPTIONS]"),
-    (KNOWING, explain, "TRACE [OPTIONS]"),
-    (KNOWING, doctor, "[MODEL] [OPTIONS]"),
-    (KNOWING, check, "MODEL [OPTIONS]"),
-    (KNOWING, quantize, "MODEL OUT [OPTIONS]"),
-    (KNOWING, bench, "NAME [OPTIONS]"),
-)
-
-
-def _add(group: Group, command: Callable[..., int], rest: str, **settings: Any) -> None:
-    """A command under a heading."""
-    name = settings.pop("name", command.__name__.replace("_", "-"))
-    usage = f"Usage: bridle {name} {rest}"
-    app.command(
-        command, name=name, group=group, usage=usage, sort_key=len(list(app)), help_epilogue=SHORT_EPILOGUE, **settings
+def _tree(*, is_overview: bool = False) -> App:
+    """All commands. Those of the overview have a summary, which saves importing them, and no page of their own."""
+    tree = App(
+        name="bridle",
+        help="Serve language models whose generation can be steered, token by token.",
+        help_epilogue=EPILOGUE,
+        help_format="markdown",
+        version=f"bridle {__version__}",
+        version_flags=["--version", "-V"],
+        config=[PageDefaults(PREFIX)],
+        default_parameter=Parameter(show_default=_shown_default),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
+    tree["--help"].group = HELP
+    tree["--version"].group = HELP
+    tree.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
+    for number, command in enumerate(COMMANDS):
+        settings: dict[str, Any] = {"help": command.summary} if is_overview else {}
+        if command.rest:
+            usage = f"Usage: bridle {command.name} {command.rest}"
+            settings |= {"usage": usage, "help_epilogue": epilogue(command.name)}
+        if command.name == "runtime":  # which reads its own words
+            settings |= {"help_flags": [], "version_flags": []}
+        place = f"bridle.cli.{command.place}"
+        tree.command(place, name=command.name, group=command.group, sort_key=number, **settings)
+    return tree
 
 
-def _add_family(group: Group, family: App) -> None:
-    """Commands with a common first word."""
-    family.group, family.sort_key, family.help_epilogue = group, len(list(app)), SHORT_EPILOGUE
-    app.command(family)
+app = _tree()
 
 
-_add(HELP, help_, "[WORD...]", name="help")
-for row in COMMANDS:
-    _add(*row)
-_add(USING, list_models, "[OPTIONS]", name="list")
-_add(HELP, version, "[OPTIONS]")
-_add(CONTROL, check_traces, "[FOLDER] [OPTIONS]", name="test")
-_add_family(SERVING, keys)
-_add(SERVING, runtime, "[OPTIONS]", help_flags=[], version_flags=[])
-_add_family(ASKING, adapters)
+def show_overview() -> None:
+    """Print the page of the whole program."""
+    _tree(is_overview=True)(["--help"], exit_on_error=False)

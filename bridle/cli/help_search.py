@@ -58,11 +58,14 @@ def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=Tru
     words
         A command, or words that all must occur in a flag's name, variable or description, or in a command's.
     """
-    from bridle.cli.app import app
+    from bridle.cli.app import app, show_overview
 
     page = _page_of(app, words)
-    if page is not None:
+    if page == []:
+        show_overview()
+    elif page is not None:
         app([*page, "--help"], exit_on_error=False)
+    if page is not None:
         return 0
     return _search([word.lower() for word in words])
 

@@ -3,12 +3,12 @@ torch takes seconds, and a misspelled name should not."""
 
 from __future__ import annotations
 
-from bridle.model.hub_lookup import check_available
-
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
     """Check that models are on this machine or on the hub; None stands for one that was not named. `revision` is that
     of the first. Raises `InvalidRequest` and `UnsupportedModel`."""
+    from bridle.model.hub_lookup import check_available
+
     for number, name in enumerate(names):
         if name is not None:
             check_available(name, None if number else revision)

@@ -56,12 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with signals.ending_at_once():
         from cyclopts import CycloptsError
 
-        from bridle.cli.app import app
+        from bridle.cli.app import app, show_overview
+        from bridle.cli.short_help import ALL, asked_for
 
     try:
+        if words in ([], ["--help"], ["-h"], [ALL]):
+            show_overview()
+            return 0
         _warn_of_variables(words)
-        with _settings_file(words):
-            result = app(_in_our_words(words), exit_on_error=False, print_error=False)
+        with _settings_file(words), asked_for(words) as known:
+            result = app(_in_our_words(known), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _complain(f"{_told(error, words)} (see: {_help_hint(words)})", MISUSE)
     except (InvalidRequest, UnsupportedModel) as error:

@@ -7,14 +7,14 @@ half that makes keys is turned, head by head.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bridle.errors import UnsupportedModel
 from bridle.gguf.fields import MAX_SIDE, Config, Put
 from bridle.gguf.shards import GgufModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_latent(model: GgufModel, arch: str, config: Config) -> None:
@@ -52,6 +52,8 @@ def write_latent(config: Any, put: Put) -> None:
 
 def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
     """[H, rank, key] and [H, value, rank] -> [H (key + value), rank]"""
+    import torch
+
     return torch.cat((keys.mT, values), 1).flatten(0, 1)
 
 
