@@ -1,5 +1,7 @@
 """Logs as structlog writes them: readable lines on a terminal, JSON elsewhere.
 
+On a terminal the line of a request has five fields; the formats `full` and `json` have all of them.
+
 A process passes its format on to those that it starts by environment variables (`log_variables`), so that all lines of
 a server look alike: those of its control runtime, shards and replicas, too.
 """
@@ -14,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
 
-LogFormat = Literal["auto", "console", "json"]
+LogFormat = Literal["auto", "console", "full", "json"]
 
 _FORMAT, _LEVEL = "BRIDLE_LOG_FORMAT", "BRIDLE_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
@@ -28,8 +30,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
     import structlog
 
-    is_console = sys.stderr.isatty() if log_format == "auto" else log_format == "console"
-    _told.update({_FORMAT: "console" if is_console else "json", _LEVEL: level})
+    is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
+    _told.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
@@ -45,6 +47,8 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         if is_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
+    if is_console and log_format != "full":
+        render.insert(0, _shorten_request)
     drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler = _ToStandardError()
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[drop, *render]))
@@ -65,6 +69,23 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _shorten_request(logger: Any, method: str, line: EventDict) -> EventDict:
+    """Reduce the line of a request to its route, status, model, tokens (prompt + output) and seconds, and its error if
+    it has one. A request that came over a WebSocket has no status but a reason why it finished."""
+    if line.get("event") != "request" or "route" not in line:
+        return line
+    kept = {name: line[name] for name in ("timestamp", "level", "event", "route") if name in line}
+    if (status := line.get("status", line.get("finish"))) is not None:
+        kept["status"] = status
+    if "model" in line:
+        kept["model"] = line["model"]
+    if "completion" in line:
+        kept["tokens"] = f"{line.get('prompt', 0)}+{line['completion']}"
+    if "ms" in line:
+        kept["seconds"] = round(line["ms"] / 1000, 3)
+    return kept | ({"error": line["error"]} if "error" in line else {})
 
 
 def configure_logs_as_told(default: LogFormat = "auto") -> None:

@@ -23,21 +23,21 @@ class AccessOptions:
     """Who may use the server."""
 
     keys: Path | None = None
-    "File of API keys (see `bridle keys`). Every route but health then asks for a key."
+    "File of API keys, as `bridle keys` writes it. Every route except health checks then needs a key."
     no_auth: Annotated[bool, Parameter(negative="")] = False
-    "Listen without keys also where other machines can reach the server, and let everybody in."
+    "Accept requests from other machines without keys."
     trusted_proxy: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are believed; may be repeated."
+    "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are trusted. Repeatable."
     allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Without keys: a further host name that requests may use; `.example.com` allows all below it; may be repeated."
+    "Additional host name that requests may use if there are no keys; `.example.com` includes subdomains. Repeatable."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A web origin whose pages may call the server, `*` for any; may be given several times."
+    "Web origin whose pages may call the server; `*` for any. Repeatable."
     ssl_certfile: Annotated[Path | None, Parameter(name=spellings("--ssl-certfile"))] = None
-    "Certificate for HTTPS with its chain, PEM. The server reads it again when it is renewed."
+    "PEM file with the certificate chain for HTTPS. The server reloads it when it changes."
     ssl_keyfile: Annotated[Path | None, Parameter(name=spellings("--ssl-keyfile"))] = None
-    "Private key of the certificate, PEM. Default: in the same file."
+    "PEM file with the private key. Default: the certificate's file."
     ssl_keyfile_password: str | None = None
-    "Password of the private key; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
+    "Password of the private key. Prefer the variable BRIDLE_SSL_KEYFILE_PASSWORD."
 
     def tls(self) -> TlsFiles | None:
         """The files of the certificate, if there is one."""

@@ -31,22 +31,22 @@ class AdapterOptions:
     adapter: Annotated[
         tuple[str, ...], Parameter(negative="", env_var="LORA_ADAPTERS", env_var_split=split_at_commas)
     ] = ()
-    "[MODEL:]NAME=SOURCE[@REVISION]: an adapter, loaded at the start from a folder or hub id; may be repeated."
+    "LoRA adapter to load at startup from a folder or the hub: [MODEL:]NAME=SOURCE[@REVISION]. Repeatable."
     adapters_dir: Path | None = None
-    "Folder whose adapter folders may be loaded by name."
+    "Folder of adapters that clients may load by name."
     allow_adapter: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Hub id of an adapter (or ID@REVISION) that may be fetched and loaded by name; may be repeated."
+    "Hub id of an adapter (ID or ID@REVISION) that clients may load by name. Repeatable."
     max_step_adapters: Count = None
-    "Most distinct adapters that one step computes with; more take turns. Default: 64."
+    "Maximum number of different adapters in one step; others wait. Default: 64."
     adapter_memory: Bytes = None
     (
-        "Memory for the adapters that steps compute with (`2GiB` works); the KV cache leaves it free, and "
-        "`--max-model-memory` counts it. Default: 1GiB, or an eighth of what is free if that is less."
+        "Memory for adapters in use, such as `2GiB`. The KV cache leaves it free, and `--max-model-memory` includes "
+        "it. Default: 1GiB, or an eighth of the free memory if that is less."
     )
     adapter_host_memory: Bytes = None
     (
-        "Memory of the host for adapters that were read; on a CPU it is the same memory, and is counted likewise. "
-        "Default: 4GiB, or an eighth of what is free if that is less."
+        "Host memory for loaded adapters. On a CPU the KV cache leaves it free, too. Default: 4GiB, or an eighth of "
+        "the free memory if that is less."
     )
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:

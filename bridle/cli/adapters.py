@@ -8,22 +8,27 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from bridle.cli.api import Server
+from bridle.cli.short_help import epilogue
 from bridle.cli.terminal import say
 
 Model = Annotated[str | None, Parameter(name="--model")]
 
-app = App(name="adapters", help="List, load and unload the LoRA adapters of a running server.")
+app = App(
+    name="adapters",
+    help="List, load and unload the LoRA adapters of a running server.",
+    help_epilogue=epilogue("adapters"),
+)
 _SERVER = Server()
 
 
 @app.command(name="list")
 def list_adapters(*, model: Model = None, server: Server = _SERVER) -> int:
-    """List adapters: name, model, state, rank, size, requests that use it, layers it changes.
+    """List adapters: name, model, state, rank, size, number of requests, changed layers.
 
     Parameters
     ----------
     model
-        Whose adapters. Default: those of all models.
+        Model of the adapters. Default: all models.
     """
     found = server.api().adapters(model)
     for row in found:
@@ -43,18 +48,18 @@ def load(
     model: Model = None,
     server: Server = _SERVER,
 ) -> int:
-    """Load an adapter, so that requests may choose it. Needs the key of an admin.
+    """Load an adapter, so that requests may choose it. Needs an admin's key.
 
     Parameters
     ----------
     name
-        How requests shall call it.
+        Name of the adapter in requests.
     source
-        A folder of the server's `--adapters-dir`, or a hub id that it allows. Default: what NAME says.
+        Folder in the server's `--adapters-dir`, or a hub id that the server allows. Default: NAME.
     revision
         Branch, tag or commit of a hub id.
     model
-        Whose adapter it is. Default: the first model's.
+        Model of the adapter. Default: the first model.
     """
     body = {"name": name, "source": source, "revision": revision, "model": model}
     _print(server.api().load_adapter({field: value for field, value in body.items() if value is not None}))
@@ -63,14 +68,14 @@ def load(
 
 @app.command
 def unload(name: Annotated[str, Parameter(name="NAME")], /, *, model: Model = None, server: Server = _SERVER) -> int:
-    """Remove an adapter. Requests that use it run to their end. Needs the key of an admin.
+    """Remove an adapter. Running requests finish. Needs an admin's key.
 
     Parameters
     ----------
     name
-        How requests call it.
+        Name of the adapter in requests.
     model
-        Whose adapter it is. Default: that of the model that has one of this name.
+        Model of the adapter. Default: the model with an adapter of this name.
     """
     server.api().unload_adapter(name, model)
     print(f"unloaded {name}")

@@ -40,9 +40,9 @@ class Server:
     """The server to use, and the key for it."""
 
     base_url: Annotated[str | None, Parameter(name=["--base-url", "--url"])] = None
-    "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080. `#key=KEY` at its end is the key."
+    "Address of the server; `#key=KEY` at the end adds a key. Default: AICI_API_BASE, or http://127.0.0.1:8080."
     key: str | None = None
-    "API key."
+    "API key for the server."
 
     def api(self) -> Api:
         """Its API."""

@@ -36,49 +36,57 @@ and flags by topic. `bridle doctor` checks this machine.
 
 
 class Command(NamedTuple):
-    """A command: its heading, where its function is, what follows its name, and the first line of its help page."""
+    """A command: its heading, its place, what follows its name, and the first line of its help page."""
 
     group: Group
     name: str
     place: str
-    "Module below `bridle.cli`, and function or family of commands, as `module:function`."
-    rest: str
+    "The function, or family of commands, as `module:name` below `bridle.cli`. Default of the name: the command's."
+    rest: str | None
+    "None for a family, whose usage says itself what follows."
     summary: str
-    "As in the function's docstring; it is repeated here so that the overview needs no other module."
+    "The first line of the function's docstring. It is repeated here so that the overview needs no other module."
+
+    @property
+    def target(self) -> str:
+        """The place as cyclopts has it."""
+        module, _, name = self.place.partition(":")
+        return f"bridle.cli.{module}:{name or self.name.replace('-', '_')}"
 
 
 #: In the order of the overview.
-COMMANDS: tuple[Command, ...] = (
-    Command(HELP, "help", "help_search:help_", "[WORD...]", "Show a command's help, or find commands and flags by words."),
-    Command(SERVING, "serve", "serve:serve", "[MODEL...] [OPTIONS]", "Serve models over HTTP and LMTP."),
-    Command(SERVING, "serve-model", "serve_model:serve_model", "[MODEL] [OPTIONS]", "Serve a model to LMQL and other clients of LMTP."),
-    Command(SERVING, "shard", "shard:shard", "[MODEL] [OPTIONS]", "Compute a model for a server in another process, over gRPC."),
-    Command(USING, "generate", "generate:generate", "[MODEL] PROMPT [OPTIONS]", "Continue a text."),
-    Command(USING, "chat", "chat:chat", "[MODEL] [OPTIONS]", "Talk to a model in the terminal."),
-    Command(USING, "run-batch", "run_batch:run_batch", "FILE [OPTIONS]", "Answer a file of requests in OpenAI's batch format, without a server."),
-    Command(USING, "pull", "models:pull", "NAME [OPTIONS]", "Download a model and print its folder."),
-    Command(ASKING, "infer", "control:infer", "PROMPT [OPTIONS]", "Continue a text on a server."),
-    Command(ASKING, "lmtp", "lmtp:lmtp", "MODEL [HOST:PORT] [OPTIONS]", "Type prompts to an LMTP server, bridle's or LMQL's."),
-    Command(ASKING, "ps", "models:ps", "[OPTIONS]", "List the models and adapters that a running server has loaded or is loading."),
-    Command(ASKING, "top", "top:top", "[OPTIONS]", "Watch a server: queue, batch, cache, controllers and requests."),
-    Command(CONTROL, "new-controller", "new_controller:new_controller", "NAME [OPTIONS]", "Create a folder with a small controller and its tests."),
-    Command(CONTROL, "run", "control:run", "[FILE] [OPTIONS]", "Run a controller on a server and print its text."),
-    Command(CONTROL, "upload", "control:upload", "WASM [OPTIONS]", "Upload a controller and print its module id."),
-    Command(CONTROL, "tag", "control:tag", "MODULE TAG... [OPTIONS]", "Give names to a controller."),
-    Command(CONTROL, "tags", "control:tags", "[OPTIONS]", "List the names of controllers, newest first."),
-    Command(CONTROL, "replay", "replay:replay", "TRACE [MODEL] [OPTIONS]", "Run a trace again and compare every token."),
-    Command(KNOWING, "explain", "explain:explain", "TRACE [OPTIONS]", "Explain how a traced request got its tokens."),
-    Command(KNOWING, "doctor", "doctor:doctor", "[MODEL] [OPTIONS]", "Check this machine for problems and say how to fix them."),
-    Command(KNOWING, "check", "check:check", "MODEL [OPTIONS]", "Compare a model with transformers' own computation of it."),
-    Command(KNOWING, "quantize", "quantize:quantize", "MODEL OUT [OPTIONS]", "Write a model with weights in fewer bits."),
-    Command(KNOWING, "bench", "bench:bench", "NAME [OPTIONS]", "Measure a part of bridle on this machine."),
-    Command(USING, "list", "models:list_models", "[OPTIONS]", "List the models on this machine."),
-    Command(HELP, "version", "models:version", "[OPTIONS]", "Show the versions of bridle, Python and the backends."),
-    Command(CONTROL, "test", "trace_test:check_traces", "[FOLDER] [OPTIONS]", "Test controllers against recorded traces."),
-    Command(SERVING, "keys", "keys:app", "", "Make, list, limit and remove API keys."),
-    Command(SERVING, "runtime", "runtime:runtime", "[OPTIONS]", "Run the control runtime by itself."),
-    Command(ASKING, "adapters", "adapters:app", "", "List, load and unload the LoRA adapters of a running server."),
-)  # fmt: skip
+_ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
+    (HELP, "help", "help_search:help_", "[WORD...]", "Show a command's help, or find commands and flags by words."),
+    (SERVING, "serve", "serve", "[MODEL...]", "Serve models over HTTP and LMTP."),
+    (SERVING, "serve-model", "serve_model", "[MODEL]", "Serve a model to LMQL and other clients of LMTP."),
+    (SERVING, "shard", "shard", "[MODEL]", "Compute a model for a server in another process, over gRPC."),
+    (USING, "generate", "generate", "[MODEL] PROMPT", "Continue a text."),
+    (USING, "chat", "chat", "[MODEL]", "Talk to a model in the terminal."),
+    (USING, "run-batch", "run_batch", "FILE", "Answer a file of requests in OpenAI's batch format, without a server."),
+    (USING, "pull", "models", "NAME", "Download a model and print its folder."),
+    (ASKING, "infer", "control", "PROMPT", "Continue a text on a server."),
+    (ASKING, "lmtp", "lmtp", "MODEL [HOST:PORT]", "Type prompts to an LMTP server, bridle's or LMQL's."),
+    (ASKING, "ps", "models", "", "List the models and adapters that a running server has loaded or is loading."),
+    (ASKING, "top", "top", "", "Watch a server: queue, batch, cache, controllers and requests."),
+    (CONTROL, "new-controller", "new_controller", "NAME", "Create a folder with a small controller and its tests."),
+    (CONTROL, "run", "control", "[FILE]", "Run a controller on a server and print its text."),
+    (CONTROL, "upload", "control", "WASM", "Upload a controller and print its module id."),
+    (CONTROL, "tag", "control", "MODULE TAG...", "Give names to a controller."),
+    (CONTROL, "tags", "control", "", "List the names of controllers, newest first."),
+    (CONTROL, "replay", "replay", "TRACE [MODEL]", "Run a trace again and compare every token."),
+    (KNOWING, "explain", "explain", "TRACE", "Explain how a traced request got its tokens."),
+    (KNOWING, "doctor", "doctor", "[MODEL]", "Check this machine for problems and say how to fix them."),
+    (KNOWING, "check", "check", "MODEL", "Compare a model with transformers' own computation of it."),
+    (KNOWING, "quantize", "quantize", "MODEL OUT", "Write a model with weights in fewer bits."),
+    (KNOWING, "bench", "bench", "NAME", "Measure a part of bridle on this machine."),
+    (USING, "list", "models:list_models", "", "List the models on this machine."),
+    (HELP, "version", "models", "", "Show the versions of bridle, Python and the backends."),
+    (CONTROL, "test", "trace_test:check_traces", "[FOLDER]", "Test controllers against recorded traces."),
+    (SERVING, "keys", "keys:app", None, "Make, list, limit and remove API keys."),
+    (SERVING, "runtime", "runtime", "", "Run the control runtime by itself."),
+    (ASKING, "adapters", "adapters:app", None, "List, load and unload the LoRA adapters of a running server."),
+)
+COMMANDS = tuple(Command(*row) for row in _ROWS)
 
 
 def _shown_default(value: object) -> str | None:
@@ -107,13 +115,12 @@ def _tree(*, is_overview: bool = False) -> App:
     tree.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
     for number, command in enumerate(COMMANDS):
         settings: dict[str, Any] = {"help": command.summary} if is_overview else {}
-        if command.rest:
-            usage = f"Usage: bridle {command.name} {command.rest}"
+        if command.rest is not None:
+            usage = " ".join(["Usage: bridle", command.name, *command.rest.split(), "[OPTIONS]"])
             settings |= {"usage": usage, "help_epilogue": epilogue(command.name)}
         if command.name == "runtime":  # which reads its own words
             settings |= {"help_flags": [], "version_flags": []}
-        place = f"bridle.cli.{command.place}"
-        tree.command(place, name=command.name, group=command.group, sort_key=number, **settings)
+        tree.command(command.target, name=command.name, group=command.group, sort_key=number, **settings)
     return tree
 
 

@@ -18,41 +18,39 @@ class BenchOptions:
     """How much to measure, and where the figures go."""
 
     quick: Annotated[bool, Parameter(negative="")] = False
-    "Fewer tokens and rounds: minutes become seconds, ratios become rough."
+    "Measure for seconds instead of minutes, with fewer tokens and rounds. Ratios are then rough."
     model_size: Annotated[tuple[Literal["20m", "0.5b", "1.5b"], ...], Parameter(negative="")] = ()
     (
-        "For `engine`, `cpu`, `lmtp` and `steps`: `20m`, `0.5b`, `1.5b` or several (default: the first two, for `lmtp` "
-        "the second, for `cpu` the last two, for `steps` and with --quick the small one)."
+        "Model size for `engine`, `cpu`, `lmtp` and `steps`. Repeatable. Default: 20m and 0.5b; 0.5b for `lmtp`; 0.5b "
+        "and 1.5b for `cpu`; 20m for `steps` and with --quick."
     )
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = ()
-    "Sequences or streams at once; may be given several times. Default: what suits the benchmark."
+    "Number of concurrent sequences or streams. Repeatable. Default: depends on the benchmark."
     threads: int | None = None
-    "CPU threads that compute. Default: as many as there are physical cores."
+    "Number of CPU threads. Default: the number of physical cores."
     lmql: Path | None = None
     (
-        "For `lmtp`: folder of a virtual environment with the genuine LMQL, made there if it is missing (minutes, a "
-        "gigabyte). Default: in the user's cache folder."
+        "Folder of a virtual environment with LMQL, for `lmtp`. If it is missing, it is created (minutes, 1 GB). "
+        "Default: in the user's cache folder."
     )
     report: Path | None = None
     (
-        "For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it; "
-        "for `cpu`: a picture (SVG or PNG). "
-        "Needs `pip install 'bridle-llm[bench]'`."
+        "File to write: for `simulation` a Markdown page to update, with plots next to it; for `cpu` an SVG or PNG "
+        "plot. Needs `pip install 'bridle-llm[bench]'`."
     )
     parts: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     (
-        "For `cpu` and `gpu`: only the parts whose names contain this text; may be given several times. Names of `gpu` "
-        "are `probe`, `0.6b`, `8b`, `control`, `lora`; those of `cpu` are like `0.5b decode 8-bit 16x128` (sequences x "
-        "context), `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`."
+        "Measure only the parts of `cpu` or `gpu` whose names contain this text. Parts of `gpu`: `probe`, `0.6b`, "
+        "`8b`, `control`, `lora`. Parts of `cpu`: such as `0.5b decode 8-bit 16x128` (sequences x context), `0.5b "
+        "prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`. Repeatable."
     )
     folder: Path | None = None
     (
-        "For `cpu`: a folder in which models, files and the figures of each part are kept; a part whose figures are "
-        "there is not measured again, so a run that was broken off goes on. For `gpu`: each figure is added to a file "
-        "there. Default: nothing is kept."
+        "Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so "
+        "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
     )
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
-    "Print one line of JSON with all figures, last."
+    "Print all results as one line of JSON at the end."
 
     def to_settings(self) -> BenchSettings:
         from bridle.bench import BenchSettings
@@ -79,18 +77,17 @@ def bench(
     *,
     options: BenchOptions = _OPTIONS,
 ) -> int:
-    """Measure a part of bridle on this machine. Without a NAME: list what can be measured.
+    """Measure a part of bridle on this machine.
 
-    `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on models made
-    on the spot, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts, control and adapters on a GPU.
-    `control`: what steering costs. `serve`: the HTTP server under load, beside the offline engine. `overhead`: Python
-    time of a step outside the model. From a checkout of bridle there are more, some beside peers that have to be
-    installed.
+    Without a NAME, the benchmarks are listed. `engine`: generated tokens per second next to transformers'
+    `generate` and its continuous batching, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts,
+    control and adapters on a GPU. `control`: the cost of steering. `serve`: the HTTP server under load, next to the
+    offline engine. `overhead`: Python time of a step outside the model. A checkout of bridle has more.
 
     Parameters
     ----------
     name
-        What to measure.
+        Benchmark to run. Default: list them.
     """
     from bridle.bench import benchmarks, run
 

@@ -48,20 +48,17 @@ class TalkOptions:
     """How a conversation begins, and what is told of it."""
 
     system: str | None = None
-    "System prompt: what the model should know or be before the first turn."
+    "System prompt for the model."
     stats: bool = True
-    "Show counts and speed below each reply."
+    "Show token counts and speed after each reply."
     adapter: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A LoRA adapter, [NAME=]SOURCE: a folder or a hub id; may be repeated. The first one is applied at the start."
+    "LoRA adapter from a folder or the hub: [NAME=]SOURCE. The first one is used at the start. Repeatable."
     image: Files = ()
-    (
-        "A picture that goes with the first turn, for models that read some; may be repeated. In the conversation, "
-        "`/image FILE` adds one to the next turn."
-    )
+    "Image for the first turn. `/image FILE` adds one to a later turn. Repeatable."
     audio: Files = ()
-    "A sound that goes with the first turn, for models that read some, and `/audio FILE` likewise."
+    "Sound file for the first turn. `/audio FILE` adds one to a later turn. Repeatable."
     video: Files = ()
-    "A video, in the same way, and `/video FILE`."
+    "Video file for the first turn. `/video FILE` adds one to a later turn. Repeatable."
 
 
 _TALK = TalkOptions()
@@ -81,13 +78,13 @@ def chat(
 ) -> int:
     """Talk to a model in the terminal.
 
-    `bridle chat` talks to the demo model, `bridle chat Qwen/Qwen3-0.6B` to that one. In the conversation,
-    `/help` lists commands; Ctrl-C stops a reply, Ctrl-D ends the conversation.
+    `bridle chat` uses the demo model, `bridle chat Qwen/Qwen3-0.6B` another one. `/help` lists the commands of a
+    conversation. Ctrl-C stops a reply, Ctrl-D ends the conversation.
 
     Parameters
     ----------
     name
-        Folder, hub id, `demo` or `demo-sees`.
+        Model to load: folder, hub id, `demo` or `demo-sees`.
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 

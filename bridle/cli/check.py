@@ -18,20 +18,20 @@ def check(
     quantization: Literal["none", "auto", "int8", "q8_0", "q4_0"] = "none",
     text: Path | None = None,
 ) -> int:
-    """Compare a model with transformers' own computation of it, and with itself quantized.
+    """Compare a model with transformers' own computation of it.
 
-    The exit code is 0 if the first two agree and 1 if they do not.
+    The exit code is 0 if both agree, else 1.
 
     Parameters
     ----------
     name
-        Folder, hub id or `demo`.
+        Model to check: folder, hub id or `demo`.
     revision
         Branch, tag or commit of a hub model.
     quantization
-        Report perplexity and the share of unchanged likeliest tokens in this form; `auto`: in all it chooses from.
+        Quantization to compare as well, by perplexity and share of unchanged most likely tokens; `auto` compares all.
     text
-        File to read for that. Default: a short sample.
+        File of text for that comparison. Default: a short sample.
     """
     check_models(name, revision=revision)
     from bridle.load_progress import shown

@@ -28,10 +28,8 @@ _PATIENCE = 120.0  # seconds to come back again and again
 #: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
 _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
 
-Level = Annotated[str, Parameter(name=["--log-level", "-l"])]
 MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
 Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
-Save = Annotated[Path | None, Parameter(name="--save")]
 _SERVER = Server()
 _CONSTRAINT = ConstraintOptions()
 _TRACING = TraceOptions()
@@ -43,16 +41,38 @@ class SamplingFlagGroup:
     """How tokens are drawn where the controller does not say."""
 
     max_tokens: MaxTokens = None
-    "Most tokens of each output. Default: what the context holds."
+    "Maximum number of tokens of each output. Default: what the context holds."
     temperature: float | None = None
-    "0, the default, always takes the likeliest token."
+    "Sampling temperature; 0 always takes the most likely token. Default: 0."
     adapter: str | None = None
     "Name of a LoRA adapter of the model."
     speculate: Drafts = None
-    "Draft so many tokens at once: `auto` as many as pay, `off` none. Default: as the server is set."
+    "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: the server's setting."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What is printed and kept of a run."""
+
+    save: Annotated[Path | None, Parameter(name="--save")] = None
+    "File to write everything about the run to, as with `--json`."
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    "Print request, answer, texts, logs, variables, counts and times as JSON, instead of the text."
+    log_level: Annotated[str, Parameter(name=["--log-level", "-l"])] = "1"
+    "Amount of output: 1 for the text, 3 also for logs, counts and times, 5 also for all that the server sends."
+
+    @property
+    def level(self) -> int:
+        """The level as a number. Raises `InvalidRequest`."""
+        level = _LEVELS.get(self.log_level)
+        if level is None and not self.log_level.isdecimal():
+            raise InvalidRequest(f"--log-level is {self.log_level!r}; must be a number from 0 to 5", "log_level")
+        return 0 if self.as_json else int(self.log_level) if level is None else level
 
 
 _DRAWING = SamplingFlagGroup()
+_OUTPUT = ReportOptions()
 
 
 def run(
@@ -64,34 +84,29 @@ def run(
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
     drawing: SamplingFlagGroup = _DRAWING,
     watch: Annotated[bool, Parameter(negative="")] = False,
-    save: Save = None,
-    log_level: Level = "3",
+    output: ReportOptions = _OUTPUT,
     server: Server = _SERVER,
     tracing: TraceOptions = _TRACING,
 ) -> int:
-    """Run a controller on a server.
+    """Run a controller on a server and print its text.
 
     `bridle run script.js` runs a script with the controller for its language, `bridle run guest.wasm` uploads a
-    controller and runs it, `echo text | bridle run - -c mine` gives it standard input. The exit code is 1 if the
+    controller and runs it, `echo text | bridle run - -c mine` passes it standard input. The exit code is 1 if the
     controller failed.
 
     Parameters
     ----------
     file
-        Text that the controller gets as its argument; `-` is standard input.
+        File with the controller's argument, such as a script; `-` is standard input.
     ctrl
-        Name of a standard controller, module id, tag or `gh:` name, or `none`. Default: by the ending of FILE. Given
-        several times, further ones steer beside the first, without an argument.
+        Controller to run: standard name, module id, tag, `gh:` name or `none`. Repeatable: further controllers also
+        steer, without an argument. Default: by the file name extension of FILE.
     upload
-        A .wasm file to upload and run, with FILE as its argument.
+        Wasm file to upload and run, with FILE as its argument.
     prompt
         Text to start from.
     watch
         Run again whenever the files are saved, until Ctrl-C.
-    save
-        Write request, answer, texts, logs, variables, counts and times to this file, as JSON.
-    log_level
-        1 prints the texts alone, 3 also logs and counts, 5 also everything the server sends.
     """
     program = program_to_run(file, ctrl, upload)
     tracing.check()
@@ -99,7 +114,7 @@ def run(
 
     def once(is_stale: Callable[[], bool] = lambda: False) -> int:
         body = program.body(api) | _given(prompt=prompt, **asdict(drawing))
-        return _run(api, body, save, log_level, tracing, is_stale)
+        return _run(api, body, output, tracing, is_stale)
 
     if not watch:
         return once()
@@ -118,8 +133,7 @@ def infer(
     temperature: float | None = None,
     adapter: str | None = None,
     speculate: Drafts = None,
-    save: Save = None,
-    log_level: Level = "1",
+    output: ReportOptions = _OUTPUT,
     server: Server = _SERVER,
     form: ConstraintOptions = _CONSTRAINT,
     tracing: TraceOptions = _TRACING,
@@ -129,21 +143,17 @@ def infer(
     Parameters
     ----------
     words
-        The text; `-` is standard input.
+        Text to continue; `-` is standard input.
     ctrl
-        Name of a controller that steers, without an argument (`bridle run` gives one); may be given several times.
+        Controller that steers, without an argument (`bridle run` passes one). Repeatable.
     max_tokens
-        Most tokens to generate.
+        Maximum number of output tokens.
     temperature
-        0, the default, always takes the likeliest token.
+        Sampling temperature; 0 always takes the most likely token. Default: 0.
     adapter
         Name of a LoRA adapter of the model.
     speculate
-        Draft so many tokens at once: `auto` as many as pay, `off` none. Default: as the server is set.
-    save
-        Write everything about the run to this file, as JSON.
-    log_level
-        1 prints the text alone, 3 also counts, 5 also everything the server sends.
+        Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: the server's setting.
     """
     if len(words) != 1:
         said = " ".join(words)[:60] or "Once upon a time"
@@ -157,7 +167,7 @@ def infer(
     body |= _given(constraint=form.plain())
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter, speculate=speculate)
     tracing.check()
-    return _run(server.api(), body, save, log_level, tracing)
+    return _run(server.api(), body, output, tracing)
 
 
 def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), server: Server = _SERVER) -> int:
@@ -166,9 +176,9 @@ def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), 
     Parameters
     ----------
     wasm
-        The .wasm file.
+        Wasm file to upload.
     tag
-        A name for it; may be given several times.
+        Name for the controller. Repeatable.
     """
     api = server.api()
     data = api.upload(read_wasm(wasm))
@@ -194,7 +204,7 @@ def tag(
     module
         Module id, as `bridle upload` prints it.
     tags
-        Names. Users who are no admins set only those that begin with their own name and a dot.
+        Names for it. Users who are not admins may only use names that begin with their own name and a dot.
     """
     if not tags:
         raise InvalidRequest("tag takes MODULE and at least one TAG", "TAG")
@@ -203,7 +213,10 @@ def tag(
 
 
 def tags(*, server: Server = _SERVER) -> int:
-    """List the names of controllers, newest first: name, module, sizes, time, user."""
+    """List the names of controllers, newest first.
+
+    The columns are name, module id, sizes, time and user.
+    """
     found = server.api().tags()
     _print_tags(found)
     if not found:
@@ -214,19 +227,18 @@ def tags(*, server: Server = _SERVER) -> int:
 def _run(
     api: Api,
     body: dict[str, Any],
-    save: Path | None,
-    level: str,
+    output: ReportOptions,
     tracing: TraceOptions,
     is_stale: Callable[[], bool] = lambda: False,
 ) -> int:
     """Print a run while it goes on. A run that breaks off is saved up to there; one that is stale is left. If the
     server says so, the request is sent again later: the server compiles an interpreter once, before the first script
     runs."""
-    report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), _level(level))
+    report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), output.level)
     patience = _PATIENCE
     while True:
         try:
-            code = _run_once(api, report, save, is_stale)
+            code = _run_once(api, report, output, is_stale)
         except ApiError as error:
             if error.retry_after is None or report.response or patience < error.retry_after or is_stale():
                 raise
@@ -248,7 +260,7 @@ def _keep_trace(api: Api, tracing: TraceOptions) -> None:
         tracing.trace.write_bytes(text)
 
 
-def _run_once(api: Api, report: RunReport, save: Path | None, is_stale: Callable[[], bool]) -> int:
+def _run_once(api: Api, report: RunReport, output: ReportOptions, is_stale: Callable[[], bool]) -> int:
     try:
         with api.run(report.request) as items:
             report.note("http_response")
@@ -256,21 +268,14 @@ def _run_once(api: Api, report: RunReport, save: Path | None, is_stale: Callable
                 report.add(item)
                 if is_stale():
                     return 0
-        report.print_end()
+        report.print_json() if output.as_json else report.print_end()
     finally:
-        if save is not None:
-            report.save(save)
+        if output.save is not None:
+            report.save(output.save)
     if report.error:
         print(f"bridle: the controller failed: {report.error}", file=sys.stderr)
         return _FAILED
     return 0
-
-
-def _level(text: str) -> int:
-    level = _LEVELS.get(text)
-    if level is None and not text.isdecimal():
-        raise InvalidRequest(f"--log-level is {text!r}; must be a number from 0 to 5", "log_level")
-    return int(text) if level is None else level
 
 
 def _given(**fields: Any) -> dict[str, Any]:

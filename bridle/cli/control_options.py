@@ -25,33 +25,30 @@ class ControlOptions:
     """The runtime that hosts Wasm controllers."""
 
     control: Literal["auto", "on", "off"] = "auto"
-    "`auto` starts the control runtime if its packages are installed."
+    "Start the runtime of Wasm controllers; `auto` starts it if its packages are installed."
     controller_class: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     (
-        "A Python class of controllers that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is "
-        "a module or a Python file; may be repeated. Its code runs in the server, without a sandbox."
+        "Python controller that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is a module or "
+        "a file. It runs in the server without a sandbox. Repeatable."
     )
     control_store: Path | None = None
-    "Folder of uploaded controllers. Default: in the user's data folder."
+    "Folder for uploaded controllers. Default: in the user's data folder."
     control_prepare: bool = True
-    "Compile the controllers that come with bridle in the background, so that they are ready when they are asked for."
+    "Compile the standard controllers in the background, so that their first use is fast."
     aici_rt: str | None = None
-    "Path of a control runtime to use instead of bridle's own."
+    "Path of a control runtime that replaces bridle's own."
     aici_rtarg: Annotated[
         tuple[str, ...], Parameter(name=["--aici-rtarg", "-A"], negative="", allow_leading_hyphen=True)
     ] = ()
-    "A further argument for the control runtime; may be repeated."
+    "Argument for the control runtime. Repeatable."
     aici_dialect: Literal[1, 2] = 2
-    "Dialect that the control runtime speaks."
+    "Protocol version of the control runtime."
     policy_rtarg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
-    (
-        "An argument for the control runtime of Wasm policies, which is one of its own, such as "
-        "`--policy-rtarg=--limit=max_memory=134217728`; may be repeated."
-    )
+    "Argument for the runtime of Wasm policies, such as `--policy-rtarg=--limit=max_memory=134217728`. Repeatable."
     aici_trace: Path | None = None
     (
-        "File to which a trace of what engine and control runtime say to each other is appended, for `bridle replay`, "
-        "`bridle explain` and `bridle test`; at most 1 GiB."
+        "File to append a trace of the control runtime to, for `bridle replay`, `bridle explain` and `bridle test`. It "
+        "grows to at most 1 GiB."
     )
 
     def to_settings(self) -> ControlSettings:
@@ -75,10 +72,7 @@ class ToolOptions:
     """What controllers may call."""
 
     tools: Path | None = None
-    (
-        "TOML file of tools that controllers may call while their outputs wait: Python functions, HTTP requests that "
-        "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
-    )
+    "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."
 
     def desk(self) -> ToolExecutor | None:
         """The tools of the file, started; whoever takes them closes them."""

@@ -34,33 +34,33 @@ _KINDS: Mapping[str, Any] = {
 }
 #: What a flag's help begins with. One that is not here has the name of its field.
 _TOLD: Mapping[str, str] = {
-    "min_tokens": "No end before so many tokens.",
-    "typical_p": "Draw among the tokens whose surprise is nearest to the expected one, up to this probability.",
-    "presence_penalty": "Taken from the logit of each token that the output has.",
-    "frequency_penalty": "Taken from the logit of a token for each time that the output has it.",
-    "logit_bias": "TOKEN=ADDEND adds to the logit of a token id, or of each token of a text.",
-    "stop_token_ids": "A token id that ends the output.",
-    "include_stop_str_in_output": "Print the text of `--stop` that ended the output, too.",
-    "ignore_eos": "Go on after the model's end token. Default: only under a sandboxed controller.",
-    "skip_special_tokens": "Leave the texts of special tokens out.",
+    "min_tokens": "Minimum number of output tokens.",
+    "typical_p": "Sample from the tokens whose surprise is closest to the expected one, up to this probability.",
+    "presence_penalty": "Penalty on the logit of each token that the output already has.",
+    "frequency_penalty": "Penalty on the logit of a token for each time that the output already has it.",
+    "logit_bias": "Addend for the logit of a token id, or of each token of a text, as TOKEN=ADDEND.",
+    "stop_token_ids": "Token id that ends the output.",
+    "include_stop_str_in_output": "Print the `--stop` text that ended the output, too.",
+    "ignore_eos": "Continue after the model's end token. Default: only under a sandboxed controller.",
+    "skip_special_tokens": "Omit the texts of special tokens.",
     "watermark": "Write a green-list watermark.",
-    "top_n_sigma": "Only tokens at most so many standard deviations below the largest logit.",
-    "xtc_probability": "XTC: how often the likeliest tokens go, but for the least likely of them.",
-    "xtc_threshold": "XTC: tokens of at least this probability are such.",
-    "dynatemp_range": "How far the temperature goes down and up with the entropy.",
-    "dynatemp_exponent": "The power of the entropy for that.",
-    "mirostat": "2 is Mirostat 2.0, 0 none.",
-    "mirostat_tau": "Mirostat: the surprise to hold, in bits.",
-    "mirostat_eta": "Mirostat: how fast it follows.",
-    "dry_multiplier": "DRY: what a token loses that would go on with a repetition.",
-    "dry_base": "DRY: the factor for each further token of the repetition.",
-    "dry_allowed_length": "DRY: the longest repetition that loses nothing.",
-    "dry_penalty_last_n": "DRY: how many of the last tokens count; -1 is all.",
-    "dry_sequence_breakers": "DRY: a text across which nothing counts as a repetition.",
-    "bad_words": "A text that is never completed.",
-    "banned_phrases": "A text that the output never holds.",
-    "allowed_token_ids": "A token id that may be drawn; none else.",
-    "prediction": "Most of what the output will be, which is drafted first.",
+    "top_n_sigma": "Exclude tokens more than this many standard deviations below the largest logit.",
+    "xtc_probability": "XTC: probability of excluding the most likely tokens except the least likely one of them.",
+    "xtc_threshold": "XTC: minimum probability of the tokens to exclude.",
+    "dynatemp_range": "Range by which the temperature falls and rises with the entropy.",
+    "dynatemp_exponent": "Exponent of the entropy for `--dynatemp-range`.",
+    "mirostat": "Mirostat version: 2 for Mirostat 2.0, 0 for none.",
+    "mirostat_tau": "Mirostat: target surprise in bits.",
+    "mirostat_eta": "Mirostat: learning rate.",
+    "dry_multiplier": "DRY: penalty on a token that would continue a repetition.",
+    "dry_base": "DRY: factor of the penalty for each further token of a repetition.",
+    "dry_allowed_length": "DRY: length of the longest repetition without a penalty.",
+    "dry_penalty_last_n": "DRY: number of last tokens to search; -1 for all.",
+    "dry_sequence_breakers": "DRY: text across which repetitions do not count.",
+    "bad_words": "Text that is never completed.",
+    "banned_phrases": "Text that the output never contains.",
+    "allowed_token_ids": "Token id that may be sampled; others may not.",
+    "prediction": "Expected output; its tokens are used as drafts.",
 }
 
 
@@ -78,9 +78,9 @@ def derived_options(params: type[SamplingParams] = SamplingParams) -> type[Any]:
 def _option(given: Field[Any], params: type[SamplingParams]) -> tuple[str, Any, Any]:
     """Name, type and default of the flag for one field."""
     kind = _KINDS[str(given.type).removesuffix(" | None")]
-    is_list, told = kind in (_TEXTS, _IDS), _TOLD.get(given.name, f"`{given.name}` of sampling parameters.")
+    is_list, told = kind in (_TEXTS, _IDS), _TOLD.get(given.name, f"Sampling parameter `{given.name}`.")
     if is_list:
-        flag = Parameter(group=FURTHER, help=f"{told} May be given several times.", negative="")
+        flag = Parameter(group=FURTHER, help=f"{told} Repeatable.", negative="")
         return given.name, Annotated[kind, flag], field(default=())
     if meanings(params)[given.name].within is not None and given.default is not None:
         told = f"{told} Default: {given.default:g}."

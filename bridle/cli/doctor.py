@@ -23,17 +23,16 @@ _LOW_MEMORY = 2 << 30  # bytes; the demo model with its libraries needs about on
 
 
 def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, port: Port = 8080) -> int:
-    """Look for what would keep bridle from working here.
+    """Check this machine for problems and say how to fix them.
 
-    `bridle doctor Qwen/Qwen3-0.6B` also looks whether that model can be served. The exit code is 1 if there is a
-    problem.
+    `bridle doctor Qwen/Qwen3-0.6B` also checks if that model can be served. The exit code is 1 if there is a problem.
 
     Parameters
     ----------
     name
-        A folder or a hub id to look at, too.
+        Model to check, too: folder or hub id.
     port
-        The port that `bridle serve` would listen on.
+        Port that `bridle serve` will listen on.
     """
     from bridle.model.hub_lookup import hub_name, local_path
 

@@ -27,21 +27,21 @@ def explain(
     tokens: bool = True,
     schema: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Say what happened to a traced request.
+    """Explain how a traced request got its tokens.
 
-    `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl`: where the mask fought the model, what
-    controllers took time for, what was computed in vain, and the text in the colours of where its tokens came from.
+    `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl` shows where the mask excluded what the
+    model preferred, how long controllers took, what was computed in vain, and the output in the colours of its origins.
 
     Parameters
     ----------
     path
-        A file that `--trace`, `LLM.generate(trace=FILE)` or `GET /v1/traces/ID` gave.
+        Trace file from `--trace`, `LLM.generate(trace=FILE)` or `GET /v1/traces/ID`.
     top
-        How many fights between mask and model to list.
+        Number of conflicts between mask and model to list.
     tokens
-        Show the texts, in colours.
+        Show the outputs in colours.
     schema
-        Print the JSON schema of a line of such a file, and nothing else.
+        Print only the JSON schema of a line of a trace file.
     """
     from rich.console import Console
 

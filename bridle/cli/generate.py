@@ -32,22 +32,22 @@ class AskOptions:
     """What goes with the prompt, and how the answer is told."""
 
     chat: Annotated[bool, Parameter(negative="")] = False
-    "Put the prompt into the model's chat template, as a user's message."
+    "Send the prompt as a user message, in the model's chat template."
     image: Files = ()
     (
-        "A picture, for models that read some; may be repeated. With --chat pictures come before the text, else the "
-        "prompt has the model's own placeholder for each."
+        "Image for the prompt. With --chat it comes before the text; otherwise the prompt must contain the model's "
+        "placeholder. Repeatable."
     )
     audio: Files = ()
-    "A sound, in the same way."
+    "Sound file for the prompt, placed like an image. Repeatable."
     video: Files = ()
-    "A video, in the same way."
+    "Video file for the prompt, placed like an image. Repeatable."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
-    "Print one JSON object with text, tokens and counts, when all is done."
+    "Print one JSON object with text, tokens and counts at the end."
     stats: bool = True
-    "Say on stderr how many tokens there were and how fast they came."
+    "Print token counts and speed to standard error."
     adapter: str | None = None
-    "A LoRA adapter to apply: a folder, a GGUF file, or a hub id, with `@REVISION` if need be."
+    "LoRA adapter to apply: folder, GGUF file or hub id, optionally with @REVISION."
 
     @property
     def files(self) -> list[tuple[str, Path]]:
@@ -79,14 +79,13 @@ def generate(
 ) -> int:
     """Continue a text.
 
-    `bridle generate "Once upon a time"` lets the demo model do it,
-    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0` that one.
+    `bridle generate "Once upon a time"` uses the demo model,
+    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0` another one.
 
     Parameters
     ----------
     words
-        The text to continue, after the MODEL that shall do it (left out: the demo model). `-` reads standard
-        input.
+        Text to continue, optionally after a MODEL. `-` reads standard input. Default of MODEL: demo.
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 

@@ -51,12 +51,14 @@ class HelpEntry:
 
 
 def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=True)]) -> int:
-    """Show a command's help, or find commands and flags by words: `bridle help batch`, `bridle help kv memory`.
+    """Show a command's help, or find commands and flags by words.
+
+    `bridle help serve` shows the page of a command, `bridle help kv memory` finds what is about both words.
 
     Parameters
     ----------
     words
-        A command, or words that all must occur in a flag's name, variable or description, or in a command's.
+        Command, or words that must all occur in the name, variable or description of a flag or command.
     """
     from bridle.cli.app import app, show_overview
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from bridle.cli.short_help import epilogue
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -19,19 +20,23 @@ if TYPE_CHECKING:
 
 File = Annotated[Path | None, Parameter(name="--keys")]
 
-app = App(name="keys", help="Make, list, limit and remove API keys. A running server takes changes up at once.")
+app = App(
+    name="keys",
+    help="Make, list, limit and remove API keys. A running server takes changes up at once.",
+    help_epilogue=epilogue("keys"),
+)
 
 
 @app.command
 def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False, keys: File = None) -> int:
-    """Make a key and print it. It cannot be shown again: only its hash is kept.
+    """Make a key and print it. Only its hash is stored, so it cannot be shown again.
 
     Parameters
     ----------
     user
-        Whose key it is; a user may have several.
+        User who owns the key. A user may have several keys.
     admin
-        Let its owner set every tag of controllers.
+        Let the user manage everything, such as every tag of controllers.
     keys
         File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
     """
@@ -44,7 +49,7 @@ def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False,
 
 @app.command(name="list")
 def list_keys(*, keys: File = None) -> int:
-    """List keys: how each begins, user, role, when it was made, what the user is limited to.
+    """List keys: first characters, user, role, creation time, limits.
 
     Parameters
     ----------
@@ -73,21 +78,21 @@ def limit(
     most_urgent: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
     keys: File = None,
 ) -> int:
-    """Limit how much a user may ask for, with any key. What is not given is not limited.
+    """Set the limits of a user, for all of the user's keys. Limits that are left out are removed.
 
     Parameters
     ----------
     user
-        Whose keys are meant.
+        User to limit.
     requests_per_minute
-        Requests in a minute; more are told when to come back.
+        Maximum number of requests per minute. Default: no limit.
     tokens_per_minute
-        Tokens in a minute, of prompts and of outputs.
+        Maximum number of prompt and output tokens per minute. Default: no limit.
     weight
-        Share of the engine when it is busy: a user of weight 2 gets twice as much as one of weight 1.
+        Share of a busy engine, relative to other users.
     most_urgent
-        The smallest number that the user may ask for as priority; smaller ones are served first. At 0 they may step
-        back, but not push forward; above 0 that is where all their requests begin. Admins may ask for any.
+        Lowest priority number that the user may ask for; lower numbers are served first. At 0 users may lower their
+        priority but not raise it. Above 0 this is the default of their requests. Admins may ask for any.
     keys
         File of keys. Default: keys.db in the user's data folder.
     """
@@ -107,7 +112,7 @@ def remove(which: str, /, *, keys: File = None) -> int:
     Parameters
     ----------
     which
-        How the key begins, as `bridle keys list` shows it, or a user.
+        First characters of a key, as `bridle keys list` shows them, or a user.
     keys
         File of keys. Default: keys.db in the user's data folder.
     """

@@ -25,35 +25,35 @@ class LimitOptions:
     """The bounds on one client, and on all clients together."""
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
-    "Most prompt tokens in flight, queued or running; further requests get a 429."
+    "Maximum number of prompt tokens in flight, queued or running. Further requests get status 429."
     max_body_bytes: Annotated[int | None, Parameter(name=spellings("--max-body-bytes"), converter=byte_size)] = None
-    "Largest body of a request (`16MiB` works); 4 MiB unless given, 32 MiB where a model reads pictures."
+    "Maximum size of a request body, such as `16MiB`. Default: 4MiB, or 32MiB for models that read images."
     max_header_bytes: Annotated[int, Parameter(converter=byte_size)] = 64 << 10
-    "Largest head of a request: its first line and headers."
+    "Maximum size of a request's first line and headers."
     max_prompts: Annotated[int, Parameter(name=spellings("--max-prompts"), converter=count)] = 128
-    "Most prompts in one call."
+    "Maximum number of prompts in one request."
     max_choices: Annotated[int, Parameter(converter=count)] = 256
-    "Most choices of one call, over all its prompts."
+    "Maximum number of choices in one request, over all its prompts."
     default_max_tokens: Count = None
     (
-        "Most output tokens of a request that sets no limit, on every API. Default: what the API says, else the "
-        "checkpoint, else up to the context."
+        "Maximum number of output tokens of requests that set no limit. Default: the API's, the checkpoint's, or what "
+        "the context holds."
     )
     max_connections: Annotated[int, Parameter(converter=count)] = 4096
-    "Most open connections, WebSockets included; requests on further ones get a 429."
+    "Maximum number of open connections, including WebSockets. Further ones get status 429."
     receive_timeout: float = 30.0
-    "Seconds that a request's head may take to arrive, and its body."
+    "Seconds in which a request's headers, and then its body, must arrive."
     send_timeout: float = 30.0
-    "Seconds that a client may leave its connection full before it is cut."
+    "Seconds after which a client that does not read is disconnected."
     ping_interval: Annotated[float, Parameter(name=spellings("--ping-interval"))] = 15.0
-    "Seconds after which a quiet stream gets a comment or a `ping` event, so that clients and proxies keep it open."
+    "Seconds between keep-alive events of a stream that has nothing to send."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
-    "Refuse bodies with any unknown field, even one that could not change a text."
+    "Reject requests with unknown fields, even harmless ones."
 
     drop_system_block: Annotated[tuple[str, ...], Parameter(negative="")] = DROPPED
     (
-        "Leave out the blocks of `system` on /v1/messages that begin like this, since they differ in every session and "
-        "end the prefix cache; may be repeated; `none` keeps all."
+        "Remove `system` blocks of /v1/messages that start with this text. They differ per session and would prevent "
+        "prefix caching. `none` keeps all. Repeatable."
     )
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:

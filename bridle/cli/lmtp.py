@@ -35,21 +35,21 @@ def lmtp(
     tokens: Annotated[bool, Parameter(negative="")] = False,
     tokenizer: str | None = None,
 ) -> int:
-    """Type prompts at a server of LMTP, bridle's or LMQL's own.
+    """Type prompts to an LMTP server, bridle's or LMQL's.
 
     A line is a prompt, then options, as in `Hello there max_tokens=5 temperature=1.2`; values are Python literals.
-    More prompts can be typed while others are being answered. `quit` or Ctrl-D leaves, Ctrl-C cuts the answers short.
+    Prompts can be typed while others are being answered. Ctrl-C stops the answers, `quit` or Ctrl-D ends the command.
 
     Parameters
     ----------
     name
-        Name of the model, as the server knows it.
+        Name of the model on the server.
     endpoint
-        Where the server is; also an address such as `http://any:KEY@host:8080/lmtp`.
+        Address of the server, also as a URL such as `http://any:KEY@host:8080/lmtp`.
     tokens
-        Show each token object instead of the text alone.
+        Show token objects instead of text.
     tokenizer
-        For servers that know tokens only: folder or hub id of the tokenizer. Default: MODEL.
+        Folder or hub id of the tokenizer, for servers that only know tokens. Default: MODEL.
     """
     check_models(tokenizer)
     return asyncio.run(_talk(name, endpoint, tokens, tokenizer))

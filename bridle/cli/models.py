@@ -25,9 +25,10 @@ _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_
 
 
 def list_models(*, as_json: AsJson = False) -> int:
-    """List the models on this machine: name, where it came from, size, time of the last change.
+    """List the models on this machine.
 
-    These are the models that come with bridle, and those in the local Hugging Face cache.
+    The columns are name, source, size and time of the last change. The list has the models that come with bridle, and
+    those in the local Hugging Face cache.
 
     Parameters
     ----------
@@ -51,12 +52,14 @@ def list_models(*, as_json: AsJson = False) -> int:
 
 
 def pull(name: Annotated[str, Parameter(name="NAME")], /, *, revision: str | None = None) -> int:
-    """Download a model into the local cache, so that other commands find it there. Prints its folder.
+    """Download a model and print its folder.
+
+    Other commands then find it in the local Hugging Face cache.
 
     Parameters
     ----------
     name
-        A hub id such as `Qwen/Qwen3-0.6B`, or `owner/name:Q4_K_M` for a GGUF file.
+        Hub id such as `Qwen/Qwen3-0.6B`, or `owner/name:Q4_K_M` for a GGUF file.
     revision
         Branch, tag or commit of a hub model.
     """
@@ -70,12 +73,12 @@ def pull(name: Annotated[str, Parameter(name="NAME")], /, *, revision: str | Non
 
 
 def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
-    """List the models and adapters that a running server has loaded, or is loading.
+    """List the models and adapters that a running server has loaded or is loading.
 
     Parameters
     ----------
     as_json
-        Print one JSON object a line, as `/v1/models` gives it.
+        Print one JSON object a line, as in `/v1/models`.
     """
     rows = [row for row in server.api().models() if row.get("state") != "loadable"]
     if as_json:

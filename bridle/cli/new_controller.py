@@ -19,7 +19,7 @@ def new_controller(
     module: Annotated[bool, Parameter(negative="")] = False,
     into: Annotated[Path, Parameter(name="--into")] = _HERE,
 ) -> int:
-    """Make a folder with a small controller that builds and is tested with one command.
+    """Create a folder with a small controller and its tests.
 
     `js` and `python` are scripts, which the server's `jsctrl` and `pyctrl` run; they need no tool chain. The others
     become WebAssembly modules: `c` with the Python package ziglang, `assemblyscript` with npm, `rust` with rustc.
@@ -27,13 +27,13 @@ def new_controller(
     Parameters
     ----------
     name
-        Small letters, digits and dashes: the name of the folder, and the tag that `make upload` sets.
+        Name of the folder and of the tag that `make upload` sets: small letters, digits and dashes.
     lang
-        The language.
+        Language of the controller.
     module
-        Make Python a module of its own, with all of the interpreter in it, instead of a script.
+        Build a module with a Python interpreter instead of a Python script.
     into
-        Where to make the folder. Default: here.
+        Folder to create it in. Default: the current one.
     """
     from bridle.controllers import templates
 

@@ -42,48 +42,45 @@ class ModelOptions:
     """The checkpoint, and how it is loaded."""
 
     draft_model: Annotated[str | None, Parameter(name=spellings("--draft-model"))] = None
-    (
-        "A smaller model of the same vocabulary, which drafts tokens: folder, hub id or GGUF file. It changes the time "
-        "and no token."
-    )
+    "Smaller model with the same vocabulary that drafts tokens: folder, hub id or GGUF file. The output is unchanged."
     revision: str | None = None
     "Branch, tag or commit of a hub model."
     tokenizer: str | None = None
-    "Folder or hub id of another tokenizer than the checkpoint's own."
+    "Folder or hub id of a tokenizer that replaces the checkpoint's own."
     backend: Literal["torch", "llamacpp"] = "torch"
-    "What computes: torch, or llama.cpp, which reads GGUF files."
+    "Library that computes the model: `torch`, or `llamacpp` for GGUF files."
     dtype: DType = "auto"
-    "Type of the weights; `auto` is float32 on a CPU, the checkpoint's own on a GPU."
+    "Type of the weights; `auto` is float32 on a CPU and the checkpoint's own type on a GPU."
     device: str = "auto"
-    "`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
+    "Device to use: `cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
     quantization: Quantization = "none"
     (
-        "Compress weights at load time, on a CPU: to `int8`, or GGUF's blocks `q8_0` and `q4_0`; `auto` takes the "
-        "fastest that keeps 95 % of the likeliest tokens on a sample text."
+        "Compress weights while loading, on a CPU: `int8`, or GGUF's `q8_0` and `q4_0`. `auto` takes the fastest one "
+        "that keeps 95 % of the most likely tokens of a sample text."
     )
     kv_cache_dtype: KVCacheDType = "auto"
     (
-        "Type of keys and values, on a CPU: `bfloat16` takes half of float32's memory, `int8` a little more than a "
-        "quarter; `auto` is `--dtype`."
+        "Type of the KV cache on a CPU: `bfloat16` needs half as much memory as float32, `int8` about a quarter. "
+        "`auto` is `--dtype`."
     )
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
-    "What multiplies adapters: `fused` kernels on a GPU, or plain `torch`."
+    "Implementation of LoRA: `fused` kernels on a GPU, or `torch`."
     enforce_eager: bool = False
-    "On a GPU: compute short steps without CUDA graphs, which take a few seconds to capture, and memory."
+    "Disable CUDA graphs, which take some seconds and memory to capture."
     max_model_len: Count = None
-    "Longest sequence, prompt and output together (`32k` works). Default: what the checkpoint says."
+    "Maximum length of a sequence, prompt and output together, such as `32k`. Default: the checkpoint's."
     kv_memory: Bytes = None
-    "Memory for the KV cache (`2GiB` works). Default: what the model can use, as far as the machine can spare it."
+    "Memory for the KV cache, such as `2GiB`. Default: what the model can use, if the machine has it."
     block_size: Count = None
-    "Tokens in one block of the KV cache."
+    "Number of tokens in one block of the KV cache."
     num_threads: Count = None
-    "CPU threads that compute. Default: torch's choice, but no more than a container has processor time for."
+    "Number of CPU threads. Default: torch's choice, limited by the container's CPU quota."
     generation_config: Literal["auto", "none"] = "auto"
-    "`auto`: requests get what they leave out of sampling from the checkpoint's generation_config.json."
+    "Sampling defaults for requests: `auto` reads the checkpoint's generation_config.json, `none` ignores it."
     image_hosts: Annotated[tuple[str, ...], Parameter(name=spellings("--allow-image-host"), negative="")] = ()
     (
-        "A host whose pictures requests may name by an https address: HOST[:PORT], with =NETWORK behind it if its "
-        "addresses are not public; may be repeated. Default: nothing is fetched."
+        "Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are "
+        "not public. Repeatable. Default: none."
     )
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
@@ -96,48 +93,51 @@ class EngineOptions:
     """What a step may hold, which requests wait, and how long they may be."""
 
     max_num_seqs: Annotated[Count, Parameter(name=spellings("--max-num-seqs"))] = None
-    "Most sequences that run at once. Default: 256."
+    "Maximum number of sequences that run at once. Default: 256."
     max_batch_prefill_tokens: Count = None
-    "Most prompt tokens computed in one step. Default: 256 on a CPU, 4096 on a GPU."
+    "Maximum number of prompt tokens in one step. Default: 256 on a CPU, 4096 on a GPU."
     max_batch_total_tokens: Count = None
-    "Tokens of all running requests that the KV cache holds. Default: as many as fit beside the largest step."
+    "Size of the KV cache in tokens. Default: what memory allows."
     max_num_batched_tokens: Count = None
-    "Most tokens computed in one step. Default: a token for each sequence beside `--max-batch-prefill-tokens`."
+    "Maximum number of tokens in one step. Default: `--max-batch-prefill-tokens` and one for each sequence."
     waiting_served_ratio: float | None = None
     (
-        "Queued prompts wait until there are this many for each running sequence. Default: 0, so that none waits; "
-        "0.3 without chunks, 1.2 if only `--max-waiting-tokens` is given."
+        "Hold queued prompts back until there are this many for each running sequence. Default: 0; 0.3 without chunked "
+        "prefill; 1.2 if only `--max-waiting-tokens` is set."
     )
     max_waiting_tokens: Count = None
-    "Most steps that queued prompts wait while others decode. Default: 20."
+    "Maximum number of steps for which queued prompts are held back. Default: 20."
     chunked_prefill: bool = True
-    "Compute long prompts in pieces, beside the tokens of other requests; otherwise whole, while the others pause."
+    (
+        "Compute long prompts in chunks together with the tokens of other requests. Without it, other requests pause "
+        "during a prompt."
+    )
     max_input_tokens: Count = None
-    "Longest prompt. Default: as long as the context."
+    "Maximum length of a prompt. Default: the context length."
     max_total_tokens: Count = None
-    "Longest prompt with its output, as `--max-model-len`, but refused if the KV cache cannot hold it."
+    "Maximum length of prompt and output. Unlike `--max-model-len`, startup fails if the KV cache cannot hold it."
     max_waiting: Annotated[int, Parameter(converter=count)] = 4096
-    "Most requests that wait; further ones are refused until there is room."
+    "Maximum number of waiting requests. Further ones are rejected."
     priority_seconds: float = 10.0
-    "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
+    "Seconds of waiting that equal one step of priority."
     speculate: Drafts = None
     (
-        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
-        "changes the time and no token. Default: `auto` with a draft model, else `off`."
+        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft "
+        "model, else `off`."
     )
     prefix_caching: bool = True
-    "Keep the KV of finished prompts for requests that begin alike."
+    "Reuse the KV of finished prompts for requests with the same beginning."
     park_memory: Bytes = None
-    (
-        "Memory of the KV cache that conversations in the middle of a tool call may hold back from eviction; `0` for "
-        "none. Default: a quarter of it."
-    )
+    "Maximum KV memory that conversations keep during tool calls; `0` for none. Default: a quarter of the KV cache."
     park_seconds: float = PARK_SECONDS
-    "Seconds that the KV of a conversation waits for the result of a tool call, evicted after all else."
+    "Seconds for which a conversation's KV is kept during a tool call."
     unnamed_ids: bool = False
-    "Also draw ids that the model has and the tokenizer does not: they leave no text."
+    "Allow token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True
-    "Run the largest step while loading, and give the KV cache what it leaves free; otherwise guess its size."
+    (
+        "Run the largest step while loading, and size the KV cache by the memory that is left. Otherwise, the size is "
+        "estimated."
+    )
 
     def to_config(self) -> EngineConfig:
         given = dict(vars(self))
@@ -151,17 +151,17 @@ class RoomOptions:
     """What a shard needs room for. A router that starts its shards itself passes these."""
 
     kv_tokens: Count = None
-    "Tokens that the KV cache holds. Default: as many as fit beside the largest step."
+    "Size of the KV cache in tokens. Default: what memory allows."
     step_tokens: Count = None
-    "Prompt tokens of the largest step, the router's `--max-batch-prefill-tokens`."
+    "Maximum number of prompt tokens in one step: the server's `--max-batch-prefill-tokens`."
     step_seqs: Count = None
-    "Sequences of the largest step, the router's `--max-batch-size`."
+    "Maximum number of sequences in one step: the server's `--max-num-seqs`."
     warm_up: bool = True
-    "Run the largest step while loading, so that missing memory shows at once; otherwise guess what it takes."
+    "Run the largest step while loading, so that missing memory is noticed at once. Otherwise, memory is estimated."
     reserved_memory: Bytes = None
     (
-        "Memory that the KV cache leaves free for the router's adapters: on a GPU its `--adapter-memory`, on a CPU "
-        "three times that and `--adapter-host-memory`. Default: none."
+        "Memory to leave free for adapters: on a GPU the server's `--adapter-memory`, on a CPU three times that plus "
+        "`--adapter-host-memory`. Default: none."
     )
     num_blocks: Annotated[Count, Parameter(show=False)] = None
     max_kv_memory: Annotated[Bytes, Parameter(show=False)] = None
@@ -184,28 +184,28 @@ class SamplingOptions(_Derived):
     """How tokens are chosen. Sampling parameters that are not written down here are derived."""
 
     max_tokens: Count = 256
-    "Most tokens to generate."
+    "Maximum number of output tokens."
     temperature: float | None = None
-    "0 always takes the likeliest token; higher is more varied. Default: what the checkpoint recommends, or 0.7."
+    "Sampling temperature; 0 always takes the most likely token. Default: the checkpoint's, or 0.7."
     top_p: float | None = None
-    "Draw among the likeliest tokens that together have this probability. Default: as recommended, or 1."
+    "Sample from the most likely tokens whose probabilities add up to this. Default: the checkpoint's, or 1."
     top_k: int | None = None
-    "Draw among this many likeliest tokens; 0 is all. Default: as recommended, or 0."
+    "Sample from this many most likely tokens; 0 for all. Default: the checkpoint's, or 0."
     min_p: float | None = None
-    "Drop tokens less likely than this share of the likeliest one. Default: as recommended, or 0."
+    "Exclude tokens less likely than this fraction of the most likely one. Default: the checkpoint's, or 0."
     repetition_penalty: float | None = None
-    "A value above 1 discourages tokens that occurred before. Default: as recommended, or 1."
+    "Penalty for repeated tokens; values above 1 discourage them. Default: the checkpoint's, or 1."
     seed: int | None = None
-    "The same seed gives the same text."
+    "Random seed; the same seed gives the same output."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Text that ends the output; may be given several times."
+    "Text that ends the output. Repeatable."
     speculate: Drafts = None
     (
-        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
-        "changes the time and no token. Default: `auto` with a draft model, else `off`."
+        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft "
+        "model, else `off`."
     )
     sampling: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    'Any sampling parameter as NAME=VALUE, its value in JSON: `watermark={"gamma": 0.5}`; may be given several times.'
+    'Any sampling parameter as NAME=VALUE with a JSON value, such as `watermark={"gamma": 0.5}`. Repeatable.'
 
     def to_params(self, model: LoadedModel | None = None, named: Named | None = None) -> SamplingParams:
         """The parameters; once the `model` is there, with what its checkpoint recommends for what was left out, and

@@ -18,7 +18,7 @@ class PolicyOptions:
     """What holds for all texts."""
 
     policies: Path | None = None
-    "TOML file of policies: what the operator demands of all texts, as with `bridle serve`."
+    "TOML file of policies that every output must follow."
 
     def book(self) -> PolicyRegistry | None:
         """The policies of a server."""

@@ -18,19 +18,20 @@ def quantize(
     type: str = "Q4_K_M",  # noqa: A002  (the flag's name)
     revision: str | None = None,
 ) -> int:
-    """Write a model anew with weights in fewer bits: a GGUF file, or a folder in 8 bits.
+    """Write a model with weights in fewer bits.
 
-    What is written is served by `bridle serve OUT`; GGUF files are read by llama.cpp as well.
+    The result is a GGUF file, or a folder for `int8`. `bridle serve OUT` serves it; llama.cpp reads the GGUF files,
+    too.
 
     Parameters
     ----------
     name
-        Folder, hub id or `demo`.
+        Model to read: folder, hub id or `demo`.
     out
-        The file to write; for `int8` the folder.
+        File to write; for `int8` a folder.
     type
-        `Q4_K_M`, `Q5_K_M`, `Q6_K`, `Q8_0`, `Q4_0`, `Q5_0`, `Q4_K_S`, `Q5_K_S`, or as they
-        are `F32`, `F16`, `BF16`; `int8` is what `--quantization int8` makes while loading.
+        Type of the weights: `Q4_K_M`, `Q5_K_M`, `Q6_K`, `Q8_0`, `Q4_0`, `Q5_0`, `Q4_K_S`, `Q5_K_S`; unquantized
+        `F32`, `F16`, `BF16`; `int8` as with `--quantization int8`.
     revision
         Branch, tag or commit of a hub model.
     """

@@ -42,27 +42,27 @@ def replay(
     steering: SteeringOptions = _STEERING,
     control: ControlOptions = _CONTROL,
 ) -> int:
-    """Run a trace again, and say whether everything is the same.
+    """Run a trace again and compare every token.
 
-    The trace of a text (`--trace`, `LLM.generate(trace=FILE)`) runs on the model with its prompt, parameters, seed and
-    controller (a module by its hash, whatever its name means now): every token, mask, log and variable is compared, and
-    the first difference is shown with what came before it. With another controller or constraint (`--controller`,
-    `--regex` and so on) both texts are shown side by side. The trace of a control runtime (`bridle serve --aici-trace
-    FILE`) is played against a fresh one, and each reply is compared. The exit code is 1 if anything differs.
+    The trace of an output (`--trace`, `LLM.generate(trace=FILE)`) runs on the model with its prompt, parameters,
+    seed and controller. Tokens, masks, logs and variables are compared, and the first difference is shown. With
+    another controller or constraint (`--controller`, `--regex` and so on) both outputs are shown side by side. The
+    trace of a control runtime (`bridle serve --aici-trace FILE`) runs against a new runtime, and each reply is
+    compared. The exit code is 1 if anything differs.
 
     Parameters
     ----------
     trace
-        The file.
+        Trace file.
     name
-        The model, or the one whose vocabulary a runtime used: folder, hub id or `demo`.
+        Model to run, or whose vocabulary the runtime used: folder, hub id or `demo`.
     controller
-        A script (.js, .py, .json) or a module (.wasm) that steers in place of the recorded controller. A module gets
-        the recorded argument.
+        Script (.js, .py, .json) or module (.wasm) that replaces the recorded controller. A module gets the recorded
+        argument.
     adapter
-        The LoRA adapter that the request used: a folder, a GGUF file or a hub id.
+        LoRA adapter of the request: folder, GGUF file or hub id.
     save
-        Write the traces of the new runs to this file.
+        File to write the traces of the new runs to.
     """
     from bridle.traces import header_of
 

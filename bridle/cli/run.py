@@ -41,7 +41,7 @@ _EXTRAS = {
 #: Commands for whose flags users of other servers look.
 _SERVING = ("serve", "serve-model")
 #: Commands whose log has a form to choose.
-_SERVICES = ("serve", "shard")
+_SERVICES = ("serve", "serve-model", "shard")
 #: What a further word of a command was probably meant for.
 _WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 

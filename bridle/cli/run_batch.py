@@ -36,21 +36,21 @@ class BatchOptions:
     """Where the answers go, and what holds for all requests."""
 
     output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None
-    "Where to write the answers. Default: standard output."
+    "File to write the answers to. Default: standard output."
     max_in_flight: int = 64
-    "Requests that are worked on at once."
+    "Maximum number of requests that run at once."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
-    "Refuse requests with any unknown field, even one that could not change a text."
+    "Reject requests with unknown fields, even harmless ones."
     policies: Path | None = None
-    "TOML file of policies that hold for all texts, as with `bridle serve`."
+    "TOML file of policies that every output must follow."
     trace: Path | None = None
-    "Folder for how each token came to be: a file for each request, by the `request_id` of its answer."
+    "Folder to write a trace of each request to, named after the `request_id` of its answer."
     tools: Path | None = None
-    "TOML file of tools that controllers may call, as with `bridle serve`."
+    "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."
     speculate: Drafts = None
     (
-        "Draft so many tokens at once for requests that do not say: `auto` as many as pay, `off` none. It changes the "
-        "time and no token. Default: `auto` with a draft model, else `off`."
+        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Requests may set their own. "
+        "Default: `auto` with a draft model, else `off`."
     )
 
     def check(self) -> None:
@@ -85,21 +85,21 @@ def run_batch(
     control: ControlOptions = _CONTROL,
     steering: SteeringOptions = _STEERING,
 ) -> int:
-    """Answer a file of requests in OpenAI's batch format, offline.
+    """Answer a file of requests in OpenAI's batch format, without a server.
 
     `bridle run-batch requests.jsonl --model Qwen/Qwen3-0.6B -o answers.jsonl`
 
     A line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. The whole file is
-    checked before the model is loaded. Answers come in the order in which they are done; a request that is refused or
-    fails has its error in its answer, and the exit code is then 1. The control runtime is started if a request names a
-    controller. A constraint or controller on the command line is that of every request which makes text and names none.
+    checked before the model is loaded. Answers are written in the order in which they finish. The answer to a failed
+    request has its error, and the exit code is then 1. A constraint or controller on the command line applies to the
+    requests that name none.
 
     Parameters
     ----------
     file
-        The requests, one JSON object a line.
+        File of requests, one JSON object a line.
     model
-        The model that answers. In a request, `model` may be its name, the name of an adapter, or left out.
+        Model that answers. Requests may name it, one of its adapters, or no model.
     """
     from bridle.logs import configure_logs
 

@@ -7,6 +7,7 @@ It knows no server, and is given the items.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from bridle.cli.terminal import say
 
 @dataclass(slots=True)
 class RunReport:
-    """A growing run. Times are in seconds since the request was sent; `level` 3 prints logs as they come, 1 nothing
-    but texts, 5 every item."""
+    """A growing run. Times are in seconds since the request was sent; `level` 3 prints logs as they come, 1 only
+    the texts, 5 every item."""
 
     request: dict[str, Any]
     level: int = 3
@@ -101,20 +102,28 @@ class RunReport:
         }
 
     def save(self, path: Path) -> None:
-        """Write the whole report as JSON."""
-        names = ("request", "response", "text", "logs", "raw_storage", "storage", "error", "usage", "timing", "tps")
+        """Write the whole report to a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = {name: getattr(self, name) for name in names}
-        path.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        path.write_text(self._json() + "\n", encoding="utf-8")
+
+    def _json(self) -> str:
+        names = ("request", "response", "text", "logs", "raw_storage", "storage", "error", "usage", "timing", "tps")
+        return json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False, indent=1)
 
     # -- printing --------------------------------------------------------------------------------------------
 
+    def print_json(self) -> None:
+        """Print the whole report."""
+        say(self._json())
+
     def print_end(self) -> None:
-        """Texts, then counts, times and variables."""
+        """Print the texts, then counts, times and variables."""
         for text in self.text:
             self._say(3, f"[Response] {text}")
             if self.level < 3:
                 say(text)
+        if self.level < 3 and any(self.logs) and not any(self.text):
+            print("bridle: the run has logs but no text; --log-level 3 shows them", file=sys.stderr)
         self._say(3, f"Usage: {_pairs(self.usage)}")
         self._say(3, f"Timing: {_pairs({name: round(value, 3) for name, value in self.timing.items()})}")
         self._say(3, f"Tokens/sec: {_pairs({name: round(value, 1) for name, value in self.tps.items()})}")

@@ -20,6 +20,7 @@ from bridle.cli.speculation_options import SpeculationOptions
 from bridle.cli.units import count
 from bridle.compat.cli_flags import spellings
 from bridle.errors import InvalidRequest
+from bridle.logs import LogFormat
 
 if TYPE_CHECKING:
     from bridle.distributed.address import Tls
@@ -37,21 +38,21 @@ class ShardOptions:
     """Where the model computes, if not in the server's own process."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
-    "Run each model in a process of its own. A process that ends is started again, and requests go on where they were."
+    "Run each model in its own process. If it ends, it is restarted and its requests continue."
     shards: int = 0
-    "Processes that compute a model together, each with a part of every layer; 1 means `--isolate-model`."
+    "Number of processes that compute a model together (tensor parallelism). 1 is the same as `--isolate-model`."
     spare: bool = True
-    "With `--isolate-model`: keep another process ready, without the model, to replace a lost one sooner."
+    "Keep a spare process for `--isolate-model`, so that a restart is faster."
     replicas: int = 1
-    "Engines for each model, each in a process of its own with weights of its own."
+    "Number of engines for each model, each in its own process with its own weights."
     shard: str | None = None
-    "Address of a `bridle shard` that runs the model, `host:port` or `unix:/path`."
+    "Address of a running `bridle shard` that computes the model: `host:port` or `unix:/path`."
     shard_ca: Path | None = None
-    "Authority that signed the shard's certificate, PEM."
+    "PEM file with the CA of the shard's certificate."
     shard_cert: Path | None = None
-    "Certificate to show to the shard, if it asks for one, PEM."
+    "PEM file with the client certificate for the shard."
     shard_key: Path | None = None
-    "Private key of that certificate, PEM."
+    "PEM file with the private key of the client certificate."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with the loader that these options ask for."""
@@ -93,17 +94,20 @@ class ModelSetOptions:
     """The models that may be loaded beside those that are named."""
 
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "NAME=MODEL: a further name for MODEL, which is loaded at the first request if need be; may be repeated."
+    "Additional name for a model, NAME=MODEL. The model is loaded at the first request. Repeatable."
     models_dir: Path | None = None
-    "Folder whose model folders and GGUF files may be loaded by name."
+    "Folder of models and GGUF files that requests may load by name."
     allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Hub id that may be fetched and loaded by name; may be repeated."
+    "Hub id of a model that requests may load by name. Repeatable."
     static: Annotated[bool, Parameter(negative="")] = False
-    "Serve only the models named here: load and unload none later."
+    "Keep the models of the command line loaded, and load no others."
     max_model_memory: Bytes = None
-    "Memory for all models, KV caches and adapters included (`24GiB` works). Default: most of what is free."
+    (
+        "Maximum memory for all models with their KV caches and adapters, such as `24GiB`. Default: most of the free "
+        "memory."
+    )
     load_timeout: float = 300.0
-    "Seconds that a request waits while its model is loaded."
+    "Seconds that a request waits for its model to load."
 
     def to_set(self, models: tuple[str, ...]) -> ModelSet:
         from bridle.serving.models.served_models import ModelSet
@@ -131,41 +135,41 @@ class ServerOptions:
     """Where and how to listen."""
 
     host: str = "127.0.0.1"
-    "Address to listen on. The default is reachable from this machine alone; 0.0.0.0 from everywhere."
+    "Address to listen on; 0.0.0.0 makes the server reachable from other machines."
     port: int = 8080
     "Port to listen on; 0 takes a free one."
     served_name: str | None = None
-    "Name by which requests call a single model. Default: that of the folder or hub id."
+    "Name of the model in requests. Default: the name of the folder or hub id."
     alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A further name for the first model; may be given several times."
+    "Additional name of the first model. Repeatable."
     max_requests: Annotated[int, Parameter(name=spellings("--max-requests"), converter=count)] = 512
-    "Most requests in flight, queued or running; further ones get a 429."
+    "Maximum number of requests in flight, queued or running. Further requests get status 429."
     request_timeout: float | None = None
-    "Seconds that a generation may take. Default: no limit."
+    "Maximum number of seconds for one generation. Default: no limit."
     grace_period: float = 30.0
-    "Seconds that running requests get after the first Ctrl-C or SIGTERM."
+    "Seconds that running requests have to finish after Ctrl-C or SIGTERM."
     drain_parked: Literal["end", "wait"] = "end"
     (
-        "What happens then with conversations whose KV is parked after a tool call: `end` lets them go, with `wait` "
-        "their next calls are still answered within the grace period."
+        "Conversations that wait for a tool's result at shutdown: `end` drops them; `wait` answers their next request "
+        "within the grace period."
     )
     lmtp_path: str = "/lmtp"
-    "Path for LMTP over WebSockets, besides `/`."
-    log_format: Literal["auto", "console", "json"] = "auto"
-    "How log lines look; `auto` is for people in a terminal and JSON elsewhere."
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    "The least important lines to log."
-    otlp_endpoint: str | None = None
-    "OpenTelemetry collector to send traces to, such as `http://localhost:4318`. The `OTEL_*` variables work, too."
-    trace_folder: Path | None = None
-    "Folder for traces of texts, which say how each token came to be; it holds the texts, and at most 1 GiB."
-    trace_share: float = 0.0
-    "The share of all requests, from 0 to 1, that leave a trace in that folder."
-    policies: Path | None = None
+    "Additional path of the LMTP WebSocket, next to `/`."
+    log_format: LogFormat = "auto"
     (
-        "TOML file of policies: what the operator demands of all texts, whoever asks. Read again on SIGHUP and by "
-        "`POST /v1/policies/reload`."
+        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
+        "`json`. `auto` is `console` on a terminal, else `json`."
     )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    "Lowest level to log."
+    otlp_endpoint: str | None = None
+    "OpenTelemetry collector for traces, such as `http://localhost:4318`. The `OTEL_*` variables work, too."
+    trace_folder: Path | None = None
+    "Folder for traces of outputs, up to 1 GiB. They contain prompts and outputs."
+    trace_share: float = 0.0
+    "Fraction of requests to trace in `--trace-folder`, from 0 to 1."
+    policies: Path | None = None
+    "TOML file of policies that every output must follow. Read again on SIGHUP and on `POST /v1/policies/reload`."
 
     def to_settings(
         self,
@@ -240,15 +244,16 @@ def serve(
     speculation: SpeculationOptions = _SPECULATION_DEFAULT,
     tools: ToolOptions = _TOOL_DEFAULT,
 ) -> int:
-    """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
+    """Serve models over HTTP and LMTP.
 
-    `bridle serve` serves the demo model on http://127.0.0.1:8080. `bridle serve Qwen/Qwen3-0.6B --port 9000` serves
-    another model on another port, `bridle serve auto --models-dir ~/models` every model that a request names.
+    The server has the APIs of OpenAI, Anthropic, text-generation-inference and AICI. `bridle serve` serves the demo
+    model on http://127.0.0.1:8080, `bridle serve Qwen/Qwen3-0.6B --port 9000` another model on another port, and
+    `bridle serve auto --models-dir ~/models` any model in that folder.
 
     Parameters
     ----------
     names
-        Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
+        Models to load at startup: folders, hub ids or `demo`; `auto` loads none. Default: demo.
     """
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)

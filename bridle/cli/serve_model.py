@@ -24,6 +24,7 @@ from bridle.cli.signals import ending_at_once
 from bridle.cli.units import count
 from bridle.config import DType, EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.logs import LogFormat
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
@@ -41,29 +42,34 @@ class LmtpOptions:
     """LMQL's options, with their meaning here."""
 
     host: str = "localhost"
-    "Address to listen on."
+    "Address to listen on; 0.0.0.0 makes the server reachable from other machines."
     port: int = 8080
-    "Port to listen on; 8080 is where LMQL looks. 0 takes a free one."
+    "Port to listen on; LMQL uses 8080. 0 takes a free one."
     path: str = "/lmtp"
-    "Path to be found at besides `/`."
+    "Additional path of the LMTP WebSocket, next to `/`."
     transport: Literal["websocket", "stdio"] = "websocket"
-    "`stdio` speaks on standard input and output, one message a line, to the process that started this one."
+    "Transport: `websocket`, or `stdio` for lines on standard input and output of the parent process."
     cuda: Annotated[bool, _FLAG] = False
-    "Use a GPU; without one, say so and use the CPU."
+    "Use a GPU. Without a GPU, a warning is printed and the CPU is used."
     dtype: str = "auto"
-    "Type of the weights: `float32`, `bfloat16`, `float16`, or `8bit` to compress them."
+    "Type of the weights: `float32`, `bfloat16`, `float16`, or `8bit` for compressed weights."
     bits: Literal[8, 16, 32] | None = None
-    "The same in bits."
+    "Number of bits of the weights, instead of `--dtype`."
     batch_size: Annotated[int | None, Parameter(name=["--batch-size", "--batch_size"], converter=count)] = None
-    "Most streams that run at once. Default: what the backend suggests."
+    "Maximum number of streams that run at once. Default: the backend's."
     single_thread: Annotated[bool, Parameter(name=["--single-thread", "--single_thread"], negative="")] = False
-    "As `--static`: a model has a thread of its own here in any case."
+    "Same as `--static`."
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
-    "Leave the port out of the first lines."
+    "Omit the port from the first lines of output."
     silent: Annotated[bool, _FLAG] = False
-    "Say nothing of loading."
+    "Print nothing while loading."
     verbose: Annotated[bool, _FLAG] = False
-    "Show each message of a client."
+    "Print each message from clients."
+    log_format: LogFormat = "auto"
+    (
+        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
+        "`json`. `auto` is `console` on a terminal, else `json`."
+    )
 
     def to_config(self, model: str) -> ModelConfig:
         dtype, is_int8 = _dtype(self.dtype, self.bits)
@@ -94,13 +100,13 @@ def serve_model(
 ) -> int:
     """Serve a model to LMQL and other clients of LMTP.
 
-    `bridle serve-model gpt2-medium --cuda` serves it at ws://localhost:8080/, where an unmodified LMQL looks for it.
+    `bridle serve-model gpt2-medium --cuda` serves it at ws://localhost:8080/, where LMQL expects it.
 
     Parameters
     ----------
     name
-        Folder, hub id or `demo`; `auto` loads what requests name, as far as `--models-dir`, `--allow-hub` and
-        `--model-alias` let them.
+        Model to load: folder, hub id or `demo`. `auto` loads the models that requests name, within `--models-dir`,
+        `--allow-hub` and `--model-alias`.
     """
     if lmtp.transport == "websocket":
         check_address(lmtp.host, lmtp.port)
@@ -141,6 +147,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
         host=lmtp.host,
         port=lmtp.port,
         aliases=aliases,
+        log_format=lmtp.log_format,
         log_level="error" if lmtp.silent else "warning",
         keys=access.keys,
         no_auth=access.no_auth,

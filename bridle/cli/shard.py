@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 from bridle.cli.options import ModelOptions, RoomOptions
 from bridle.cli.preflight import check_models
 from bridle.errors import InvalidRequest
+from bridle.logs import LogFormat
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
@@ -25,17 +26,23 @@ class ListenOptions:
     """Where routers reach the shard, and what it tells of itself."""
 
     listen: str = "127.0.0.1:8090"
-    "`unix:/path/to/socket` or `host:port`; port 0 takes a free one. Without TLS only loopback is allowed."
+    (
+        "Address to listen on: `unix:/path` or `host:port`; port 0 takes a free one. Without TLS it must be a loopback "
+        "address."
+    )
     tls_cert: Path | None = None
-    "Certificate of this shard, PEM."
+    "PEM file with the certificate of this shard."
     tls_key: Path | None = None
-    "Private key of that certificate, PEM."
+    "PEM file with the private key of the certificate."
     tls_ca: Path | None = None
-    "Authority that must have signed the router's certificate, PEM. Without it, any router may connect."
-    log_format: Literal["auto", "console", "json"] = "auto"
-    "`console`, `json`, or `auto`."
+    "PEM file with the CA that must have signed the server's certificate. Default: accept any server."
+    log_format: LogFormat = "auto"
+    (
+        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
+        "`json`. `auto` is `console` on a terminal, else `json`."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    "The least important lines to log."
+    "Lowest level to log."
 
     def to_tls(self) -> Tls | None:
         from bridle.distributed.address import Tls
@@ -68,18 +75,18 @@ def shard(
     model: ModelOptions = _MODEL,
     room: RoomOptions = _ROOM,
 ) -> int:
-    """Compute for a router in another process, over gRPC.
+    """Compute a model for a server in another process, over gRPC.
 
-    `bridle serve --isolate-model` starts one by itself; start your own to put the model on another machine:
+    `bridle serve --isolate-model` starts a shard by itself. To use another machine, run
     `bridle shard MODEL --listen 10.0.0.5:8090 --tls-cert CERT --tls-key KEY --tls-ca CA` there, and
     `bridle serve MODEL --shard 10.0.0.5:8090` with the same TLS flags here.
 
     Parameters
     ----------
     name
-        Folder, hub id or `demo`.
+        Model to load: folder, hub id or `demo`.
     shards
-        Processes that compute the model together, each with a part of every layer (tensor parallelism).
+        Number of processes that compute the model together (tensor parallelism).
     """
     from bridle.distributed.address import check_address
     from bridle.distributed.child_process import die_with_parent

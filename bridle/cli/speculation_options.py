@@ -25,7 +25,7 @@ class SpeculationOptions:
     """Drafted tokens, as vLLM has them."""
 
     speculative_config: str | None = None
-    "vLLM's JSON for these: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
+    "Draft settings as vLLM's JSON: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with what the JSON says."""

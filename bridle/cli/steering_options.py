@@ -31,13 +31,13 @@ class ConstraintOptions:
     """What the text must look like; one of them at a time."""
 
     regex: str | None = None
-    "The whole output matches this regular expression."
+    "Regular expression that the whole output matches."
     schema: Annotated[Path | None, Parameter(name=["--schema", "--json-schema"])] = None
-    "The output is JSON that fits the JSON schema in this file."
+    "File with a JSON schema that the output matches."
     choice: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "The output is one of these texts; give it once for each."
+    "Text that the output may be. Repeatable: the output is one of them."
     grammar: Path | None = None
-    "The output is derived from the grammar in this file, in Lark's notation or GBNF."
+    "File with a Lark or GBNF grammar that the output matches."
 
     def named(self) -> dict[str, Any]:
         """The constraint as requests name it, checked; empty if there is none."""
@@ -87,9 +87,9 @@ class SteeringOptions(ConstraintOptions):
     """A constraint, and controllers."""
 
     ctrl: Ctrl = ()
-    "Name of a controller that steers: a standard one, a module id, a tag or a `gh:` name. Give it once for each."
+    "Controller that steers the output: standard name, module id, tag or `gh:` name. Repeatable."
     ctrl_arg: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "What a controller gets as its argument, in the order of `--ctrl`; `@FILE` reads a file."
+    "Argument of a controller, in the order of `--ctrl`; `@FILE` reads a file. Repeatable."
 
     def named(self) -> dict[str, Any]:
         """As for constraints; more arguments than controllers are refused, too."""

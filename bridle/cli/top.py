@@ -28,18 +28,18 @@ def top(
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     server: Server = _SERVER,
 ) -> int:
-    """Watch a server: its queue, batch, cache and controllers, and the requests that it works on. Ctrl-C ends.
+    """Watch a server: queue, batch, cache, controllers and requests.
 
-    A server with API keys asks for the key of an admin. `bridle top --once --json` is for scripts.
+    Ctrl-C ends the command. A server with API keys needs an admin's key. Scripts may use `bridle top --once --json`.
 
     Parameters
     ----------
     interval
-        Seconds between two looks.
+        Seconds between updates.
     once
-        Look once and leave; speeds are then means since the server began.
+        Print one update and exit. Speeds are then averages since the server started.
     as_json
-        One line of JSON for each look, as `/v1/status` gives it.
+        Print one line of JSON for each update, as in `/v1/status`.
     """
     if not 0.1 <= interval <= 3600:
         raise InvalidRequest(f"interval is {interval:g}; must be between 0.1 and 3600 seconds", "interval")

@@ -23,9 +23,12 @@ class TraceOptions:
     """What is shown and kept beside the text."""
 
     trace: Path | None = None
-    "Write how each token came to be to this file, as JSON lines; `bridle explain FILE` reads it."
+    "File to write a trace to, as JSON lines. `bridle explain FILE` explains it."
     show: Literal["text", "tokens"] = "text"
-    "`tokens` shows them in the colours of where they came from: drawn, drafted, forced, fought over, taken back."
+    (
+        "Output form: `text`, or `tokens` in colours that show where each came from: sampled, drafted, forced, masked "
+        "against the model, or rolled back."
+    )
 
     @property
     def is_wanted(self) -> bool:

@@ -34,18 +34,28 @@ class TestOptions:
     """What runs the traces again, and how the results are told."""
 
     controller: Path | None = None
-    "The file that steers all of them: a script (.js, .py, .json) or a module (.wasm)."
-    tokenizer: str = "demo"
-    "The model whose vocabulary the traces have: folder, hub id or `demo`. Of it only the tokenizer is read."
+    "Controller for all traces: a script (.js, .py, .json) or a module (.wasm). Default: by the trace's name."
     model: Annotated[str | None, Parameter(name="--model")] = None
-    "Run them on this model instead of what was recorded."
+    "Model to run the traces on. Default: none; recorded samples are used."
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print the results as JSON."
     junit: Path | None = None
-    "Write them to this file as well, in the XML that CI servers read."
+    "File to write the results to as JUnit XML."
 
 
-_MODEL = ModelOptions()
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TestModelOptions(ModelOptions):
+    """How `--model` is loaded."""
+
+    tokenizer: str | None = None
+    (
+        "Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's "
+        "tokenizer. Default: demo."
+    )
+
+
+_MODEL = TestModelOptions()
 _TEST = TestOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
 
@@ -55,29 +65,28 @@ def check_traces(
     /,
     *,
     test: TestOptions = _TEST,
-    options: ModelOptions = _MODEL,
+    options: TestModelOptions = _MODEL,
 ) -> int:
     """Test controllers against recorded traces.
 
-    Every trace of a text in the folder (`*.jsonl`, as `--trace` writes them) runs again. `hello.jsonl` and
-    `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, beside them or a folder above; where there is
-    none, by the controller that was recorded. No model is needed: what was drawn is drawn again, and forced tokens,
-    masks, forks, what is taken back, logs and variables are compared. What needs a draw that nobody recorded is
-    undecided, which is no success. Traces of a control runtime are played against a fresh one. The exit code is 1
-    unless all is the same.
+    Every trace of an output in the folder (`*.jsonl`, as `--trace` writes them) runs again. `hello.jsonl` and
+    `hello.2.jsonl` are steered by `hello.js`, `.py`, `.json` or `.wasm`, in the same folder or its parent, else by
+    the recorded controller. No model is needed: recorded samples are used again, and forced tokens, masks, forks,
+    rewinds, logs and variables are compared. A trace that needs a sample that was not recorded is undecided, and
+    fails. Traces of a control runtime run against a new one. The exit code is 0 if nothing differs, else 1.
 
     Parameters
     ----------
     folder
-        A folder, which is searched with those in it, or a file.
+        Folder to search, with its subfolders, or a file.
     """
     from rich.console import Console
 
-    check_models(test.model, test.tokenizer, options.draft_model, revision=options.revision)
+    check_models(test.model, options.tokenizer, options.draft_model, revision=options.revision)
     cases = _cases(folder, test.controller)
     console = Console(highlight=False)
     found: list[tuple[TraceCase, TraceTestResult]] = []
-    for case, verdict in _verdicts(cases, test.tokenizer, test.model, options):
+    for case, verdict in _verdicts(cases, options.tokenizer or "demo", test.model, options):
         found.append((case, verdict))
         if not test.json_output:
             _show(console, case, verdict)

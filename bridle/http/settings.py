@@ -14,6 +14,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.middleware.trusted_hosts import AllowedHosts
 from bridle.http.server.listening import check_port
 from bridle.http.server.tls import TlsFiles
+from bridle.logs import LogFormat
 from bridle.serving.controller_runtime import ControlSettings
 from bridle.serving.lora.lora_config import AdapterSet
 from bridle.serving.models.model_loader import ModelLoader
@@ -137,7 +138,7 @@ class ServeSettings:
     aliases: tuple[str, ...] = ()
     grace_period: float = 30.0
     drain_parked: Literal["end", "wait"] = "end"
-    log_format: Literal["auto", "console", "json"] = "auto"
+    log_format: LogFormat = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_connections: int = 4096
     max_header_bytes: int = 64 << 10
