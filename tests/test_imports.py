@@ -191,7 +191,10 @@ def test_third_party_imports_are_declared() -> None:
     [
         ("import bridle.engine", {"torch", "numpy", "transformers"}),
         ("from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
-        ("import bridle.cli.app", {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog"}),
+        (
+            "from bridle.cli import main; assert main(['--version']) == 0; from bridle.cli.app import show_overview",
+            {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog", "bridle.cli.serve"},
+        ),
         ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
     ],
 )

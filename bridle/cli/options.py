@@ -87,6 +87,18 @@ class ModelOptions:
         return ModelConfig(model, warm_up=warm_up, **vars(self))
 
 
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True)
+class TraceModelOptions(ModelOptions):
+    """The model, or only its vocabulary, for traces that run again."""
+
+    tokenizer: str | None = None
+    (
+        "Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's "
+        "tokenizer. Default: demo."
+    )
+
+
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:

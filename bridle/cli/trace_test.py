@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.control_options import ControlOptions
-from bridle.cli.options import ModelOptions
+from bridle.cli.options import ModelOptions, TraceModelOptions
 from bridle.cli.preflight import check_models
 from bridle.cli.programs import ENDINGS, check_program, controller_in
 from bridle.cli.runtime import lines_of, played_exchanges
@@ -43,19 +43,7 @@ class TestOptions:
     "File to write the results to as JUnit XML."
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class TestModelOptions(ModelOptions):
-    """How `--model` is loaded."""
-
-    tokenizer: str | None = None
-    (
-        "Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's "
-        "tokenizer. Default: demo."
-    )
-
-
-_MODEL = TestModelOptions()
+_MODEL = TraceModelOptions()
 _TEST = TestOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
 
@@ -65,7 +53,7 @@ def check_traces(
     /,
     *,
     test: TestOptions = _TEST,
-    options: TestModelOptions = _MODEL,
+    options: TraceModelOptions = _MODEL,
 ) -> int:
     """Test controllers against recorded traces.
 

@@ -74,7 +74,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_prints_logs_texts_and_sums(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "-u", str(files / "busy.wasm"), "-p", "x" * 15]) == 0
+    assert main(["run", "-l", "3", "-u", str(files / "busy.wasm"), "-p", "x" * 15]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "[0]: begin"
     done = lines.index("[DONE]")
@@ -89,6 +89,25 @@ def test_a_run_prints_logs_texts_and_sums(files: Path, capsys: pytest.CaptureFix
     assert all(name in timing for name in ("http_response", "data0", "first_token", "last_token"))
     assert speed.startswith("Tokens/sec: prompt ")
     assert storage == 'Storage: {"v": "é!"}'
+
+
+def test_a_run_prints_its_texts(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-u", str(files / "busy.wasm"), "-p", "x" * 15]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "right-left1\nright-right2\n" and captured.err == ""
+
+
+def test_a_run_without_text_says_where_its_logs_are(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-u", str(files / "trap.wasm")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "\n" and "--log-level 3 shows them" in captured.err and "so far" not in captured.out
+
+
+@pytest.mark.parametrize("words", [["run", "-c", "none", "-p"], ["infer"]])
+def test_a_run_is_printed_as_json(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "hello", "-t", "5", "--json", "-l", "5"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["usage"]["sampled_tokens"] == 5 and told["response"] and len(told["text"]) == 1
 
 
 def test_everything_is_saved_on_request(files: Path, tmp_path: Path) -> None:
@@ -122,14 +141,14 @@ def test_upload_tag_and_run_by_name(files: Path, capsys: pytest.CaptureFixture[s
     assert main(["tags"]) == 0
     listed = capsys.readouterr().out
     assert all(f"echo-{number}" in listed for number in (1, 2, 3, 4)) and "localhost" in listed and "MiB" in listed
-    assert main(["run", str(files / "script.txt"), "-c", "echo-3"]) == 0
+    assert main(["run", "-l", "3", str(files / "script.txt"), "-c", "echo-3"]) == 0
     assert capsys.readouterr().out.startswith("[0]: the é script")
 
 
 def test_a_module_is_uploaded_and_run(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(files / "echo.wasm")]) == 0
+    assert main(["run", "-l", "3", str(files / "echo.wasm")]) == 0
     assert "[Response] a" in capsys.readouterr().out
-    assert main(["run", str(files / "script.txt"), "-u", str(files / "echo.wasm")]) == 0
+    assert main(["run", "-l", "3", str(files / "script.txt"), "-u", str(files / "echo.wasm")]) == 0
     assert capsys.readouterr().out.startswith("[0]: the é script")
 
 
@@ -150,7 +169,7 @@ def test_watch_runs_again_on_every_save(
         action()
 
     monkeypatch.setattr("bridle.cli.watch.sleep", save)
-    assert main(["run", "--watch", str(script), "-u", str(files / "echo.wasm")]) == 130
+    assert main(["run", "-l", "3", "--watch", str(script), "-u", str(files / "echo.wasm")]) == 130
     captured = capsys.readouterr()
     assert [line for line in captured.out.splitlines() if line.startswith("[0]: ")] == [
         "[0]: first",
@@ -169,7 +188,7 @@ def test_watch_shows_an_error_and_waits(
     script = tmp_path / "script.txt"
     script.write_text("x")
     monkeypatch.setattr("bridle.cli.watch.sleep", stop)
-    assert main(["run", "--watch", str(script), "-c", "no-such-tag"]) == 130
+    assert main(["run", "-l", "3", "--watch", str(script), "-c", "no-such-tag"]) == 130
     assert "unknown tag 'no-such-tag'" in capsys.readouterr().err
     assert main(["run", "--watch", "-", "-c", "none"]) == 2
     assert "--watch needs a FILE" in capsys.readouterr().err
@@ -188,7 +207,7 @@ def test_a_run_that_is_out_of_date_is_left(
         return found
 
     monkeypatch.setattr("bridle.cli.watch.stamp", state)
-    assert main(["run", "--watch", str(tmp_path / "endless.wasm")]) == 130
+    assert main(["run", "-l", "3", "--watch", str(tmp_path / "endless.wasm")]) == 130
     captured = capsys.readouterr()
     assert "waiting for" in captured.err and "[DONE]" not in captured.out
 
@@ -206,7 +225,7 @@ def test_a_server_that_says_later_is_asked_again(
     refusals = ("--limit", "max_prepare_wait=0")  # the first request only begins to compile what ships
     with controlled_model(tmp_path, *refusals) as model, served(lent(model)) as url:
         monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
-        assert main(["run", "-c", "uppercase", "-p", "x", "-t", "4"]) == 0
+        assert main(["run", "-l", "3", "-c", "uppercase", "-p", "x", "-t", "4"]) == 0
         captured = capsys.readouterr()
         assert "[DONE]" in captured.out
         assert captured.err.count("uppercase is being compiled") == len(waits) > 0 and set(waits) == {5.0}
@@ -223,7 +242,7 @@ def test_the_argument_may_come_from_standard_input(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("piped"))
-    assert main(["run", "-", "-u", str(files / "echo.wasm")]) == 0
+    assert main(["run", "-l", "3", "-", "-u", str(files / "echo.wasm")]) == 0
     assert capsys.readouterr().out.startswith("[0]: piped")
 
 
@@ -244,12 +263,15 @@ def test_an_environment_for_serve_does_no_harm(
 ) -> None:
     monkeypatch.setenv("BRIDLE_LOG_LEVEL", "info")
     assert main(["run", "-c", "none", "-p", "x", "-t", "1"]) == 0
+    assert "[DONE]" not in capsys.readouterr().out
+    monkeypatch.setenv("BRIDLE_RUN_LOG_LEVEL", "info")
+    assert main(["run", "-c", "none", "-p", "x", "-t", "1"]) == 0
     assert "[DONE]" in capsys.readouterr().out
 
 
 def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "response.json"
-    assert main(["run", "-u", str(files / "trap.wasm"), "--save", str(saved)]) == 1
+    assert main(["run", "-l", "3", "-u", str(files / "trap.wasm"), "--save", str(saved)]) == 1
     captured = capsys.readouterr()
     assert "[0]: so far" in captured.out
     assert captured.err.startswith("bridle: the controller failed: ") and "unreachable" in captured.err

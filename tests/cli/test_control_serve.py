@@ -41,7 +41,9 @@ def test_serve_upload_and_run(tmp_path: Path) -> None:
         assert found is not None
         children = psutil.Process(server.pid).children(recursive=True)
         assert children
-        client = bridle("run", "-u", str(tmp_path / "guest.wasm"), "-p", "x", "--base-url", f"{found.group()}v1")
+        client = bridle(
+            "run", "-l", "3", "-u", str(tmp_path / "guest.wasm"), "-p", "x", "--base-url", f"{found.group()}v1"
+        )
         out, err = client.communicate(timeout=PATIENCE)
         assert (client.returncode, err) == (0, "")
         assert out.startswith("[0]: hello from the sandbox\n[DONE]\n[Response] \n")

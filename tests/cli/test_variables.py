@@ -18,9 +18,9 @@ SAME = frozenset(
     f"BRIDLE_{name}"
     for name in (
         *("AUDIO", "IMAGE", "VIDEO"),  # that go with a prompt, or with the first turn
-        *("CONTROLLER", "CTRL", "JSON", "KEYS", "MAX_TOKENS", "POLICIES", "SAVE", "STATS", "TOOLS"),
+        *("CONTROLLER", "CTRL", "JSON", "KEYS", "MAX_TOKENS", "POLICIES", "STATS"),
         *("DRAFT_MAX", "NUM_SPECULATIVE_TOKENS", "SPECULATE"),
-        *("DTYPE", "HOST", "LOG_FORMAT", "PORT", "SHARDS", "STRICT_FIELDS", "TEMPERATURE", "WARM_UP"),
+        *("DTYPE", "PORT", "SHARDS", "TEMPERATURE", "WARM_UP"),
     )
 )
 

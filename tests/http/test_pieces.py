@@ -264,6 +264,23 @@ def test_one_line_tells_the_story_of_a_request(log: Callable[[], str]) -> None:
     )
 
 
+@pytest.mark.parametrize("log_format", ["console", "full"])
+def test_a_terminal_shows_five_fields_of_a_request(log: Callable[[], str], log_format: Any) -> None:
+    configure_logs(log_format, "info")
+    with local_client(scripted_model(next_token=saying("Hello."))) as client:
+        client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 50})
+        client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 100_000})
+    answered, refused = [line for line in log().splitlines() if "route=" in line]
+    fields, others = (re.findall(r" (\w+)=", re.sub(r"'[^']*'", "", line)) for line in (answered, refused))
+    if log_format == "full":
+        assert {"id", "user", "model", "cached", "first_token_ms", "ms", "finish"} <= set(fields)
+    else:
+        assert fields == ["route", "status", "model", "tokens", "seconds"]
+        assert "route='POST /v1/completions' status=200 model=scripted" in answered
+        assert f"tokens=3+{len(tokenizer().encode('Hello.')) + 1} " in answered
+        assert others[0:2] == ["route", "status"] and others[-1] == "error" and "context_length_exceeded" in refused
+
+
 def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logs("json", "info")
 
