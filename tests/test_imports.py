@@ -192,7 +192,7 @@ def test_third_party_imports_are_declared() -> None:
         ("import bridle.engine", {"torch", "numpy", "transformers"}),
         ("from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
         (
-            "from bridle.cli import main; assert main(['--version']) == 0; from bridle.cli.app import show_overview",
+            "from bridle.cli import main; assert main(['--help']) == 0",
             {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog", "bridle.cli.serve"},
         ),
         ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
@@ -201,7 +201,7 @@ def test_third_party_imports_are_declared() -> None:
 def test_import_is_light(statement: str, absent: set[str]) -> None:
     code = f"import sys; {statement}; print(sorted({absent!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 # -- circles -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ ALL = "--help-all"
 _STEERING = ("--regex", "--schema", "--choice", "--grammar", "--ctrl", "--ctrl-arg")
 _LOADING = ("--dtype", "--device", "--quantization", "--max-model-len")
 _ALONE = (
-    *("--image", "--json", "--stats", "--adapter", "--trace", "--show"),
+    *("--image", "--stats", "--adapter", "--trace", "--show"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop"),
     *(*_STEERING, *_LOADING, "--backend"),
 )
@@ -39,7 +39,7 @@ ESSENTIAL: dict[str, frozenset[str]] = {
             *("--models-dir", "--allow-hub", "--model-alias"),
         }
     ),
-    "generate": frozenset({"--chat", *_ALONE}),
+    "generate": frozenset({"--chat", "--json", *_ALONE}),
     "chat": frozenset({"--system", *_ALONE}),
     "run-batch": frozenset(
         {"--model", "--output", "--max-in-flight", "--policies", "--tools", "--trace", *_STEERING, *_LOADING}

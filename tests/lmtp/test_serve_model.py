@@ -23,7 +23,8 @@ def settings_of(*words: str) -> Any:
 def test_defaults_are_where_lmql_looks() -> None:
     settings = settings_of("demo")
     assert (settings.host, settings.port) == ("localhost", 8080)
-    assert settings.model.device == "auto"
+    assert settings.model.device == "auto" and settings.log_format == "auto"
+    assert settings_of("demo", "--log-format", "json").log_format == "json"
 
 
 @pytest.mark.parametrize("flag", ["--batch_size", "--batch-size"])
