@@ -29,7 +29,8 @@ from bridle.chat.stream_deltas import (
     ToolReader,
 )
 from bridle.chat.tool_choice import ToolChoice
-from bridle.chat.tool_parsers.formats import ToolFormat, format_of
+from bridle.chat.tool_parsers.formats import ToolFormat, format_of, shows_special_tokens
+from bridle.chat.tool_parsers.grammar import Function
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.engine.request import Request
 from bridle.errors import UnsupportedFeature
@@ -59,7 +60,7 @@ class ChatRequest:
     is_calling: bool
     calls_once: bool = False
     ends: tuple[str, ...] = ()
-    functions: frozenset[str] = frozenset()
+    functions: tuple[Function, ...] = ()
     is_vouched: bool = False
     sights: MultiModalInputs = NO_SIGHTS
     rendered: str = ""
@@ -72,7 +73,8 @@ class ChatRequest:
 
     def reader(self, is_whole: bool = False) -> TurnReader:
         """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
-        rules = CallRules(self.functions, is_held=is_whole or not self.is_vouched)
+        schemas = {function.name: function.parameters for function in self.functions}
+        rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas)
         tools = None if self.format is None else self.format.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
@@ -173,7 +175,7 @@ async def plan_turn(
             may_open = _may_open(model, conversation, tags, made.text)
             form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
             steering, is_vouched = await form.steer(steering, kind, offer)
-    are_tags_special = tags is not None and tags.are_special
+    are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind)
     if token is not None or are_tags_special:
         sampling = sampling.with_(skip_special_tokens=False)
     return ChatRequest(
@@ -186,7 +188,7 @@ async def plan_turn(
         is_calling=is_calling,
         calls_once=offer.max_calls == 1,
         ends=_texts_of_ends(model.tokenizer) if are_tags_special else (),
-        functions=frozenset(function.name for function in offer.functions),
+        functions=offer.functions,
         is_vouched=is_vouched,
         sights=made.sights,
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from bridle.outputs import ChatMessage, ToolCall
 
@@ -47,10 +47,12 @@ StreamDelta = Thought | Content | ToolCallStart | CallArguments
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """What counts as a call. `names` are those of the functions that may be called (None: any). Where no grammar
-    vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one."""
+    vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one.
+    `schemas` are the parameters of functions, for formats that write strings without quotes."""
 
     names: frozenset[str] | None = None
     is_held: bool = False
+    schemas: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def allow(self, name: str) -> bool:
         return self.names is None or name in self.names

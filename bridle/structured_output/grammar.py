@@ -36,6 +36,24 @@ def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> 
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
+#: A special token in a grammar's text, and what stands for it where there is no vocabulary: a character of no text.
+_SPECIAL = re.compile(r"<\[\d+\]>")
+_STAND_IN = r"\"\uf8ff\""
+
+
+def without_tokens(grammar: str) -> str:
+    """A grammar's JSON text with a character in place of each special token, for a trial without a vocabulary."""
+    return _SPECIAL.sub(lambda _: _STAND_IN, grammar)
+
+
+def has_tokens(constraint: spec.Constraint) -> bool:
+    """True if a grammar that the server wrote names special tokens."""
+    parts: tuple[object, ...] = getattr(constraint, "parts", ())
+    return isinstance(constraint, spec.TokenLark) or any(
+        isinstance(part, spec.Constraint) and has_tokens(part) for part in parts
+    )
+
+
 def _add(constraint: spec.Constraint, grammars: list[Grammar]) -> str:
     """Add the constraint's grammar and those it needs; returns the name by which others refer to it."""
     name = f"g{len(grammars)}"
@@ -111,6 +129,7 @@ _LEAVES: dict[type[spec.Constraint], Callable[[Any], Grammar]] = {
     spec.JsonSchema: _json_schema,
     spec.JsonObject: _json_object,
     spec.Lark: lambda constraint: _lark(constraint.grammar),
+    spec.TokenLark: lambda constraint: _lark(constraint.grammar),
     spec.Yacc: lambda constraint: _lark(yacc_to_lark(constraint.grammar)),
     spec.Gbnf: lambda constraint: _lark(gbnf_to_lark(constraint.grammar)),
     spec.Choice: _choice,

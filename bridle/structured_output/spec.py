@@ -116,6 +116,11 @@ class Lark(Constraint):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLark(Lark):
+    """A grammar in Lark's notation that also names special tokens by id, as `<[42]>`. Only the server writes these."""
+
+
+@dataclass(frozen=True, slots=True)
 class Yacc(Constraint):
     """The text is derived from a grammar in AICI's yacc-like notation."""
 

@@ -6,7 +6,7 @@ import re
 
 from bridle.errors import InvalidRequest
 from bridle.structured_output.compile_sandbox import NOT_USABLE, CompileSandbox, GrammarRefused
-from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.grammar import grammar_of, has_tokens, without_tokens
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.spec import Constraint, Gbnf, JsonSchema, Lark, Regex, Yacc
 from bridle.structured_output.vocabulary import load_llguidance
@@ -28,7 +28,7 @@ def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
     equivalent keywords. Raises `InvalidRequest` with what is wrong with it."""
     grammar = grammar_of(constraint)
     try:
-        return grammar, trials.try_grammar(grammar)
+        return grammar, trials.try_grammar(without_tokens(grammar) if has_tokens(constraint) else grammar)
     except GrammarRefused as refusal:
         error = GrammarRefused(_told(constraint, str(refusal)), refusal.param)
         other = grammar_of(constraint, in_other_words=True)

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -84,6 +84,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.filters["tojson"] = _tojson
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As the sandbox says; lists may grow, since templates collect messages in them."""
+        return (attr == "append" and isinstance(obj, list)) or super().is_safe_attribute(obj, attr, value)
 
     def join(self, parts: Iterable[Any]) -> str:
         """Concatenate, if the result stays within the limit."""
@@ -180,7 +184,14 @@ def _strftime_now(form: str) -> str:
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """JSON as models are trained on it: not escaped for HTML, characters as they are."""
     known = {name: options[name] for name in ("separators", "sort_keys") if name in options}
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **known)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=_listed, **known)
+
+
+def _listed(value: Any) -> list[Any]:
+    """The items of what filters such as `map` and `selectattr` give."""
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _reason(error: BaseException) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from bridle.chat.stream_deltas import ANY_CALL, CallRules, ToolReader
+from bridle.chat.tool_parsers.call_format import CallFormat
+from bridle.chat.tool_parsers.call_grammar import CallGrammar
+from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
 from bridle.chat.tool_parsers.hermes import OPEN, Hermes
+from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
 
@@ -36,8 +41,68 @@ class ToolFormat(Protocol):
         raise NotImplementedError
 
 
+class InferredFormat:
+    """A format that is described by a value, such as one that was inferred from a chat template. `specials` maps the
+    texts of special tokens to their ids."""
+
+    opening_token: str | None = None
+    is_spelled: bool = True
+
+    def __init__(self, form: CallFormat, specials: Mapping[str, int]) -> None:
+        self.form = form
+        self._specials = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """True if special tokens are markup of calls, so that outputs must contain their text."""
+        return bool(self._specials)
+
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
+        return CallFormatReader(self.form, rules)
+
+    def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
+        return Form(CallGrammar(self.form, self._specials).must_call(functions, max_calls), bool(self._specials))
+
+    def may_call(self, functions: Sequence[Function]) -> Form | None:
+        return Form(CallGrammar(self.form, self._specials).may_call(functions), bool(self._specials))
+
+
+#: Formats that were found out, as long as their tokenizers are there.
+_KNOWN: WeakKeyDictionary[Tokenizer, ToolFormat] = WeakKeyDictionary()
+
+
 def format_of(tokenizer: Tokenizer) -> ToolFormat:
-    """The format of a model. One whose template says nothing is read for tags, as most are."""
+    """The format of a model's calls: what its chat template writes. A model whose template writes none is read for the
+    most common format."""
+    known = _KNOWN.get(tokenizer)
+    if known is None:
+        form = inferred_from(tokenizer)
+        known = _KNOWN[tokenizer] = _by_words(tokenizer) if form is None else _named(form, tokenizer)
+    return known
+
+
+def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
+    """The format that the model's chat template shows; None if it writes no calls."""
+    template = tokenizer.chat_template
+
+    def render(messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> str:
+        return template.render(messages, tools, None, {}, add_generation_prompt)
+
+    return infer_format(render, tuple(map(tokenizer.token_text, tokenizer.eos_token_ids)))
+
+
+def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
+    """The reader of a format: three common ones have their own, which also forgive what small models get wrong."""
+    if form.trigger == OPEN and form.name_key == "name":
+        return Hermes()
+    if form.trigger == MARK or form.is_bare:
+        return _by_words(tokenizer)
+    specials = {tokenizer.token_text(token): token for token in tokenizer.special_token_ids}
+    return InferredFormat(form, specials)
+
+
+def _by_words(tokenizer: Tokenizer) -> ToolFormat:
+    """The format that words of the template or of the vocabulary tell."""
     template = tokenizer.template_text
     if OPEN in template:
         return Hermes()
@@ -47,3 +112,8 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     if PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template:
         return Llama()
     return Hermes()
+
+
+def shows_special_tokens(kind: ToolFormat | None) -> bool:
+    """True if outputs must contain the text of special tokens for calls to be read."""
+    return isinstance(kind, InferredFormat) and kind.shows_special_tokens

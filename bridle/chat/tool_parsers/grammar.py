@@ -9,6 +9,7 @@ from typing import Any
 
 from bridle.structured_output import Constraint, JsonSchema, Lark
 from bridle.structured_output.schema_limits import bounded
+from bridle.structured_output.spec import TokenLark
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -26,12 +27,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an output must look like. `grammar` is in Lark's notation."""
+    """What an output must look like. `grammar` is in Lark's notation; if it `has_tokens`, it names special tokens."""
 
     grammar: str
+    has_tokens: bool = False
 
     def constraint(self) -> Constraint:
-        return Lark(self.grammar)
+        return TokenLark(self.grammar) if self.has_tokens else Lark(self.grammar)
 
 
 def one_of(functions: Sequence[Function], call: Callable[[Function], str]) -> str:

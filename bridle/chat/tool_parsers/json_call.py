@@ -6,6 +6,7 @@ otherwise, or calls are held, it is told as a whole at its end.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -17,17 +18,26 @@ from bridle.chat.stream_deltas import ANY_CALL, CallArguments, CallRules, Stream
 _IN_STRING = re.compile(r'"|\\(?s:.)')
 _IN_OBJECT = re.compile(r'["{}\[\]<]')
 _BEFORE = re.compile(r"\S")
+_USUAL_KEYS = ("name", "arguments")
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
 
 
 class JsonCallReader:
     """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
-    `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone."""
+    `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone.
+    `keys` are those of name and arguments; None means that the name is the key of the arguments."""
 
-    def __init__(self, number: int, rules: CallRules = ANY_CALL, name: str | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        rules: CallRules = ANY_CALL,
+        name: str | None = None,
+        keys: tuple[str, str] | None = _USUAL_KEYS,
+    ) -> None:
         self.number = number
         self._rules = rules
         self._name = name
+        self._keys = keys
         self.is_over = False
         self.is_bad = False
         self.text = ""
@@ -96,7 +106,7 @@ class JsonCallReader:
         """An inner object begins: the arguments, if the name is known and one of those that may be called."""
         if self._rules.is_held:
             return
-        head = _HEAD.fullmatch(self._text, 0, self._position + 1)
+        head = _HEAD.fullmatch(self._text, 0, self._position + 1) if self._keys == _USUAL_KEYS else None
         name = self._name or (_decoded(head[1]) if head is not None else None)
         if isinstance(name, str) and self._rules.allow(name):
             self._is_begun, self._shown = True, self._position
@@ -115,18 +125,28 @@ class JsonCallReader:
         if self._is_begun:
             return
         text = self._text[:end]
-        call = _whole_call(text) if self._name is None else _arguments_alone(self._name, text)
+        call = self._whole(text) if self._name is None else _arguments_alone(self._name, text)
         if call is None or not self._rules.allow(call[0]):
             self.is_bad, self.text = True, text
             return
         pieces += [ToolCallStart(self.number, call[0], new_call_id()), CallArguments(self.number, call[1])]
 
+    def _whole(self, text: str) -> tuple[str, str] | None:
+        if self._keys is None:
+            fields: dict[str, dict[str, Any]] = _decoded(text.strip(), dict[str, dict[str, Any]]) or {}
+            if len(fields) != 1:
+                return None
+            ((name, value),) = fields.items()
+            return name, json.dumps(value, ensure_ascii=False)
+        return _whole_call(text, *self._keys)
 
-def _whole_call(text: str) -> tuple[str, str] | None:
+
+def _whole_call(text: str, name_key: str, arguments_key: str) -> tuple[str, str] | None:
     """Name and arguments of a complete call, however it is laid out; the arguments are spelled as they were."""
     fields: dict[str, msgspec.Raw] = _decoded(text.strip(), dict[str, msgspec.Raw]) or {}
-    name = _decoded(bytes(fields.get("name", b"null")))
-    arguments = bytes(fields.get("arguments", fields.get("parameters", b"{}"))).decode().strip()
+    name = _decoded(bytes(fields.get(name_key, b"null")))
+    found = (fields[key] for key in (arguments_key, "arguments", "parameters") if key in fields)
+    arguments = bytes(next(found, b"{}")).decode().strip()
     value = _decoded(arguments)
     if isinstance(value, str):  # JSON within JSON
         arguments, value = value.strip(), _decoded(value)

@@ -1,0 +1,228 @@
+"""Values of arguments as models write them outside of JSON: raw text, Python's literals, tags within tags.
+
+Each function returns a value of JSON, or raises `ValueError`. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_MAX_DEPTH = 64
+
+
+def types_of(schema: object) -> frozenset[str]:
+    """The JSON types that a schema allows at its top; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    if isinstance(given, str):
+        return frozenset({given})
+    if isinstance(given, list):
+        return frozenset(each for each in given if isinstance(each, str))
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        found = [types_of(each) for each in options]
+        return frozenset().union(*found) if all(found) else frozenset()
+    if isinstance(schema.get("enum"), list) and all(isinstance(each, str) for each in schema["enum"]):
+        return frozenset({"string"})
+    return frozenset()
+
+
+def property_schema(schema: object, key: str) -> object:
+    """The schema of a property; None if the schema does not say."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties.get(key) if isinstance(properties, Mapping) else None
+
+
+def read_value(text: str, schema: object) -> Any:
+    """A value written without quotes around strings. The schema decides between the string `3` and the number."""
+    types = types_of(schema)
+    if types == {"string"}:
+        return text
+    for read in (_json, _python):
+        try:
+            value = read(text.strip())
+        except ValueError:
+            continue
+        if not types or _type(value) in types or (_type(value) == "integer" and "number" in types):
+            return value
+    if not types or "string" in types:
+        return text
+    raise ValueError(f"{text[:80]!r} is none of {sorted(types)}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _python(text: str) -> Any:
+    """A literal of Python that is a value of JSON; JSON's words are understood too."""
+    try:
+        return _plain(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
+
+
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+def _plain(node: ast.expr, depth: int = 0) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deep")
+    match node:
+        case ast.Constant(value=str() | int() | float() | bool() | None):
+            return node.value
+        case ast.Name(id=name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_plain(item, depth + 1) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            return {_key(key): _plain(value, depth + 1) for key, value in pairs}
+    raise ValueError("not a literal")
+
+
+def _key(node: ast.expr | None) -> str:
+    value = None if node is None else _plain(node)
+    if not isinstance(value, str):
+        raise ValueError("a key is not a string")
+    return value
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    return names[type(value)]
+
+
+def read_keywords(text: str) -> dict[str, Any]:
+    """Python's keyword arguments, `city='Rome', days=3`. Templates write strings without escapes, so a string may
+    contain quotes and line breaks."""
+    try:
+        call = ast.parse(f"f({text}\n)", mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        return _unescaped_keywords(text)
+    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+        raise ValueError("not keyword arguments")
+    return {str(each.arg): _plain(each.value) for each in call.keywords}
+
+
+_KEYWORD = re.compile(r"(?:\A|, ?)(\w+)=(?=['\"\[{\-\dTFN])")
+
+
+def _unescaped_keywords(text: str) -> dict[str, Any]:
+    heads = list(_KEYWORD.finditer(text))
+    if not heads or heads[0].start():
+        raise ValueError("not keyword arguments")
+    found: dict[str, Any] = {}
+    for place, head in enumerate(heads):
+        raw = text[head.end() : heads[place + 1].start() if place + 1 < len(heads) else len(text)]
+        found[head[1]] = _unescaped(raw.strip())
+    return found
+
+
+def _unescaped(raw: str) -> Any:
+    if len(raw) > 1 and raw[0] in "'\"" and raw[-1] == raw[0]:
+        return raw[1:-1]
+    value = read_value(raw, None)
+    if isinstance(value, str):
+        raise ValueError("a value without quotes")
+    return value
+
+
+# -- objects with bare keys and quoted strings --------------------------------------------------------------
+
+_BARE_KEY = re.compile(r"\s*([^\s:,{}\[\]]+)\s*:\s*")
+_ATOM = re.compile(r"[^,}\]]+")
+
+
+class QuotedReader:
+    """Reads `{city:<|"|>Rome<|"|>,days:3}` from a text, starting behind the first brace."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text, self._quote, self._at = text, quote, 0
+
+    def fields(self, end: str = "", depth: int = 0) -> dict[str, Any]:
+        """The fields up to `end`, or up to the end of the text."""
+        found: dict[str, Any] = {}
+        while not self._is_at(end):
+            key = self._key()
+            found[key] = self._value(depth)
+            self._skip(",")
+        return found
+
+    def _is_at(self, end: str) -> bool:
+        self._spaces()
+        if not end:
+            return self._at >= len(self._text)
+        if self._text.startswith(end, self._at):
+            self._at += len(end)
+            return True
+        if self._at >= len(self._text):
+            raise ValueError("the text ends within an object")
+        return False
+
+    def _key(self) -> str:
+        if self._text.startswith(self._quote, self._at):
+            key = self._string()
+            self._spaces()
+            if not self._skip(":"):
+                raise ValueError("a key without a colon")
+            return key
+        found = _BARE_KEY.match(self._text, self._at)
+        if found is None:
+            raise ValueError("a key is missing")
+        self._at = found.end()
+        return found[1].strip('"')
+
+    def _value(self, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise ValueError("nested too deep")
+        self._spaces()
+        if self._text.startswith(self._quote, self._at):
+            return self._string()
+        if self._skip("{"):
+            return self.fields("}", depth + 1)
+        if self._skip("["):
+            return self._items(depth + 1)
+        found = _ATOM.match(self._text, self._at)
+        if found is None:
+            raise ValueError("a value is missing")
+        self._at = found.end()
+        return read_value(found[0].strip(), None)
+
+    def _items(self, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not self._is_at("]"):
+            items.append(self._value(depth))
+            self._skip(",")
+        return items
+
+    def _string(self) -> str:
+        start = self._at + len(self._quote)
+        end = self._text.find(self._quote, start)
+        if end < 0:
+            raise ValueError("a string does not end")
+        self._at = end + len(self._quote)
+        return self._text[start:end]
+
+    def _spaces(self) -> None:
+        while self._at < len(self._text) and self._text[self._at].isspace():
+            self._at += 1
+
+    def _skip(self, mark: str) -> bool:
+        self._spaces()
+        is_there = self._text.startswith(mark, self._at)
+        self._at += len(mark) * is_there
+        return is_there

@@ -1,0 +1,131 @@
+"""Values that say how a model writes tool calls.
+
+A format is plain data: `bridle doctor` prints it, traces keep it, and `--tool-format FILE` replaces it. It is derived
+from the model's chat template (`inference.py`) or named by the operator (`presets.py`). The reader, the grammars and
+the stop tokens all follow from it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from bridle.errors import InvalidRequest
+
+#: Fields of a pattern. Every other part of a pattern is literal text.
+NAME, ID, INDEX, ARGUMENTS, KEY, VALUE = "{name}", "{id}", "{index}", "{arguments}", "{key}", "{value}"
+FIELDS = frozenset({NAME, ID, INDEX, ARGUMENTS, KEY, VALUE})
+
+
+class JsonArguments(msgspec.Struct, frozen=True, tag="json"):
+    """Arguments as one JSON object, or as a JSON string that contains it (`is_text`)."""
+
+    is_text: bool = False
+
+
+class TaggedArguments(msgspec.Struct, frozen=True, tag="tagged"):
+    """Arguments one by one, each between tags: `opening` KEY middle VALUE `closing`.
+
+    Strings are written as they are, other values as JSON or as Python's literals. `middles` maps a JSON type to the
+    text between key and value; "any" stands for all other types. `closing` may repeat the key, at `{key}`. `is_nested` writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where
+    values are spelled `True` and `{'a': 1}`, "mixed" where that holds for words alone.
+    """
+
+    opening: str
+    middles: dict[str, str]
+    closing: str
+    separator: str = ""
+    is_nested: bool = False
+    literals: str = "json"
+
+
+class PythonArguments(msgspec.Struct, frozen=True, tag="python"):
+    """Arguments as Python's keyword arguments: `city='Rome', days=3`."""
+
+
+class QuotedArguments(msgspec.Struct, frozen=True, tag="quoted"):
+    """An object whose keys are bare and whose strings stand between `quote`: `{city:<|"|>Rome<|"|>,days:3}`."""
+
+    quote: str
+
+
+Arguments = JsonArguments | TaggedArguments | PythonArguments | QuotedArguments
+
+
+class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How calls are written: `section_open` call `separator` call ... `section_close`.
+
+    `call` is a pattern of literals and fields. With `name_key` the call is a JSON object that has the name under this
+    key and the arguments under `arguments_key` (`name_key` "" means that the name itself is the key of the arguments).
+    `is_bare` means that no markup begins a call: an output is calls from its first character on, or text.
+    `max_calls` is 1 where the template refuses further calls.
+    """
+
+    call: tuple[str, ...]
+    arguments: Arguments
+    section_open: str = ""
+    section_close: str = ""
+    separator: str = ""
+    name_key: str | None = None
+    arguments_key: str = "arguments"
+    is_bare: bool = False
+    max_calls: int | None = None
+    source: str = "template"
+
+    @property
+    def opening(self) -> str:
+        """Literal text in front of the first field of a call."""
+        return self.call[0] if self.call and self.call[0] not in FIELDS else ""
+
+    @property
+    def closing(self) -> str:
+        """Literal text behind the last field of a call."""
+        return self.call[-1] if self.call and self.call[-1] not in FIELDS else ""
+
+    @property
+    def trigger(self) -> str:
+        """The markup that begins calls, without white space and brackets of JSON; empty for bare calls."""
+        return markup(self.section_open) or markup(self.opening)
+
+    def literals(self) -> tuple[str, ...]:
+        """All literal texts of the format. Special tokens among them must be visible in outputs."""
+        own = [part for part in self.call if part not in FIELDS]
+        tagged = self.arguments
+        if isinstance(tagged, TaggedArguments):
+            own += [tagged.opening, *tagged.middles.values(), tagged.closing, tagged.separator]
+        elif isinstance(tagged, QuotedArguments):
+            own.append(tagged.quote)
+        return (self.section_open, self.section_close, self.separator, *own)
+
+
+def markup(text: str) -> str:
+    """The part of a literal that is no JSON and no white space: `<tool_call>` of `<tool_call>\\n{"name": "`. Of several
+    tags on lines of their own only the first counts, since models leave line breaks out."""
+    for mark in ('{"', "{\n", "{ "):
+        text = text.split(mark, 1)[0]
+    text = text.strip().rstrip("[{").strip()
+    first = text.partition("\n")[0]
+    return first if _CALL_TAG.fullmatch(first) else text
+
+
+_CALL_TAG = re.compile(r"<[^<>]*(?:call|tool)[^<>]*>", re.IGNORECASE)
+
+
+def to_dict(form: CallFormat) -> dict[str, Any]:
+    """Plain data of a format."""
+    data = msgspec.to_builtins(form)
+    assert isinstance(data, dict)
+    return data
+
+
+def parse_format(data: object) -> CallFormat:
+    """A format from plain data. Raises `InvalidRequest` that names the field."""
+    try:
+        form = msgspec.convert(data, CallFormat)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tool_format: {error}", "tool_format") from None
+    if NAME not in form.call or ARGUMENTS not in form.call:
+        raise InvalidRequest(f"tool_format: got call={form.call}; it needs {NAME} and {ARGUMENTS}", "tool_format")
+    return form

@@ -1,0 +1,104 @@
+"""Renderings of a chat template with made-up tool calls, from which the format of calls is inferred.
+
+Each probe gives the text of one assistant turn: what the template writes behind the user's message. Names, keys and
+values are words that occur in no template, so that every occurrence in the text is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+
+USER = "zquestion"
+CONTENT = "zanswer"
+THOUGHT = "zthought"
+NAMES = ("zfirst", "zsecond", "zthird")
+KEYS = ("zkeya", "zkeyb")
+IDS = ("zcallid00", "zcallid01", "zcallid02")
+#: A value of each JSON type; the one of a string is such a word as well.
+SAMPLES: dict[str, Any] = {
+    "string": "zvala",
+    "integer": 73519,
+    "number": 73.519,
+    "boolean": True,
+    "object": {"zinner": "zvalc"},
+    "array": ["zvald"],
+}
+
+
+class RenderChat(Protocol):
+    """Renders messages by a chat template. Raises `InvalidRequest` where the template fails."""
+
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCall:
+    """A call in a probe: the function's number, and its arguments."""
+
+    number: int
+    arguments: Mapping[str, Any]
+
+
+def tool(name: str) -> dict[str, Any]:
+    """A tool that takes every type of argument."""
+    properties = {key: {"type": "string", "description": "d"} for key in KEYS}
+    parameters = {"type": "object", "properties": properties, "required": []}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+TOOLS = [tool(name) for name in NAMES]
+
+
+@dataclass(frozen=True, slots=True)
+class Prober:
+    """Renders turns of an assistant. Some templates need the arguments as text (`is_text`), or no content beside
+    calls (`is_null`)."""
+
+    render: RenderChat
+    is_text: bool = False
+    is_null: bool = False
+
+    def turn(self, calls: Sequence[ProbeCall] = (), content: str = "", thought: str = "") -> str | None:
+        """The text of an assistant's turn behind the user's message; None if the template refuses it."""
+        is_null = self.is_null and calls and not content
+        message: dict[str, Any] = {"role": "assistant", "content": None if is_null else content}
+        if calls:
+            message["tool_calls"] = [self._call(number, each) for number, each in enumerate(calls)]
+        if thought:
+            message |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
+        return self._behind_user([message], add_generation_prompt=False)
+
+    def generation_prompt(self) -> str | None:
+        """The text that begins the assistant's turn, behind the user's message."""
+        return self._behind_user([], add_generation_prompt=True)
+
+    def _behind_user(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str | None:
+        try:
+            text = self.render([{"role": "user", "content": USER}, *messages], TOOLS, add_generation_prompt)
+        except (InvalidRequest, UnsupportedModel):
+            return None
+        return text.rpartition(USER)[2] if USER in text else None
+
+    def _call(self, number: int, call: ProbeCall) -> dict[str, Any]:
+        arguments: Any = json.dumps(call.arguments, ensure_ascii=False) if self.is_text else dict(call.arguments)
+        function = {"name": NAMES[call.number], "arguments": arguments}
+        return {"id": IDS[number], "type": "function", "function": function}
+
+
+def prober_of(render: RenderChat) -> Prober | None:
+    """A prober in the form of arguments that the template takes; None if it writes no calls."""
+    call = ProbeCall(0, {KEYS[0]: SAMPLES["string"]})
+    for is_text, is_null in ((False, False), (True, False), (False, True), (True, True)):
+        prober = Prober(render, is_text, is_null)
+        text = prober.turn([call])
+        if text is not None and NAMES[0] in text and SAMPLES["string"] in text:
+            return prober
+    return None

@@ -1,0 +1,183 @@
+"""The format of tool calls follows from the chat template: calls are read as the template writes them, and the grammar
+of a format accepts what its template writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.chat.stream_deltas import CallRules, ParsedMessage
+from bridle.chat.tool_parsers.call_format import CallFormat, parse_format, to_dict
+from bridle.chat.tool_parsers.call_grammar import CallGrammar
+from bridle.chat.tool_parsers.call_reader import CallFormatReader
+from bridle.chat.tool_parsers.grammar import Form, Function
+from bridle.chat.tool_parsers.inference import infer_format
+from bridle.errors import InvalidRequest
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.vocabulary import GrammarVocabulary
+from tests.fakes.call_templates import TEMPLATES, CallTemplate
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "kind": {"enum": ["day", "week end"]},
+        "on": {"type": "boolean"},
+        "where": {"type": "object", "properties": {"street": {"type": "string"}}},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+}
+FUNCTIONS = [Function("get_weather", SCHEMA), Function("stop", {"type": "object", "properties": {}})]
+RULES = CallRules(frozenset({"get_weather", "stop"}), True, {each.name: each.parameters for each in FUNCTIONS})
+FULL = {"city": "Rome", "days": 3, "kind": "week end", "on": True, "where": {"street": "Via"}, "tags": ["a", "b"]}
+Calls = list[tuple[str, Mapping[str, Any]]]
+
+
+@cache
+def form_of(name: str) -> CallFormat:
+    form = infer_format(CallTemplate(TEMPLATES[name]).render, ("<|im_end|>",))
+    assert form is not None
+    return form
+
+
+def read(form: CallFormat, pieces: list[str], rules: CallRules = RULES) -> tuple[str, list[tuple[str, Any]]]:
+    """Content and calls of text that arrives in pieces."""
+    reader, found = CallFormatReader(form, rules), ParsedMessage()
+    for position, piece in enumerate(pieces):
+        found.add(reader.push(piece, is_last=position == len(pieces) - 1))
+    return found.content, [(call.name, json.loads(call.arguments)) for call in found.calls]
+
+
+#: Texts that no format could take for its own markup.
+texts = st.text(st.sampled_from('aZ é日"\\.,:;!?-_&()/'), max_size=12).map(str.strip)
+arguments = st.fixed_dictionaries(
+    {"city": texts},
+    optional={
+        "days": st.integers(-999, 999),
+        "kind": st.sampled_from(["day", "week end"]),
+        "on": st.booleans(),
+        "where": st.fixed_dictionaries({"street": texts.filter(bool)}),
+        "tags": st.lists(texts.filter(bool), min_size=1, max_size=3),
+    },
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(calls=st.lists(arguments, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 500), max_size=8))
+def test_calls_come_back_as_the_template_writes_them(name: str, calls: list[Any], cuts: list[int]) -> None:
+    made: Calls = [("get_weather", each) for each in calls]
+    if name in ("Python calls", "quoted strings", "Python's words"):  # these have no escapes
+        made = [(called, {**each, "city": re.sub(r"[\"'\\]", "", each["city"])}) for called, each in made]
+        made = [(called, _without(each, "where", "tags")) for called, each in made]
+    text = CallTemplate(TEMPLATES[name]).calls(made)
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    content, found = read(form_of(name), pieces)
+    assert (content.strip(), found) == ("", made)
+
+
+def _without(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if key not in keys}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_type_comes_back_beside_content(name: str) -> None:
+    text = CallTemplate(TEMPLATES[name]).calls([("get_weather", FULL), ("stop", {})], "Let me see.")
+    for pieces in ([text], list(text)):
+        content, found = read(form_of(name), pieces)
+        assert (content.strip(), found) == ("Let me see.", [("get_weather", FULL), ("stop", {})])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_other_text_is_content(name: str) -> None:
+    form = form_of(name)
+    call = CallTemplate(TEMPLATES[name]).calls([("get_weather", {"city": "Rome"})])
+    for text in (
+        "plain",
+        "a < b [1] {2}",
+        f"{form.trigger} is how calls begin",
+        call.replace("get_weather", "unknown"),
+    ):
+        for pieces in ([text], list(text)):
+            content, found = read(form, pieces)
+            assert (content.strip(), found) == (text.strip(), [])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_format_is_plain_data(name: str) -> None:
+    form = form_of(name)
+    assert parse_format(msgspec.json.decode(msgspec.json.encode(to_dict(form)))) == form
+
+
+@pytest.mark.parametrize("data", [{}, {"call": ["x"], "arguments": {"type": "json"}}, {"call": "x"}, 5])
+def test_what_is_no_format_is_refused(data: object) -> None:
+    with pytest.raises(InvalidRequest, match="tool_format"):
+        parse_format(data)
+
+
+# -- grammars ------------------------------------------------------------------------------------------------------
+
+
+class Spelled:
+    """A vocabulary of bytes and special tokens, and the grammars of a format over it."""
+
+    def __init__(self, form: CallFormat, has_tokens: bool) -> None:
+        marks = {mark for text in form.literals() for mark in re.findall(r"<\|[^<>]*\|>|<[a-z_]+\|>", text)}
+        self.specials = {mark: 257 + number for number, mark in enumerate(sorted(marks))} if has_tokens else {}
+        tokens = [*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in self.specials)]
+        special = [256, *self.specials.values()]
+        self.vocabulary = GrammarVocabulary(tokens, [256], special, lambda text: list(text.encode()))
+        grammar = CallGrammar(form, self.specials)
+        self.must = self._matcher(grammar.must_call(FUNCTIONS, 3))
+        self.may = self._matcher(grammar.may_call(FUNCTIONS))
+
+    def _matcher(self, grammar: str) -> Matcher:
+        return Matcher(self.vocabulary, grammar_of(Form(grammar, bool(self.specials)).constraint()))
+
+    def encode(self, text: str) -> list[int]:
+        if not self.specials:
+            return list(text.encode())
+        pieces = re.split("(" + "|".join(map(re.escape, self.specials)) + ")", text)
+        return [token for piece in pieces for token in self._encode(piece)]
+
+    def _encode(self, piece: str) -> list[int]:
+        return [self.specials[piece]] if piece in self.specials else list(piece.encode())
+
+    def passes(self, matcher: Matcher, text: str) -> bool:
+        twin = matcher.copy()
+        for token in self.encode(text):
+            if not twin.mask()[token >> 3] >> (token & 7) & 1:
+                return False
+            twin.commit([token])
+        return twin.is_accepting
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_grammar_accepts_what_the_template_writes(name: str, has_tokens: bool) -> None:
+    template, spelled = CallTemplate(TEMPLATES[name]), Spelled(form_of(name), has_tokens)
+    for calls in ([("get_weather", {"city": "Rome"})], [("get_weather", FULL)], [("get_weather", FULL), ("stop", {})]):
+        text = template.calls(calls).strip()
+        assert spelled.passes(spelled.must, text), text
+        assert spelled.passes(spelled.may, "Let me see. " + text), text
+    assert spelled.passes(spelled.may, "Just text: 1 < 2.")
+    for wrong in (
+        template.calls([("other", {"city": "Rome"})]),
+        template.calls([("get_weather", {})]),
+        template.calls([("get_weather", {**FULL, "days": "soon"})]),
+        template.calls([("get_weather", {**FULL, "kind": "never"})]),
+        template.calls([("stop", {})] * 4),
+    ):
+        assert not spelled.passes(spelled.must, wrong.strip()), wrong
+    assert not spelled.passes(spelled.must, "Just text.")
