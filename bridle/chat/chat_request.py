@@ -187,7 +187,7 @@ async def plan_turn(
         is_thinking=is_thinking,
         is_calling=is_calling,
         calls_once=offer.max_calls == 1,
-        ends=_texts_of_ends(model.tokenizer) if are_tags_special else (),
+        ends=_texts_of_ends(model.tokenizer, tags) if are_tags_special else (),
         functions=offer.functions,
         is_vouched=is_vouched,
         sights=made.sights,
@@ -220,8 +220,11 @@ def _may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | 
     return _may_think(model.tokenizer, conversation)
 
 
-def _texts_of_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
-    return tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
+def _texts_of_ends(tokenizer: Tokenizer, tags: ThinkTags | None) -> tuple[str, ...]:
+    """What may end an output and is no content: end tokens, with or without the mark behind an answer."""
+    ends = tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
+    tail = tags.tail if tags is not None else ""
+    return (*(tail + end for end in ends), tail, *ends) if tail else ends
 
 
 #: What was found out about tokenizers, as long as they are there.

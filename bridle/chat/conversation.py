@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
 from bridle.chat.tool_choice import ToolChoice, offer_of
+from bridle.chat.tool_parsers.formats import as_the_template_reads
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
@@ -155,4 +156,4 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     except UnsupportedFeature as error:
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
     check_length(model, text_length(messages), "messages")
-    return messages
+    return messages if conversation.template is not None else as_the_template_reads(model.tokenizer, messages)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.chat.stream_deltas import held_back
+from bridle.chat.tool_parsers.probes import CONTENT, THOUGHT
 from bridle.controllers.thinking import THOUGHT_TAGS
-from bridle.errors import TemplateFailure
+from bridle.errors import TemplateFailure, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from bridle.tokenizer import Tokenizer
+    from bridle.tokenizer.chat_template import ChatTemplate
 
 #: What stands between the end of the thoughts and the answer.
 GAP = "\n\n"
@@ -22,23 +25,56 @@ GAP = "\n\n"
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
     """The texts around a model's thoughts, and the tokens that spell them. Special tokens show as text only if that is
-    asked for."""
+    asked for. `lead` and `tail` are marks that the model writes around the answer that follows."""
 
     opening: str
     closing: str
     opening_token: int
     closing_token: int
     are_special: bool = False
+    lead: str = ""
+    tail: str = ""
 
 
 def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
-    """The tags of a model that thinks: its chat template knows them, and each is one token."""
-    for opening, closing in THOUGHT_TAGS:
+    """The tags of a model that thinks: its chat template writes or knows them, and each is one token."""
+    shown = infer_thoughts(tokenizer.chat_template)
+    known = [(*pair, "", "") for pair in THOUGHT_TAGS if pair[1] in tokenizer.template_text]
+    for opening, closing, lead, tail in [shown, *known] if shown else known:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
-        if closing in tokenizer.template_text and first is not None and last is not None:
+        if first is not None and last is not None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
-            return ThinkTags(opening, closing, first, last, are_special)
+            return ThinkTags(opening, closing, first, last, are_special, lead, tail)
     return None
+
+
+#: A tag that begins thoughts, and any tag.
+_OPENING = re.compile(r"[<\[][^<>\[\]\n]*(?:think|reason)[^<>\[\]\n]*[>\]]\s*\Z", re.IGNORECASE)
+_TAG = re.compile(r"[<\[][^<>\[\]\n]+[>\]]")
+
+
+def infer_thoughts(template: ChatTemplate) -> tuple[str, str, str, str] | None:
+    """The tags that a chat template writes around reasoning, and the marks that it writes before and behind the answer
+    (empty if none); None if it writes no reasoning, or not between tags."""
+    for options in ({}, dict.fromkeys(_SWITCHES, True)):
+        text = _thoughtful(template, options)
+        before, thought, rest = text.partition(THOUGHT)
+        between, content, after = rest.partition(CONTENT)
+        opening, closing = _OPENING.search(before), _TAG.match(between.strip())
+        if thought and content and opening is not None and closing is not None:
+            lead = between.strip()[closing.end() :].strip()
+            tail = _TAG.match(after.strip()) if lead else None
+            return opening[0].strip(), closing[0], lead, "" if tail is None else tail[0]
+    return None
+
+
+def _thoughtful(template: ChatTemplate, options: dict[str, bool]) -> str:
+    """A turn with reasoning, as a template writes it; empty where it fails."""
+    message = {"role": "assistant", "content": CONTENT, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
+    try:
+        return template.render([*_PROBE, message], None, None, options, add_generation_prompt=False)
+    except (TemplateFailure, UnsupportedModel):
+        return ""
 
 
 #: The variables by which chat templates turn thoughts on and off.
@@ -103,6 +139,6 @@ class ReasoningReader:
     def _answer(self) -> str:
         text, self._held = self._held, ""
         if self._is_fresh:
-            text = text.lstrip("\n")
+            text = text.lstrip("\n").removeprefix(self._tags.lead)
             self._is_fresh = not text
         return text

@@ -79,7 +79,16 @@ class ChatTemplate:
             if template is not None:
                 return _render_apart(template, known)
             name = "tool_use" if tools and "tool_use" in self._sources else "default"
-            return (self._programs.get(name) or self._compile(name)).render(known)
+            program = self._programs.get(name) or self._compile(name)
+            if "functions" in program.source and tools:  # a name of its own that some templates read
+                known.setdefault("functions", json.dumps([tool.get("function", tool) for tool in tools]))
+            try:
+                return program.render(known)
+            except TemplateError as error:
+                if tools or error.kind != "failed":
+                    raise
+                del known["tools"]  # a template that expects no such name where there are no tools
+                return program.render(known)
         except TemplateError as error:
             raise self._translate(error, template is None) from error
 

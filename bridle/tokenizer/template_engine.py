@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import FrameType, GeneratorType
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ class ChatTemplateProgram:
 
     def __init__(self, source: str, limits: TemplateLimits) -> None:
         self._limits = limits
+        self.source = source
         try:
             self._template = ChatEnvironment(limits).from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -59,6 +61,7 @@ class ChatTemplateProgram:
         """The text, or a `TemplateError`."""
         before = sys.gettrace()
         sys.settrace(_step_counter(self._limits.max_steps))  # of this thread alone
+        _rendered.variables = variables
         try:
             return self._template.render(variables)
         except TemplateError:
@@ -69,6 +72,19 @@ class ChatTemplateProgram:
             raise TemplateError("failed", _reason(error)) from error
         finally:
             sys.settrace(before)
+            del _rendered.variables
+
+
+#: What is being rendered in a thread.
+_rendered = threading.local()
+
+
+def _lists_in(value: Any) -> Iterator[list[Any]]:
+    """The lists of a template's variables, which belong to the caller."""
+    if isinstance(value, list):
+        yield value
+    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _lists_in(each)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -86,8 +102,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox says; lists may grow, since templates collect messages in them."""
-        return (attr == "append" and isinstance(obj, list)) or super().is_safe_attribute(obj, attr, value)
+        """As the sandbox says; a template's own lists may grow, since templates collect messages in them."""
+        if attr == "append" and isinstance(obj, list):
+            return all(obj is not each for each in _lists_in(getattr(_rendered, "variables", {})))
+        return super().is_safe_attribute(obj, attr, value)
 
     def join(self, parts: Iterable[Any]) -> str:
         """Concatenate, if the result stays within the limit."""

@@ -3,6 +3,7 @@ of a format accepts what its template writes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -82,7 +83,7 @@ def test_calls_come_back_as_the_template_writes_them(name: str, calls: list[Any]
         made = [(called, _without(each, "where", "tags")) for called, each in made]
     text = CallTemplate(TEMPLATES[name]).calls(made)
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
     content, found = read(form_of(name), pieces)
     assert (content.strip(), found) == ("", made)
 
