@@ -16,7 +16,8 @@ _PARAMETERS = "{% for k, v in f.arguments.items() %}PARAMETER{% endfor %}"
 _TEXT = "{{ v if v is string else v | tojson }}"
 _TYPE = "{{ 'string' if v is string else 'boolean' if v is boolean else 'number' if v is number else 'other' }}"
 _NESTED = (
-    "{% macro w(v) %}{% if v is mapping %}{% for k, i in v.items() %}]<]x[>[<{{ k }}>{{ w(i) }}]<]x[>[</{{ k }}>{% endfor %}"
+    "{% macro w(v) %}{% if v is mapping %}{% for k, i in v.items() %}]<]x[>[<{{ k }}>{{ w(i) }}"
+    "]<]x[>[</{{ k }}>{% endfor %}"
     "{% elif v is iterable and v is not string %}{% for i in v %}]<]x[>[<item>{{ w(i) }}]<]x[>[</item>{% endfor %}"
     "{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}"
 )
@@ -38,7 +39,9 @@ TEMPLATES: dict[str, str] = {
     "objects between tags": _calls(f"\n<tool_call>\n{_JSON_CALL}\n</tool_call>"),
     "a list of objects": _calls(_JSON_CALL + _COMMA, "<|calls_begin|>[", "]<|calls_end|>"),
     "objects with an id behind": _calls(
-        '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}, "id": "{{ c.id }}"}' + _COMMA, "[CALLS][", "]"
+        '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}, "id": "{{ c.id }}"}' + _COMMA,
+        "[CALLS][",
+        "]",
     ),
     "the name as key": _calls('{"{{ f.name }}": {{ f.arguments | tojson }}}' + _COMMA, "<|tools_prefix|>[", "]<|end|>"),
     "a name, an id and JSON": _calls("<|call|>{{ f.name }}<|id|>{{ c.id }}<|args|>{{ f.arguments | tojson }}"),
@@ -58,10 +61,14 @@ TEMPLATES: dict[str, str] = {
         "</parameter>\n", "</function>\n</tool_call>",
     ),
     "keys and values": _tagged(
-        "\n<tool_call>{{ f.name }}\n", f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{_TEXT}</arg_value>\n", "</tool_call>"
+        "\n<tool_call>{{ f.name }}\n",
+        f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{_TEXT}</arg_value>\n",
+        "</tool_call>",
     ),
     "Python's words": _tagged(
-        '<function name="{{ f.name }}">', '<param name="{{ k }}">{{ v }}</param>', "</function>{{ '\n' if not loop.last }}"
+        '<function name="{{ f.name }}">',
+        '<param name="{{ k }}">{{ v }}</param>',
+        "</function>{{ '\n' if not loop.last }}"
     ),
     "parameters that name their type": _tagged(
         '\n<invoke name="{{ f.name }}">\n',
@@ -71,7 +78,11 @@ TEMPLATES: dict[str, str] = {
         "\n</calls>",
     ),
     "tags within tags": _NESTED
-    + _calls(']<]x[>[<invoke name="{{ f.name }}">{{ w(f.arguments) }}]<]x[>[</invoke>\n', "]<]x[>[<calls>\n", "]<]x[>[</calls>"),
+    + _calls(
+        ']<]x[>[<invoke name="{{ f.name }}">{{ w(f.arguments) }}]<]x[>[</invoke>\n',
+        "]<]x[>[<calls>\n",
+        "]<]x[>[</calls>",
+    ),
     "Python calls": _calls(
         "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={% if v is string %}'{{ v }}'{% elif v is mapping %}"
         "{{ v | tojson }}{% else %}{{ v }}{% endif %}{{ ', ' if not loop.last }}{% endfor %})" + _COMMA,

@@ -29,8 +29,9 @@ class TaggedArguments(msgspec.Struct, frozen=True, tag="tagged"):
     """Arguments one by one, each between tags: `opening` KEY middle VALUE `closing`.
 
     Strings are written as they are, other values as JSON or as Python's literals. `middles` maps a JSON type to the
-    text between key and value; "any" stands for all other types. `closing` may repeat the key, at `{key}`. `is_nested` writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where
-    values are spelled `True` and `{'a': 1}`, "mixed" where that holds for words alone.
+    text between key and value; "any" stands for all other types. `closing` may repeat the key, at `{key}`.
+    `is_nested` writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where values
+    are spelled `True` and `{'a': 1}`, "mixed" where that holds for words alone.
     """
 
     opening: str
