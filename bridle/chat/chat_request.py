@@ -31,6 +31,7 @@ from bridle.chat.stream_deltas import (
 from bridle.chat.tool_choice import ToolChoice
 from bridle.chat.tool_parsers.formats import ToolFormat, format_of, shows_special_tokens
 from bridle.chat.tool_parsers.grammar import Function
+from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.engine.request import Request
 from bridle.errors import UnsupportedFeature
@@ -49,7 +50,8 @@ class ChatRequest:
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
     client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
     `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt, `rendered` is its text as
-    the template wrote it. It goes on from what a request has parked that it `continues`."""
+    the template wrote it. It goes on from what a request has parked that it `continues`.
+    `channels` is the format of a model that writes in channels."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -65,6 +67,7 @@ class ChatRequest:
     sights: MultiModalInputs = NO_SIGHTS
     rendered: str = ""
     continues: str = ""
+    channels: Harmony | None = None
 
     @property
     def wanted(self) -> EventOptions:
@@ -75,13 +78,14 @@ class ChatRequest:
         """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
         schemas = {function.name: function.parameters for function in self.functions}
         rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas)
-        tools = None if self.format is None else self.format.reader(self.is_calling, rules)
+        kind = self.format or self.channels
+        tools = None if kind is None else kind.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
     def message(self, text: str) -> ChatMessage:
         """A whole output, told apart."""
-        if self.format is None and self.tags is None:
+        if self.format is None and self.tags is None and self.channels is None:
             return ChatMessage(content=text)
         return ParsedMessage().add(self.reader(is_whole=True).push(text, is_last=True))
 
@@ -175,7 +179,8 @@ async def plan_turn(
             may_open = _may_open(model, conversation, tags, made.text)
             form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
             steering, is_vouched = await form.steer(steering, kind, offer)
-    are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind)
+    channels = harmony_of(model.tokenizer)
+    are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind or channels)
     if token is not None or are_tags_special:
         sampling = sampling.with_(skip_special_tokens=False)
     return ChatRequest(
@@ -193,6 +198,7 @@ async def plan_turn(
         sights=made.sights,
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
         continues=made.continues,
+        channels=channels,
     )
 
 

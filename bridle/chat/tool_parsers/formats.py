@@ -12,6 +12,7 @@ from bridle.chat.tool_parsers.call_format import CallFormat
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
+from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.chat.tool_parsers.hermes import OPEN, Hermes
 from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
@@ -78,9 +79,13 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     most common format."""
     known = _KNOWN.get(tokenizer)
     if known is None:
-        form = inferred_from(tokenizer)
-        known = _KNOWN[tokenizer] = _by_words(tokenizer) if form is None else _named(form, tokenizer)
+        known = _KNOWN[tokenizer] = harmony_of(tokenizer) or _inferred(tokenizer)
     return known
+
+
+def _inferred(tokenizer: Tokenizer) -> ToolFormat:
+    form = inferred_from(tokenizer)
+    return _by_words(tokenizer) if form is None else _named(form, tokenizer)
 
 
 def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
@@ -158,4 +163,4 @@ def _by_words(tokenizer: Tokenizer) -> ToolFormat:
 
 def shows_special_tokens(kind: ToolFormat | None) -> bool:
     """True if outputs must contain the text of special tokens for calls to be read."""
-    return isinstance(kind, InferredFormat) and kind.shows_special_tokens
+    return isinstance(kind, Harmony) or (isinstance(kind, InferredFormat) and kind.shows_special_tokens)
