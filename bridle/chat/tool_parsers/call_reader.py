@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from bridle.chat.stream_deltas import (
@@ -21,12 +20,8 @@ from bridle.chat.stream_deltas import (
     held_back,
     new_call_id,
 )
-from bridle.chat.tool_parsers.argument_values import QuotedReader, property_schema, read_keywords, read_value
+from bridle.chat.tool_parsers.argument_values import QuotedReader, read_keywords
 from bridle.chat.tool_parsers.call_format import (
-    ARGUMENTS,
-    FIELDS,
-    KEY,
-    NAME,
     CallFormat,
     JsonArguments,
     PythonArguments,
@@ -34,23 +29,12 @@ from bridle.chat.tool_parsers.call_format import (
     TaggedArguments,
     markup,
 )
+from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided, end_pattern, read_header
 from bridle.chat.tool_parsers.json_call import JsonCallReader
+from bridle.chat.tool_parsers.tagged_arguments import read_tagged
 
-_NAME = re.compile(r"[\w.\-:/ ]{1,256}")
-_BARE_NAME = re.compile(r"[\w.\-:/]{1,256}")
-_FIELD = re.compile(r"[^\s<>\[\]{}\"]{0,128}")
-#: Some models protect values in the way of XML.
-_CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
 #: How often the end of one call is looked for.
 _MAX_TRIES = 4_096
-
-
-class Undecided(Exception):
-    """More text is needed to tell what this is."""
-
-
-class NotACall(Exception):
-    """The text is not a call."""
 
 
 class CallFormatReader:
@@ -130,7 +114,7 @@ class CallFormatReader:
             return rest.startswith(mark)
         if self._form.name_key is not None:
             return rest.startswith("{")
-        return bool(_BARE_NAME.match(rest)) and (bool(self._skipped) or self._num_calls > 0)
+        return bool(BARE_NAME.match(rest)) and (bool(self._skipped) or self._num_calls > 0)
 
     def _in_call(self, call: _HeldCall, pieces: list[StreamDelta], is_last: bool) -> bool:
         text, self._held = self._held, ""
@@ -219,7 +203,7 @@ class _HeldCall:
 
     def _in_body(self, pieces: list[StreamDelta], is_last: bool) -> str:
         assert self._name is not None
-        end = _end_pattern(self._form)
+        end = end_pattern(self._form)
         for found in end.finditer(self.text, max(self._looked, self._body)):
             self._looked = found.end()
             self._num_tries += 1
@@ -255,154 +239,3 @@ class _HeldCall:
 
 def _keys_of(form: CallFormat) -> tuple[str, str] | None:
     return (form.name_key, form.arguments_key) if form.name_key else None
-
-
-# -- the head and the end of a call ---------------------------------------------------------------------------
-
-
-def read_header(form: CallFormat, text: str, is_last: bool) -> tuple[str, int]:
-    """The name of a call, and where its arguments begin. Raises `Undecided` or `NotACall`."""
-    parts = form.call[: form.call.index(ARGUMENTS)]
-    name, at = "", 0
-    for place, part in enumerate(parts):
-        if part not in FIELDS:
-            at = _pass(text, at, part, is_last)
-            continue
-        behind = parts[place + 1] if place + 1 < len(parts) else ""
-        value, at = _field(text, at, part, behind.strip(), is_last)
-        if part == NAME and name and value != name:
-            raise NotACall
-        name = value if part == NAME else name
-    return name, at
-
-
-def _pass(text: str, at: int, literal: str, is_last: bool) -> int:
-    """Where the text goes on behind a literal, whose white space may differ."""
-    for word in literal.split():
-        start = at
-        while start < len(text) and text[start].isspace():
-            start += 1
-        if not text.startswith(word, start):
-            if word.startswith(text[start:]) and not is_last:
-                raise Undecided
-            raise NotACall
-        at = start + len(word)
-    return at
-
-
-def _field(text: str, at: int, field: str, behind: str, is_last: bool) -> tuple[str, int]:
-    """A name, an id or a number, up to the literal `behind` it."""
-    allowed = _NAME if field == NAME else _FIELD
-    first = behind.split()[0] if behind else ""
-    if first:
-        end = text.find(first, at)
-        value = text[at:] if end < 0 else text[at:end]
-        if value and not allowed.fullmatch(value[: len(value) - held_back(value, first)].strip() or "x"):
-            raise NotACall
-        if end < 0:
-            if is_last or len(value) > 512:
-                raise NotACall
-            raise Undecided
-        return value.strip(), end
-    found = (_BARE_NAME if field == NAME else _FIELD).match(text, at)
-    if found is None:
-        if at < len(text) or is_last:
-            raise NotACall
-        raise Undecided
-    if found.end() == len(text) and not is_last:
-        raise Undecided
-    return found[0].strip(), found.end()
-
-
-def _end_pattern(form: CallFormat) -> re.Pattern[str]:
-    """The end of a call, with any white space; `closing` of tags may lack what only the last tag says."""
-    words = [re.escape(word) for word in form.closing.split()]
-    return re.compile(r"\s*" + r"\s*".join(words))
-
-
-# -- arguments between tags -----------------------------------------------------------------------------------
-
-
-def read_tagged(form: TaggedArguments, text: str, schema: object = None) -> dict[str, Any]:
-    """Arguments one by one. Raises `ValueError` for what is written otherwise."""
-    found: dict[str, Any] = {}
-    at = 0
-    while text[at:].strip(" \t\n,"):
-        key, value, at = _argument(form, text, at, schema)
-        found[key] = value
-    return found
-
-
-def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tuple[str, Any, int]:
-    opening, start = form.opening.strip(), text.find(form.opening.strip(), at)
-    if start < 0 or text[at:start].strip(" \t\n,"):
-        raise ValueError("text between arguments")
-    start += len(opening)
-    kind, key, begin = _key_and_type(form, text, start)
-    inner = property_schema(schema, key)
-    end, behind = _end_of_value(form, text, begin, key)
-    raw = _CDATA.sub(r"\1", _without_layout(form, kind, text[begin:end]))
-    if form.is_nested:
-        return key, _nested(form, raw, inner), behind
-    if kind == "string":
-        return key, raw, behind
-    if kind != "any" or "string" in form.middles:
-        return key, read_value(raw, inner or {"type": [kind] if kind != "any" else _NOT_TEXT}), behind
-    return key, read_value(raw, inner), behind
-
-
-_NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
-
-
-def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, str, int]:
-    """The type that the tag of the key names, the key, and where the value begins."""
-    best: tuple[int, int, str] | None = None
-    for kind, middle in form.middles.items():
-        words = middle.split() or [""]
-        pattern = re.compile(r"\s*" + r"\s*".join(map(re.escape, words)))
-        found = pattern.search(text, start)
-        if found is not None and (best is None or found.start() < best[0]):
-            best = (found.start(), found.end(), kind)
-    if best is None:
-        raise ValueError("a key without a value")
-    key = text[start : best[0]].strip().strip('"')
-    if not key or "\n" in key or len(key) > 256:
-        raise ValueError("not a key")
-    return best[2], key, best[1]
-
-
-def _end_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> tuple[int, int]:
-    """Where a value ends, and where the text goes on: at the first end that another argument or nothing follows."""
-    closing = form.closing.replace(KEY, key).strip()
-    at = begin
-    while (end := text.find(closing, at)) >= 0:
-        behind = text[end + len(closing) :].lstrip(" \t\n,")
-        if not behind or behind.startswith(form.opening.strip()):
-            return end, end + len(closing)
-        at = end + 1
-    raise ValueError("a value does not end")
-
-
-def _without_layout(form: TaggedArguments, kind: str, raw: str) -> str:
-    """A value without the line breaks that belong to its tags."""
-    if form.middles[kind].endswith("\n"):
-        raw = raw.removeprefix("\n")
-    return raw.removesuffix("\n") if form.closing.startswith("\n") else raw
-
-
-def _nested(form: TaggedArguments, raw: str, schema: object) -> Any:
-    """A value that may be tags again: an array if all of them are items, else an object."""
-    opening = form.opening.strip()
-    if not raw.strip().startswith(opening):
-        return read_value(raw, schema) if raw or schema else raw
-    pairs = []
-    at = 0
-    while raw[at:].strip():
-        start = raw.find(opening, at) + len(opening)
-        _, key, begin = _key_and_type(form, raw, start)
-        end, at = _end_of_value(form, raw, begin, key)
-        pairs.append((key, raw[begin:end]))
-    items = schema.get("items") if isinstance(schema, Mapping) else None
-    if all(key == "item" for key, _ in pairs):
-        return [_nested(form, each, items) for _, each in pairs]
-    return {key: _nested(form, each, property_schema(schema, key)) for key, each in pairs}

@@ -26,14 +26,11 @@ from bridle.chat.tool_parsers.call_format import (
     QuotedArguments,
     TaggedArguments,
 )
-from bridle.chat.tool_parsers.probes import CONTENT, IDS, KEYS, NAMES, SAMPLES, ProbeCall, Prober, RenderChat, prober_of
+from bridle.chat.tool_parsers.probe_texts import STRINGS, VALUES, calls_text
+from bridle.chat.tool_parsers.probes import IDS, KEYS, NAMES, SAMPLES, ProbeCall, Prober, RenderChat, prober_of
+from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix, trimmed_opening, whole_tags
 
-_VALUES = ("zvala", "zvalb")
-#: The shortest text that is taken for the beginning of a turn, and the shortest tag that is taken for its mark.
-_MIN_HEAD, _MIN_MARK = 8, 8
-_STRINGS = dict(zip(KEYS, _VALUES, strict=True))
 _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
-_END_MARK = re.compile(r"<[^<>\s]*(?:end|eot|eos|eom|im_|return|role_end|message_sep|SPECIAL_12)[^<>]*>|\[e~\[|</s>")
 
 
 def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> CallFormat | None:
@@ -57,80 +54,14 @@ class _Probes:
 
 
 def _probe(prober: Prober, ends: tuple[str, ...]) -> _Probes | None:
-    first, second = ProbeCall(0, _STRINGS), ProbeCall(1, _STRINGS)
-    one = _calls_text(prober, [first], ends)
+    first, second = ProbeCall(0, STRINGS), ProbeCall(1, STRINGS)
+    one = calls_text(prober, [first], ends)
     if one is None:
         return None
-    two = _calls_text(prober, [first, second], ends)
+    two = calls_text(prober, [first, second], ends)
     if two is not None and NAMES[1] not in two:
         two = None  # the template drops further calls
-    return _Probes(one, two, _calls_text(prober, [ProbeCall(0, {})], ends))
-
-
-def _calls_text(prober: Prober, calls: list[ProbeCall], ends: tuple[str, ...]) -> str | None:
-    """The text of calls alone: without the beginning of the turn, and without its end."""
-    text = prober.turn(calls)
-    if text is None or NAMES[calls[0].number] not in text:
-        return None
-    text = text[_start_of_calls(prober, calls, text) :].lstrip()
-    behind = max(text.rfind(each) + len(each) for each in (*_VALUES, *KEYS, NAMES[calls[-1].number]) if each in text)
-    marks = re.findall(r"<[^<>\s]+>", _turn_head(prober))[:2]
-    marks = [each for each in marks if len(each) > _MIN_MARK and each not in text[:behind]]
-    cut = _end_of_turn(text[behind:], _ordinary_end(prober), (*ends, *marks))
-    return text[: behind + cut].rstrip()
-
-
-def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
-    """Where calls begin: behind what every turn begins with, with or without content and thoughts."""
-    limit = text.index(NAMES[calls[0].number])
-    begin = max((text.rfind(head, 0, limit) + len(head) for head in _heads(prober) if head in text[:limit]), default=0)
-    for ordinary in (prober.generation_prompt(), prober.turn(content=CONTENT)):
-        head = "" if ordinary is None else ordinary.partition(CONTENT)[0].rstrip()
-        if head and text.startswith(head):
-            begin = max(begin, len(head))
-    beside = prober.turn(calls, content=CONTENT)
-    if beside is not None and CONTENT in beside:
-        before = beside.partition(CONTENT)[2].partition(NAMES[calls[0].number])
-        shared = _common_suffix(before[0], text[:limit]) if before[1] else ""
-        begin = max(begin, limit - len(shared)) if shared else begin
-    return min(begin, limit)
-
-
-def _heads(prober: Prober) -> list[str]:
-    """Texts that begin a turn of the assistant, with more or less of what ends the user's."""
-    shared = _turn_head(prober)
-    tags = [found.start() for found in re.finditer("<", shared) if len(shared) - found.start() >= len(shared) / 2]
-    heads = [shared[start:] for start in tags] if len(shared) > _MIN_HEAD else []
-    return heads + [plain for head in heads if len(plain := _THOUGHT_TAG.sub("", head)) > _MIN_HEAD]
-
-
-#: A tag that begins thoughts, at the end of a prompt.
-_THOUGHT_TAG = re.compile(r"<[^<>]*(?:think|reason|thought)[^<>]*>\s*\Z", re.IGNORECASE)
-
-
-def _turn_head(prober: Prober) -> str:
-    """What every turn of the assistant begins with, as whole tags."""
-    shared = _common_prefix(prober.generation_prompt() or "", prober.turn(content=CONTENT) or "")
-    cut = shared.rfind("<")
-    return shared[:cut] if cut > 0 and ">" not in shared[cut:] else shared
-
-
-def _ordinary_end(prober: Prober) -> str:
-    """What the template writes behind the content of a turn without calls."""
-    text = prober.turn(content=CONTENT)
-    return text.rpartition(CONTENT)[2] if text and CONTENT in text else ""
-
-
-def _end_of_turn(tail: str, ordinary: str, ends: tuple[str, ...]) -> int:
-    """Where in `tail`, the text behind the last argument, the calls are over and the turn's end begins."""
-    places = [tail.find(each) for each in (*ends, ordinary.strip()) if each and each in tail]
-    if not places and (found := _END_MARK.search(tail)) and not _closes_calls(found[0]):
-        places.append(found.start())
-    return min(places, default=len(tail))
-
-
-def _closes_calls(mark: str) -> bool:
-    return any(word in mark.lower() for word in ("call", "tool", "action", "invoke", "param"))
+    return _Probes(one, two, calls_text(prober, [ProbeCall(0, {})], ends))
 
 
 # -- parts of a call -----------------------------------------------------------------------------------------
@@ -144,7 +75,7 @@ def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> CallFormat
     if isinstance(arguments, JsonArguments):
         form = _with_neighbours(pattern, arguments, probes)
     else:
-        form = _with_neighbours(pattern, arguments, probes, _STRINGS)
+        form = _with_neighbours(pattern, arguments, probes, STRINGS)
     return _as_json_object(form)
 
 
@@ -155,7 +86,7 @@ def _json_parts(text: str, name: str, number: int) -> tuple[Parts, JsonArguments
     """The call as literals and fields, if its arguments are JSON."""
     for start in (at for at, char in enumerate(text) if char in '{"'):
         for value, end in _json_values(text, start):
-            if value == _STRINGS:
+            if value == STRINGS:
                 whole = text[:start] + ARGUMENTS + text[end:]
                 return _split(whole, name, number), JsonArguments(is_text=text[start] == '"')
     return None
@@ -191,10 +122,10 @@ def _with_neighbours(
     if pattern[1:2] and pattern[0] != NAME and pattern[1] in (ID, INDEX):
         return _with_leading_id(pattern, arguments, between, begin, end)
     between = _behind_fields(pattern, between.replace(IDS[0], ID))
-    opening = _trimmed_opening(_common_suffix(begin, between))
+    opening = trimmed_opening(common_suffix(begin, between))
     rest = between[: len(between) - len(opening)]
-    closing = _common_prefix(end, rest)
-    closing, rest = _whole_tags(closing, end, rest)
+    closing = common_prefix(end, rest)
+    closing, rest = whole_tags(closing, end, rest)
     separator = rest[len(closing) :]
     section_open = begin[: len(begin) - len(opening)]
     section_close = end[len(closing) :] if section_open else ""  # else it ends the turn
@@ -254,9 +185,9 @@ def _with_leading_id(pattern: Parts, arguments: Arguments, between: str, begin: 
     """The format of calls in which an id or a number comes before the name."""
     field = pattern[1]
     before = between.partition(field)[0]
-    opening = _trimmed_opening(_common_suffix(begin, before))
+    opening = trimmed_opening(common_suffix(begin, before))
     rest = before[: len(before) - len(opening)]
-    closing, rest = _whole_tags(_common_prefix(end, rest), end, rest)
+    closing, rest = whole_tags(common_prefix(end, rest), end, rest)
     inner = tuple(part for part in (opening, *_inner(pattern, begin, end), closing) if part)
     return CallFormat(inner, arguments, begin[: len(begin) - len(opening)], end[len(closing) :], rest[len(closing) :])
 
@@ -267,9 +198,9 @@ def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
         for at in range(start, len(text)):
             if text[at] in '{"':
                 for value, end in _json_values(text, at):
-                    if value == _STRINGS:
+                    if value == STRINGS:
                         return end
-    last = text.index(_VALUES[1], start) + len(_VALUES[1])
+    last = text.index(VALUES[1], start) + len(VALUES[1])
     match arguments:
         case TaggedArguments():
             return last + len(arguments.closing.replace(KEY, KEYS[1]))
@@ -285,13 +216,13 @@ def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
 
 def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tuple[Parts, Arguments] | None:
     text = probes.one
-    if not all(each in text for each in (*KEYS, *_VALUES)):
+    if not all(each in text for each in (*KEYS, *VALUES)):
         return None
     head, _, rest = text.partition(KEYS[0])
     head_end = max(head.rfind(NAMES[0]) + len(NAMES[0]), 0)
-    middle, _, rest = rest.partition(_VALUES[0])
+    middle, _, rest = rest.partition(VALUES[0])
     between, _, tail = rest.partition(KEYS[1])
-    tail = tail.partition(_VALUES[1])[2]
+    tail = tail.partition(VALUES[1])[2]
     if middle.startswith("=") and middle[1:] in ("'", '"') and head.endswith("("):
         whole = head + ARGUMENTS + tail[1:]
         return _split(whole, NAMES[0], 0), PythonArguments()
@@ -307,9 +238,9 @@ def _tagged_parts(
 ) -> tuple[Parts, Arguments] | None:
     between = between.replace(KEYS[0], KEY)
     tail = tail.replace(KEYS[1], KEY)
-    opening = _trimmed_opening(_common_suffix(head[head_end:], between))
+    opening = trimmed_opening(common_suffix(head[head_end:], between))
     rest = between[: len(between) - len(opening)]
-    closing, rest = _whole_tags(_common_prefix(tail, rest), tail, rest)
+    closing, rest = whole_tags(common_prefix(tail, rest), tail, rest)
     if not opening.strip() or not closing.strip():
         return None
     is_nested = middles.pop("nested", "") == "nested"
@@ -330,7 +261,7 @@ def _middles(prober: Prober, ends: tuple[str, ...]) -> dict[str, str]:
     """What stands between key and value, by the type of the value."""
     found: dict[str, str] = {}
     for name, sample in SAMPLES.items():
-        text = _calls_text(prober, [ProbeCall(0, {KEYS[0]: sample})], ends) or ""
+        text = calls_text(prober, [ProbeCall(0, {KEYS[0]: sample})], ends) or ""
         behind = text.partition(KEYS[0])[2]
         spelled = [json.dumps(sample), str(sample), json.dumps(sample, separators=(",", ":"))]
         places = [behind.find(each) for each in spelled if each in behind]
@@ -374,30 +305,3 @@ def replace_struct(form: CallFormat, **changes: Any) -> CallFormat:
     """A copy with other fields."""
     fields = {name: getattr(form, name) for name in form.__struct_fields__}
     return CallFormat(**(fields | changes))
-
-
-def _common_prefix(first: str, second: str) -> str:
-    length = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        length += 1
-    return first[:length]
-
-
-def _common_suffix(first: str, second: str) -> str:
-    return _common_prefix(first[::-1], second[::-1])[::-1]
-
-
-def _trimmed_opening(text: str) -> str:
-    """A common suffix without the end of the tag before it: `\\n<parameter=` of `>\\n<parameter=`."""
-    cut = re.match(r"""[^<\[{\s\]]*[>)}"',]+(?=\s*(?:[<\[{]|\]<))""", text)
-    return text[cut.end() :] if cut else text
-
-
-def _whole_tags(closing: str, end: str, rest: str) -> tuple[str, str]:
-    """A common prefix without half a tag at its end."""
-    cut = closing.rfind("<")
-    if cut >= 0 and ">" not in closing[cut:] and (len(closing) < len(end) and len(closing) < len(rest)):
-        closing = closing[:cut]
-    return closing, rest

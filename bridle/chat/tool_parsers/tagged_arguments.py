@@ -1,0 +1,96 @@
+"""Arguments between tags, one by one: `<parameter=city>Rome</parameter>` and its relatives, read to values of JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bridle.chat.tool_parsers.argument_values import property_schema, read_value
+from bridle.chat.tool_parsers.call_format import KEY, TaggedArguments
+
+#: Some models protect values in the way of XML.
+_CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
+_NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
+
+
+def read_tagged(form: TaggedArguments, text: str, schema: object = None) -> dict[str, Any]:
+    """Arguments one by one. Raises `ValueError` for what is written otherwise."""
+    found: dict[str, Any] = {}
+    at = 0
+    while text[at:].strip(" \t\n,"):
+        key, value, at = _argument(form, text, at, schema)
+        found[key] = value
+    return found
+
+
+def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tuple[str, Any, int]:
+    opening, start = form.opening.strip(), text.find(form.opening.strip(), at)
+    if start < 0 or text[at:start].strip(" \t\n,"):
+        raise ValueError("text between arguments")
+    start += len(opening)
+    kind, key, begin = _key_and_type(form, text, start)
+    inner = property_schema(schema, key)
+    end, behind = _end_of_value(form, text, begin, key)
+    raw = _CDATA.sub(r"\1", _without_layout(form, kind, text[begin:end]))
+    if form.is_nested:
+        return key, _nested(form, raw, inner), behind
+    if kind == "string":
+        return key, raw, behind
+    if kind != "any" or "string" in form.middles:
+        return key, read_value(raw, inner or {"type": [kind] if kind != "any" else _NOT_TEXT}), behind
+    return key, read_value(raw, inner), behind
+
+
+def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, str, int]:
+    """The type that the tag of the key names, the key, and where the value begins."""
+    best: tuple[int, int, str] | None = None
+    for kind, middle in form.middles.items():
+        words = middle.split() or [""]
+        pattern = re.compile(r"\s*" + r"\s*".join(map(re.escape, words)))
+        found = pattern.search(text, start)
+        if found is not None and (best is None or found.start() < best[0]):
+            best = (found.start(), found.end(), kind)
+    if best is None:
+        raise ValueError("a key without a value")
+    key = text[start : best[0]].strip().strip('"')
+    if not key or "\n" in key or len(key) > 256:
+        raise ValueError("not a key")
+    return best[2], key, best[1]
+
+
+def _end_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> tuple[int, int]:
+    """Where a value ends, and where the text goes on: at the first end that another argument or nothing follows."""
+    closing = form.closing.replace(KEY, key).strip()
+    at = begin
+    while (end := text.find(closing, at)) >= 0:
+        behind = text[end + len(closing) :].lstrip(" \t\n,")
+        if not behind or behind.startswith(form.opening.strip()):
+            return end, end + len(closing)
+        at = end + 1
+    raise ValueError("a value does not end")
+
+
+def _without_layout(form: TaggedArguments, kind: str, raw: str) -> str:
+    """A value without the line breaks that belong to its tags."""
+    if form.middles[kind].endswith("\n"):
+        raw = raw.removeprefix("\n")
+    return raw.removesuffix("\n") if form.closing.startswith("\n") else raw
+
+
+def _nested(form: TaggedArguments, raw: str, schema: object) -> Any:
+    """A value that may be tags again: an array if all of them are items, else an object."""
+    opening = form.opening.strip()
+    if not raw.strip().startswith(opening):
+        return read_value(raw, schema) if raw or schema else raw
+    pairs = []
+    at = 0
+    while raw[at:].strip():
+        start = raw.find(opening, at) + len(opening)
+        _, key, begin = _key_and_type(form, raw, start)
+        end, at = _end_of_value(form, raw, begin, key)
+        pairs.append((key, raw[begin:end]))
+    items = schema.get("items") if isinstance(schema, Mapping) else None
+    if all(key == "item" for key, _ in pairs):
+        return [_nested(form, each, items) for _, each in pairs]
+    return {key: _nested(form, each, property_schema(schema, key)) for key, each in pairs}
