@@ -44,7 +44,7 @@ from bridle.sampling import (
     fields_on,
     meanings,
 )
-from bridle.serving.requests.controller_selection import Controllers
+from bridle.serving.requests.steering import Controllers
 from tests.engine.support import make_request
 from tests.sources import GUESTS
 

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from bridle import LLM, Choice
-from bridle.chat.chat_request import plan_turn
+from bridle.chat.chat_request import prepare_chat
 from bridle.chat.conversation import Conversation
 from bridle.controllers.reasoning_gate import ReasoningThenGrammar
 from bridle.sampling import SamplingParams
-from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.serving.lifecycle.in_process import InProcessServing
+from bridle.serving.requests.steering import Steering
 
 HI = [{"role": "user", "content": "Hi"}]
-FORM = ControllerSelection(constraint=Choice(["red", "blue"]))
+FORM = Steering(constraint=Choice(["red", "blue"]))
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}A: "
 
 
@@ -25,9 +26,9 @@ def llm() -> Iterator[LLM]:
         yield loaded
 
 
-def planned(llm: LLM, template: str | None, **variables: bool) -> ControllerSelection:
+def planned(llm: LLM, template: str | None, **variables: bool) -> Steering:
     said = Conversation(HI, template=template, variables=variables)
-    return asyncio.run(plan_turn(llm.model, said, SamplingParams(), FORM)).steering
+    return asyncio.run(prepare_chat(InProcessServing(llm.model), said, SamplingParams(), FORM)).steering
 
 
 def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:

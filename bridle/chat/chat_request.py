@@ -1,14 +1,16 @@
-"""An assistant's turn: from a conversation to the request behind it, and from its growing text to what a
-client is told.
+"""Prepares the engine request of a chat, and reads the text that it generates.
 
-Every API with conversations uses this path: messages become a prompt, tools and thoughts become a form of the output
-(`output_grammar.py`), and a reader separates thoughts, calls and the answer. This module knows no wire format.
+Every API with conversations calls `prepare_chat`: messages become a prompt, and tools and thoughts become a grammar of
+the output (`output_grammar.py`). A reader then separates thoughts, calls and the answer. This module knows no wire
+format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -32,47 +34,41 @@ from bridle.chat.tool_choice import ToolChoice
 from bridle.chat.tool_parsers.formats import ToolFormat, format_of, shows_special_tokens
 from bridle.chat.tool_parsers.grammar import Function
 from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
-from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.engine.request import Request
-from bridle.errors import UnsupportedFeature
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.multimodal import has_remote
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, RewindPolicy
-from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection
 from bridle.serving.requests.request_builder import EventOptions
+from bridle.serving.requests.steering import PLAIN, Steering
+from bridle.serving.tenancy.keys import Identity
 from bridle.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """The engine request of a turn, and how its text is read. `is_thinking` says that the prompt ends inside of
-    thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
-    client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
-    `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt, `rendered` is its text as
-    the template wrote it. It goes on from what a request has parked that it `continues`.
-    `channels` is the format of a model that writes in channels."""
+    """A checked chat: what its engine request is made of, and how its text is read. `is_thinking` says that the prompt
+    ends inside of thoughts, `is_calling` that it ends with the token that begins calls. `events` has the images of the
+    prompt and the parked KV that it goes on from. `calls_once` says that the client takes only one call. `ends` are
+    special tokens that may end an output and show as text. `functions` may be called, and `is_vouched` says that a
+    grammar enforces the form of calls. `rendered` is the prompt's text as the template wrote it. `channels` is the
+    format of a model that writes in channels."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
-    steering: ControllerSelection
+    steering: Steering
     format: ToolFormat | None
     tags: ThinkTags | None
     is_thinking: bool
     is_calling: bool
+    events: EventOptions
     calls_once: bool = False
     ends: tuple[str, ...] = ()
     functions: tuple[Function, ...] = ()
     is_vouched: bool = False
-    sights: MultiModalInputs = NO_SIGHTS
     rendered: str = ""
-    continues: str = ""
     channels: Harmony | None = None
-
-    @property
-    def wanted(self) -> EventOptions:
-        """What the request is beside its prompt and how it is drawn."""
-        return {"sights": self.sights, "parks": self.format is not None, "continues": self.continues}
 
     def reader(self, is_whole: bool = False) -> TurnReader:
         """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
@@ -153,32 +149,46 @@ class TurnReader:
             return False
 
 
-async def plan_turn(
-    model: LoadedModel,
+class ChatServing(Protocol):
+    """Where a chat runs: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
+
+    model: LoadedModel
+    identity: Identity
+
+    def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
+        """Raise `DeadlineExceeded` when the deadline passes inside the block, if the server enforces it there."""
+        raise NotImplementedError
+
+
+async def prepare_chat(
+    serving: ChatServing,
     conversation: Conversation,
     sampling: SamplingParams,
-    steering: ControllerSelection = PLAIN,
-    user: str = "",
+    steering: Steering = PLAIN,
+    *,
+    stream_rewinds: bool | None = None,
 ) -> ChatRequest:
-    """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
-    prompt as they were written. Raises `InvalidRequest` that names the field."""
-    offer, budget = conversation.offer(), conversation.thinking_budget
-    messages = conversation.messages
-    is_fetched = model.pictures is not None and (has_remote(messages) or has_remote_file(messages))
-    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
-    made = await in_thread(_make_prompt, model, conversation, offer, user)
-    kind = format_of(model.tokenizer) if offer.functions else None
-    token = None if kind is None else _call_token(model, kind)
-    is_calling = token is not None and offer.is_required
-    tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
-    is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
-    is_vouched = False
-    if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
-        is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
-        if steering.controller is None or is_asked_for:
-            may_open = _may_open(model, conversation, tags, made.text)
-            form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
-            steering, is_vouched = await form.steer(steering, kind, offer)
+    """Check, render and compile a chat of any API; nothing is submitted. Recent answers to the same user go into the
+    prompt as they were written. `stream_rewinds` says whether the answer's stream can report text that is taken back;
+    None: it has no stream. Raises `InvalidRequest` that names the field."""
+    model, offer = serving.model, conversation.offer()
+    async with serving.bounded("its prompt was made"):
+        made = await _prompt(serving, conversation, offer)
+        kind = format_of(model.tokenizer) if offer.functions else None
+        token = None if kind is None else _call_token(model, kind)
+        is_calling = token is not None and offer.is_required
+        tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+        is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
+        steered, is_vouched, budget = steering, False, conversation.thinking_budget
+        if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
+            is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
+            if steering.controller is None or is_asked_for:
+                may_open = _may_open(model, conversation, tags, made.text)
+                form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
+                steered, is_vouched = await form.steer(steering, kind, offer)
+    if stream_rewinds is not None and steering.rewind is not RewindPolicy.HOLD and (kind or not stream_rewinds):
+        where = "with tools" if stream_rewinds else "in streams of this route"
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
     channels = harmony_of(model.tokenizer)
     are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind or channels)
     if token is not None or are_tags_special:
@@ -186,27 +196,30 @@ async def plan_turn(
     return ChatRequest(
         prompt=(*made.tokens, token) if token is not None and is_calling else made.tokens,
         sampling=sampling,
-        steering=steering,
+        steering=steered,
         format=kind,
         tags=tags,
         is_thinking=is_thinking,
         is_calling=is_calling,
+        events={"sights": made.sights, "parks": kind is not None, "continues": made.continues},
         calls_once=offer.max_calls == 1,
         ends=_texts_of_ends(model.tokenizer, tags) if are_tags_special else (),
         functions=offer.functions,
         is_vouched=is_vouched,
-        sights=made.sights,
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
-        continues=made.continues,
         channels=channels,
     )
 
 
-def _make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice, user: str) -> ChatPrompt:
+async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolChoice) -> ChatPrompt:
     """The prompt, with the model's own tokens in place of earlier answers that called tools."""
-    made = make_prompt(model, conversation, offer)
-    has_calls = any(message.get("tool_calls") for message in conversation.messages)
-    return recalled(model, user, conversation, offer, made) if has_calls else made
+    model, messages = serving.model, conversation.messages
+    is_fetched = model.pictures is not None and (has_remote(messages) or has_remote_file(messages))
+    in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
+    made = await in_thread(make_prompt, model, conversation, offer)
+    if any(message.get("tool_calls") for message in messages):
+        made = await in_thread(recalled, model, serving.identity.user, conversation, offer, made)
+    return made
 
 
 def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:

@@ -15,7 +15,7 @@ from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInpu
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
 from bridle.serving import LoadedModel, check_length
-from bridle.tokenizer.chat_template import Look, Prepared, prepare, text_length
+from bridle.tokenizer.chat_template import Look, prepare, text_length
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -139,21 +139,17 @@ def prompt_text(
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
     for long ones. `look` takes its pictures. Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
-    messages = _messages_of(model, conversation, look)
-    given = conversation.tools if offer.functions or not conversation.reads_calls else None
-    template, variables = conversation.template, conversation.options()
-    render = model.tokenizer.chat_template.render
-    return render(messages, given, template, variables, add_generation_prompt) + conversation.prefill
-
-
-def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:
-    """The messages as templates expect them, checked: what no template could render, or no context hold, is refused
-    before anything is rendered."""
-    if conversation.template is None and not model.tokenizer.chat_template.is_present:
+    template, said = conversation.template, conversation.messages
+    if template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
+    has_parts = any(isinstance(each, Mapping) and isinstance(each.get("content"), list) for each in said or ())
     try:
-        messages = prepare(with_files(conversation.messages, model.pictures), look)
+        messages = prepare(with_files(said, model.pictures) if has_parts else said, look)
     except UnsupportedFeature as error:
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
-    check_length(model, text_length(messages), "messages")
-    return messages if conversation.template is not None else as_the_template_reads(model.tokenizer, messages)
+    check_length(model, text_length(messages), "messages")  # before it is rendered
+    if template is None:
+        messages = as_the_template_reads(model.tokenizer, messages)
+    given = conversation.tools if offer.functions or not conversation.reads_calls else None
+    render, variables = model.tokenizer.chat_template.render, conversation.options()
+    return render(messages, given, template, variables, add_generation_prompt) + conversation.prefill

@@ -15,7 +15,7 @@ from bridle.controllers.composition import compose
 from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.serving import LoadedModel
-from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.serving.requests.steering import Steering
 from bridle.structured_output import Constraint, OneOf
 
 
@@ -30,9 +30,7 @@ class OutputGrammar:
     call_token: int | None = None
     may_open: bool = True
 
-    async def steer(
-        self, given: ControllerSelection, kind: ToolFormat | None, offer: ToolChoice
-    ) -> tuple[ControllerSelection, bool]:
+    async def steer(self, given: Steering, kind: ToolFormat | None, offer: ToolChoice) -> tuple[Steering, bool]:
         """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
         and whether a grammar enforces the form of its calls."""
         form = await self._form(kind, offer, given.constraint)
@@ -43,9 +41,7 @@ class OutputGrammar:
         is_vouched = kind is not None and form is not None and given.constraint is None
         return await self._steer(given, form, offer, is_vouched), is_vouched
 
-    async def _steer(
-        self, given: ControllerSelection, form: Constraint | None, offer: ToolChoice, is_vouched: bool
-    ) -> ControllerSelection:
+    async def _steer(self, given: Steering, form: Constraint | None, offer: ToolChoice, is_vouched: bool) -> Steering:
         if self.tags is not None and self._thinks_first(form, is_vouched):
             thinking = await self._thinking(self.tags, form)
             return replace(given, constraint=None, controller=compose(given.controller, thinking))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bridle.chat.chat_request import ChatRequest
     from bridle.cli.output import TerminalTextStream
     from bridle.sampling import SamplingParams
+    from bridle.serving.lifecycle.in_process import InProcessServing
     from bridle.serving.models.loading import LoadedModel
     from bridle.serving.requests.request_builder import EventOptions
     from bridle.traces import Trace
@@ -227,11 +228,10 @@ class TerminalChat:
         from bridle.cli.output import TerminalTextStream
         from bridle.serving.lifecycle.in_process import InProcessServing
 
-        turn = asyncio.run(self._turn(turns))
-        wanted: EventOptions = {**turn.wanted, "trace": self.tracing.is_wanted}
-        request = InProcessServing(self.loaded).request(
-            turn.prompt, turn.sampling, turn.steering, adapter=self.adapter, **wanted
-        )
+        serving = InProcessServing(self.loaded)
+        chat = asyncio.run(self._prepare(serving, turns))
+        events: EventOptions = {**chat.events, "trace": self.tracing.is_wanted}
+        request = serving.request(chat.prompt, chat.sampling, chat.steering, adapter=self.adapter, **events)
         return TerminalTextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
     def _keep(self, stream: TerminalTextStream) -> None:
@@ -241,13 +241,14 @@ class TerminalChat:
         self.traces += traces_of(self.loaded, [stream.output])
         self.tracing.keep(self.traces)
 
-    async def _turn(self, turns: list[dict[str, Any]]) -> ChatRequest:
-        """The next turn, steered as the flags say: thoughts come first, if the model has some."""
-        from bridle.chat.chat_request import plan_turn
+    async def _prepare(self, serving: InProcessServing, turns: list[dict[str, Any]]) -> ChatRequest:
+        """Prepare the next turn, steered as the flags say. Thoughts come first, if the model has some."""
+        from bridle.chat.chat_request import prepare_chat
         from bridle.chat.conversation import Conversation as Said
 
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return await plan_turn(self.loaded, Said([*system, *turns]), self.params, self.steering.steering(self.loaded))
+        steering = self.steering.steering(self.loaded)
+        return await prepare_chat(serving, Said([*system, *turns]), self.params, steering)
 
     def _print(self, stream: TerminalTextStream) -> str:
         """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""

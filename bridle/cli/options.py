@@ -22,7 +22,7 @@ from bridle.sampling import SamplingParams, meanings
 
 if TYPE_CHECKING:
     from bridle.serving.models.loading import LoadedModel
-    from bridle.serving.requests.controller_selection import Named
+    from bridle.serving.requests.steering import Named
 
 #: Warm enough to talk, where neither the command nor the checkpoint says more.
 _USUAL_TEMPERATURE = 0.7
@@ -226,8 +226,8 @@ class SamplingOptions(_Derived):
         params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
         if model is None:
             return params
-        from bridle.serving.requests.controller_selection import ignores_eos
         from bridle.serving.requests.sampling_defaults import filled
+        from bridle.serving.requests.steering import ignores_eos
 
         if named is not None:
             params = params.with_(ignore_eos=ignores_eos(named, given.get("ignore_eos")))

@@ -42,7 +42,7 @@ def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
     if path.suffix != _MODULE:
         return STANDARD[path.suffix], path.read_text(encoding="utf-8")
     from bridle.serving.controller_runtime import LOCAL_ADMIN, upload_module
-    from bridle.serving.requests.controller_selection import control_of
+    from bridle.serving.requests.steering import control_of
 
     return upload_module(control_of(model), path.read_bytes(), LOCAL_ADMIN).module_id, None
 

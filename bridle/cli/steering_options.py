@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.serving.controller_runtime import ControlSettings
     from bridle.serving.models.loading import LoadedModel
-    from bridle.serving.requests.controller_selection import Controllers, ControllerSelection
+    from bridle.serving.requests.steering import Controllers, Steering
     from bridle.structured_output.spec import Constraint
 
 _STEERING = Group("Steering", sort_key=12)
@@ -119,7 +119,7 @@ class SteeringOptions(ConstraintOptions):
 
         return as_control(True)
 
-    def steering(self, model: LoadedModel) -> ControllerSelection:
+    def steering(self, model: LoadedModel) -> Steering:
         """What steers a request to a model that is loaded here."""
         from bridle.serving.lifecycle.in_process import InProcessServing
 
@@ -127,7 +127,7 @@ class SteeringOptions(ConstraintOptions):
 
     def by_name(self) -> Controllers:
         """The controllers as requests name them."""
-        from bridle.serving.requests.controller_selection import Controllers
+        from bridle.serving.requests.steering import Controllers
 
         return Controllers(controllers=self.controllers())
 

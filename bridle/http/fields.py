@@ -67,7 +67,7 @@ class Fields(BaseModel):
 
 
 class ControllerFields(Fields):
-    """The fields that name the controllers of a request; `bridle.serving.requests.controller_selection` reads them."""
+    """The fields that name the controllers of a request; `bridle.serving.requests.steering` reads them."""
 
     controller: str | None = None
     controller_arg: Any = None

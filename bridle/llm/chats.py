@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridle.chat.chat_request import ChatRequest, plan_turn
+from bridle.chat.chat_request import ChatRequest, prepare_chat
 from bridle.chat.conversation import Conversation, continued
 from bridle.engine.request import Request
 from bridle.llm.options import ChatOptions, Message, RunOptions
@@ -54,9 +54,9 @@ async def plan_chats(
 
 
 async def _plan(model: LoadedModel, conversation: Conversation, one: PromptSpec) -> ChatRun:
-    turn = await plan_turn(model, conversation, one.sampling, one.steering, one.serving.user)
+    turn = await prepare_chat(one.serving, conversation, one.sampling, one.steering)
     steered = replace(one, sampling=turn.sampling, steering=turn.steering)
-    return ChatRun(model, steered.request(turn.prompt, turn.wanted), turn)
+    return ChatRun(model, steered.request(turn.prompt, turn.events), turn)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:

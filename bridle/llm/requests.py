@@ -20,8 +20,8 @@ from bridle.multimodal import Source
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
 from bridle.serving.lifecycle.in_process import InProcessServing
-from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection
 from bridle.serving.requests.request_builder import EventOptions
+from bridle.serving.requests.steering import PLAIN, Steering
 from bridle.structured_output.spec import Constraint, parse
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
@@ -54,7 +54,7 @@ class PromptSpec:
 
     serving: InProcessServing
     sampling: SamplingParams
-    steering: ControllerSelection
+    steering: Steering
     adapter: str | None
     stopping: tuple[StoppingCriteria, ...] = ()
     trace: bool = False
@@ -109,11 +109,11 @@ def each_of(
     return [PromptSpec(serving, *each, stopping, is_traced(how)) for each in found]
 
 
-def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> ControllerSelection:
+def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> Steering:
     """What steers one request, by the objects that a call brings."""
     if constraint is None:
-        return PLAIN if controller is None else ControllerSelection(controller)
-    return ControllerSelection(controller, parse(constraint))
+        return PLAIN if controller is None else Steering(controller)
+    return Steering(controller, parse(constraint))
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:

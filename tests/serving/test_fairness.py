@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.serving import Admission
-from bridle.serving.tenancy.fairness import FairQueue, QueuePlace
+from bridle.serving.tenancy.admission import FairQueue, QueuePlace
 from bridle.serving.tenancy.keys import KeyStore
 from bridle.serving.tenancy.rate_limit import RateLimiter, UserLimits
 

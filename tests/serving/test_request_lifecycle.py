@@ -19,8 +19,8 @@ from bridle.serving import Admission, ModelRegistry, new_request_id
 from bridle.serving.lifecycle.generation import SubRequest
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
-from bridle.serving.requests.controller_selection import ControllerSelection
 from bridle.serving.requests.request_builder import EMBEDDING
+from bridle.serving.requests.steering import Steering
 from bridle.serving.tenancy.keys import Identity
 from tests.http.harness import leisurely_model, saying, scripted_model
 from tests.serving.loaders import FakeLoader
@@ -219,7 +219,7 @@ async def test_a_beam_search_counts_for_all_its_beams(host: AppState) -> None:
         with ExitStack() as held:
             serving = begin(new, held)
             await serving.acquire_model(None)
-            steering = ControllerSelection(BeamSearch(width, 1))
+            steering = Steering(BeamSearch(width, 1))
             await serving.prepare(await serving.tokens(["x"]), SHORT.with_(max_tokens=1), steering)
             guesses.append(serving.ticket.places[0].guess)
     assert guesses == [1, 2]

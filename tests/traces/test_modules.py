@@ -16,7 +16,7 @@ from bridle.controllers.composition import compose
 from bridle.errors import InvalidRequest
 from bridle.serving import LoadedModel
 from bridle.serving.controller_runtime import LOCAL_ADMIN, find_module, tag_module, upload_module
-from bridle.serving.requests.controller_selection import control_of
+from bridle.serving.requests.steering import control_of
 from bridle.serving.tracing.replay import moved_names, replay
 from bridle.serving.tracing.trace_header import modules_of, ran_form
 from bridle.structured_output import Regex

@@ -44,7 +44,8 @@ from bridle.sampling import SamplingParams, fields_on
 from bridle.serving import LoadedModel, list_tags, tag_module, upload_module
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.controller_selection import (
+from bridle.serving.requests.sampling_defaults import filled
+from bridle.serving.requests.steering import (
     MAX_NAME_CHARS,
     NO_CONTROLLER,
     Controllers,
@@ -53,7 +54,6 @@ from bridle.serving.requests.controller_selection import (
     ignores_eos,
     is_controlled,
 )
-from bridle.serving.requests.sampling_defaults import filled
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool

@@ -8,14 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.chat_request import ChatRequest, TurnReader
+from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.chat.system_blocks import kept_blocks
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
 from bridle.http.errors import json_response
 from bridle.http.middleware.request_context import call_of, run_while_connected
-from bridle.http.openai.chat import turn_of
 from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, serving_of
 from bridle.http.typed_sse import named_event, send_events, with_last_event
@@ -46,7 +45,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.wanted)
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.events)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, headers)
@@ -57,7 +56,10 @@ async def _turn(body: MessagesBody, serving: RequestLifecycle) -> ChatRequest:
         body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
     )
     chat, prefill = body.to_chat(model.name, model.modalities)
-    return await turn_of(chat, serving, chat.filled(chat.sampling(max_tokens=body.max_tokens), model), prefill)
+    sampling = chat.filled(chat.sampling(max_tokens=body.max_tokens), model)
+    steering = serving.steering(chat, chat.form(), chat.rewind)
+    rewinds = False if chat.stream else None
+    return await prepare_chat(serving, chat.conversation(prefill), sampling, steering, stream_rewinds=rewinds)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")

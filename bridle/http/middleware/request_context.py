@@ -205,14 +205,9 @@ def _naming(call: RequestContext, send: Send) -> Send:
 
 
 def end_call(call: RequestContext, on_end: Callable[[RequestContext, float], None]) -> None:
-    """Give back what a call holds, and report its story."""
+    """Give back what a call holds, report and log its story, and end its span."""
     call.resources.close()
     on_end(call, time.monotonic() - call.began)
-    _log_request(call)
-
-
-def _log_request(call: RequestContext) -> None:
-    """Write the log line of the call, and end its span."""
     story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}
     log = _log.debug if call.path.startswith(_QUIET) else _log.info
     log("request", **story, **call.fields())

@@ -8,11 +8,11 @@ from bridle.http.openai.schemas import BeamFields
 from bridle.sampling import SamplingParams
 from bridle.serving.lifecycle.beam_search import beam_search
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.serving.requests.steering import Steering
 
 
 def searching(
-    body: BeamFields, serving: RequestLifecycle, sampling: SamplingParams, steering: ControllerSelection, width: int
+    body: BeamFields, serving: RequestLifecycle, sampling: SamplingParams, steering: Steering, width: int
 ) -> tuple[SamplingParams, BeamSearch]:
     """What to ask the engine for, and the search that steers it."""
     if steering.controller is not None or steering.constraint is not None:

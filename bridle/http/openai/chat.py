@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.chat_request import ChatRequest, TurnReader, plan_turn
+from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -33,21 +34,20 @@ from bridle.http.state import http_state, serving_of
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
-from bridle.serving import Delta, RewindPolicy
+from bridle.serving import Delta
 from bridle.serving.lifecycle.beam_search import found_beams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.stream_extras import StreamExtras
-from bridle.serving.requests.controller_selection import ControllerSelection
 from bridle.serving.requests.request_builder import EventOptions
+from bridle.serving.requests.steering import Steering
 
 router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
-    serving = serving_of(request, body.trace)
-    answer = await run_while_connected(request.receive, _answer(body, serving))
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
     return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
 
 
@@ -58,43 +58,26 @@ async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
     model = await serving.acquire_model(
         body.model, body.adapter, n=width, priority=body.priority, deadline=body.deadline, must_name=True
     )
-    _check_promises(body, model.name)
-    turn = await turn_of(body, serving, sampling, tells_rewinds=True)
-    steering, search = turn.steering, None
+    if body.modalities not in (None, ["text"]):
+        raise UnsupportedFeature(
+            f"modalities is {short_repr(body.modalities)}; {model.name!r} writes only text", "modalities"
+        )
+    steering, search = serving.steering(body, body.form(), body.rewind), None
+    rewinds = True if body.stream else None
+    turn = await prepare_chat(serving, body.conversation(), sampling, steering, stream_rewinds=rewinds)
+    steering = turn.steering
     if body.use_beam_search:
         sampling, search = searching(body, serving, turn.sampling, steering, width)
-        steering = ControllerSelection(search)
+        steering = Steering(search)
     else:
         sampling = body.filled(turn.sampling, model)
-    wanted: EventOptions = {**turn.wanted, "tell_resuming": body.wants_resuming}
-    generation = await serving.prepare([turn.prompt], sampling, steering, **wanted)
+    events: EventOptions = {**turn.events, "tell_resuming": body.wants_resuming}
+    generation = await serving.prepare([turn.prompt], sampling, steering, **events)
     if not body.stream:
         await generation.run()
     parts = generation.parts
     numbers = ChoiceIndexer(parts, parts[0].request.sampling.n)
     return _Answer(generation, turn, body, numbers, int(time.time()), search)
-
-
-async def turn_of(
-    body: ChatBody, serving: RequestLifecycle, sampling: SamplingParams, prefill: str = "", tells_rewinds: bool = False
-) -> ChatRequest:
-    """The turn that a body asks for. The answer goes on after `prefill`; `tells_rewinds` says whether streams of this
-    route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
-    steering = serving.steering(body, body.form(), body.rewind)
-    async with serving.story.terms.bounded("its prompt was made"):
-        turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering, serving.identity.user)
-    if body.stream and steering.rewind is not RewindPolicy.HOLD and (turn.format is not None or not tells_rewinds):
-        where = "with tools" if tells_rewinds else "in streams of this route"
-        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
-    return turn
-
-
-def _check_promises(body: ChatBody, model: str) -> None:
-    """Refuse what this server could not honour."""
-    if body.modalities not in (None, ["text"]):
-        raise UnsupportedFeature(
-            f"modalities is {short_repr(body.modalities)}; {model!r} writes only text", "modalities"
-        )
 
 
 def _sampling(body: ChatBody) -> SamplingParams:
@@ -183,10 +166,10 @@ class _Answer:
             "index": output.index if is_beam else self._numbers.of(part, output.index),
             **({"score": output.score} if is_beam else {}),
             "message": message,
-            "logprobs": self._logprobs(tuple(output.token_ids), output.logprobs),
+            "logprobs": self._logprobs(output.token_ids, output.logprobs) if self.body.logprobs else None,
             "finish_reason": finish_reason(output, bool(found.calls)),
             "stop_reason": None if is_beam else output.stop_reason,
-            **({} if is_beam else self._numbers.fields(part, part.note(output.index))),
+            **({} if is_beam or part.notes is None else self._numbers.fields(part, part.note(output.index))),
             "seed": None if is_beam else part.request.sampling.seed,
         }
 
@@ -244,7 +227,7 @@ class _Answer:
         outputs = [output for part in self.generation.parts for output in part.outputs]
         return usage_shape(self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs))
 
-    def _logprobs(self, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[int], entries: list[Any] | None) -> dict[str, Any] | None:
         if entries is None or not self.body.logprobs:
             return None
         return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)

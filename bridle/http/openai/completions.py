@@ -33,7 +33,7 @@ from bridle.serving.lifecycle.beam_search import found_beams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.stream_extras import StreamExtras
-from bridle.serving.requests.controller_selection import ControllerSelection
+from bridle.serving.requests.steering import Steering
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -63,7 +63,7 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     search = None
     if body.use_beam_search:
         sampling, search = searching(body, serving, plan.sampling, steering, plan.sampling.n)
-        steering = ControllerSelection(search)
+        steering = Steering(search)
     else:
         sampling = body.filled(plan.sampling, model)
     truncate = body.truncate_prompt_tokens
@@ -116,7 +116,7 @@ def _plan(body: CompletionBody, usual: int | None) -> _Plan:
     return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
 
 
-def _check_steering(body: CompletionBody, plan: _Plan, steering: ControllerSelection) -> None:
+def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
     """Refuse fields that have no meaning together with a controller."""
     if steering.controller is None or body.use_beam_search:
         return

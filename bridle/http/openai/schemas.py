@@ -17,8 +17,8 @@ from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.sampling_fields import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
 from bridle.serving.models.loading import LoadedModel
-from bridle.serving.requests.controller_selection import ignores_eos
 from bridle.serving.requests.sampling_defaults import filled
+from bridle.serving.requests.steering import ignores_eos
 from bridle.structured_output import Constraint
 from bridle.structured_output.request_fields import NAMES, constraint_named
 
@@ -289,7 +289,9 @@ class ChatBody(BeamFields):
     def conversation(self, prefill: str = "") -> Conversation:
         """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
         reasoning = self.reasoning or ReasoningFields()
-        messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
+        messages, begun = self.messages, ""
+        if self.continue_final_message or self.add_generation_prompt is False:
+            messages, begun = continued(messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(
             messages,
             self.tools,

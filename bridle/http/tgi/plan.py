@@ -14,8 +14,8 @@ from bridle.errors import InvalidRequest
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams, fields_on, meanings
 from bridle.serving import LoadedModel
-from bridle.serving.requests.controller_selection import ignores_eos
 from bridle.serving.requests.sampling_defaults import filled
+from bridle.serving.requests.steering import ignores_eos
 from bridle.structured_output import Constraint, parse
 from bridle.structured_output.request_fields import native_form
 

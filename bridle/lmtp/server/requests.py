@@ -20,9 +20,9 @@ from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.serving import LoadedModel, new_seed
 from bridle.serving.lifecycle.generation import Generation
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.controller_selection import ignores_eos
 from bridle.serving.requests.prompts import process_multimodal_async
 from bridle.serving.requests.sampling_defaults import filled
+from bridle.serving.requests.steering import ignores_eos
 
 #: What a field of GENERATE may hold, by what the sampling parameter is.
 _KINDS: Mapping[str, tuple[type, ...]] = {

@@ -49,7 +49,7 @@ class SubRequest:
     ahead: _Ahead | None = field(init=False, default=None)
     stream: EventStream | None = field(init=False, default=None)
     _reader: DeltaReader | None = field(init=False, default=None)
-    _notes: StreamExtrasReader | None = field(init=False, default=None)
+    notes: StreamExtrasReader | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.collector = OutputCollector(self.request, self.text)
@@ -70,13 +70,13 @@ class SubRequest:
         """Take in events."""
         self.collector.add(events)
         if self.is_steered or self.request.tell_resuming or self.tells_trace:
-            self._notes = self._notes or StreamExtrasReader(tells_trace=self.tells_trace)
+            self.notes = self.notes or StreamExtrasReader(tells_trace=self.tells_trace)
             kinds = (Resuming, Traced)
-            self._notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
+            self.notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
 
     def note(self, index: int) -> StreamExtras | None:
         """What was not told yet of an output, beside its text."""
-        return None if self._notes is None else self._notes.read(index)
+        return None if self.notes is None else self.notes.read(index)
 
     def note_fields(self, index: int) -> dict[str, Any]:
         """The same as fields of an answer: only those that say something."""
@@ -85,18 +85,18 @@ class SubRequest:
 
     def trace_fields(self, index: int) -> dict[str, Any]:
         """What was not told yet of the trace of an output, as a field; none if there is nothing."""
-        told = [] if self._notes is None else self._notes.read_records(index)
+        told = [] if self.notes is None else self.notes.read_records(index)
         return {"trace": told} if told else {}
 
     def read_notes(self) -> list[tuple[int, StreamExtras]]:
         """What was not told yet of any output, beside its text."""
-        notes = self._notes
+        notes = self.notes
         return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
 
     def read(self) -> list[tuple[Delta, StreamExtras | None]]:
         """What is new of each output since the last call, text and notes."""
         deltas = {delta.index: delta for delta in self.reader.read()}
-        for index in () if self._notes is None else self._notes.indexes:
+        for index in () if self.notes is None else self.notes.indexes:
             deltas.setdefault(index, Delta(index))
         return [(deltas[index], self.note(index)) for index in sorted(deltas)]
 
@@ -172,8 +172,9 @@ class Generation:
                     self.story.record_events(piece)
                     if part.collector.has_prompt:
                         part.is_computed.set()
-                    if not tells_failures:
-                        _raise_failure(part, piece)
+                    for event in () if tells_failures else piece:
+                        if isinstance(event, Finished) and (error := error_of(event)) is not None:
+                            raise with_logs(error, part.collector.growing[event.index].output)
                     if sink is not None and await sink(part, piece):
                         return
         finally:
@@ -243,13 +244,6 @@ def error_of(event: Finished) -> BridleError | None:
             return InternalError("the output ended in an error that was not named")
         case _:
             return None
-
-
-def _raise_failure(part: SubRequest, events: list[Event]) -> None:
-    for event in events:
-        error = error_of(event) if isinstance(event, Finished) else None
-        if error is not None:
-            raise with_logs(error, part.collector.growing[event.index].output)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

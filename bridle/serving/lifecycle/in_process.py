@@ -11,16 +11,17 @@ stand for models, a place among others, keys, and deadlines while a model loads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
 from bridle.serving.policies.policy_registry import NO_POLICIES
-from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection, Named, steering_of
 from bridle.serving.requests.prompts import build_request
 from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.request_limits import RequestLimits, make_terms
-from bridle.serving.tenancy.keys import LOCAL_USER
+from bridle.serving.requests.steering import PLAIN, Named, Steering, steering_of
+from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 from bridle.structured_output.spec import Constraint
 
 if TYPE_CHECKING:
@@ -55,11 +56,15 @@ class InProcessServing:
         timeout: float | None = None,
     ) -> None:
         self.model = model
-        self.user = user
+        self.identity = Identity(user, is_admin=True)
         self.terms = make_terms(priority, deadline, LOCAL_USER)
         self.timeout = timeout
 
-    def steering(self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None) -> ControllerSelection:
+    def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
+        """Do not bound the block: the deadline of a program ends its requests, and not what prepares them."""
+        return nullcontext()
+
+    def steering(self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None) -> Steering:
         """What controllers by name, and a constraint, ask to be steered by. Raises as `steering_of` does."""
         return steering_of(named, constraint, self.model, LOCAL_USER)
 
@@ -67,7 +72,7 @@ class InProcessServing:
         self,
         prompt: str | Sequence[int],
         sampling: SamplingParams,
-        steering: ControllerSelection = PLAIN,
+        steering: Steering = PLAIN,
         *,
         adapter: str | None = None,
         stopping: Sequence[StoppingCriteria] = (),
@@ -87,11 +92,11 @@ class InProcessServing:
             add_special_tokens=add_special_tokens,
             pictures=pictures,
             client_tools=steering.client_tools,
-            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.user),
+            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.identity.user),
             **self.options(adapter),
             **wanted,
         )
 
     def options(self, adapter: str | None = None) -> CallOptions:
         """What requests of any kind are beside prompt and sampling."""
-        return {"adapter": adapter, "timeout": self.timeout, "tenant": self.user, "terms": self.terms}
+        return {"adapter": adapter, "timeout": self.timeout, "tenant": self.identity.user, "terms": self.terms}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,11 @@ from bridle.serving.models.loading import LoadedModel
 from bridle.serving.models.model_registry import ModelRegistry
 from bridle.serving.models.model_slot import Slot
 from bridle.serving.policies import NO_POLICIES, Applied, PolicyContext, PolicyRegistry
-from bridle.serving.requests.controller_selection import PLAIN, ControllerSelection, Named, steering_of
 from bridle.serving.requests.prompts import tokenize_all
 from bridle.serving.requests.request_builder import EventOptions, check_sampling, make_request
 from bridle.serving.requests.request_limits import make_terms
 from bridle.serving.requests.sampling_defaults import limited
+from bridle.serving.requests.steering import PLAIN, Named, Steering, steering_of
 from bridle.serving.requests.text_params import resolve_text_params
 from bridle.serving.tenancy.admission import Admission, Ticket
 from bridle.serving.tenancy.keys import LOCAL_USER, Identity
@@ -168,9 +168,7 @@ class RequestLifecycle:
         host.check_open()
         self._is_late = host.is_draining
         story.terms = make_terms(priority, deadline, identity, story.began)
-        if must_name and name is None and not adapter:
-            host.registry.check_single()
-        chosen = host.registry.choose(name, adapter)
+        chosen = host.registry.choose(name, adapter, must_name=must_name)
         slot = host.registry.slot_of(chosen.model)
         story.model = slot.name
         self._check_counts(num_prompts, n)
@@ -222,12 +220,17 @@ class RequestLifecycle:
 
     # -- what is asked for -----------------------------------------------------------------------------------
 
+    @property
+    def bounded(self) -> Callable[[str], AbstractAsyncContextManager[None]]:
+        """Raise `DeadlineExceeded` when the request's deadline passes inside the block."""
+        return self.story.terms.bounded
+
     def steering(
         self,
         named: Named,
         constraint: Constraint | Mapping[str, Any] | None = None,
         rewind: str | None = None,
-    ) -> ControllerSelection:
+    ) -> Steering:
         """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
         return steering_of(named, constraint, self.model, self.identity, rewind, self.host.classes)
 
@@ -235,14 +238,14 @@ class RequestLifecycle:
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
     ) -> list[tuple[int, ...]]:
         """The tokens of a call's prompts, checked; of each the last `truncate` ones."""
-        async with self.story.terms.bounded("its prompts were tokenized"):
+        async with self.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
     async def prepare(
         self,
         prompts: Sequence[tuple[int, ...]],
         sampling: SamplingParams,
-        steering: ControllerSelection = PLAIN,
+        steering: Steering = PLAIN,
         *,
         texts: Sequence[str | Sequence[int]] = (),
         apart: bool = False,
@@ -301,11 +304,11 @@ class RequestLifecycle:
         traces = traces_of(self.model, outputs)
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
-    async def _checked(self, sampling: SamplingParams, steering: ControllerSelection) -> SamplingParams:
+    async def _checked(self, sampling: SamplingParams, steering: Steering) -> SamplingParams:
         """The parameters, once all is known to be good that depends on the model and on no prompt."""
         model = self.model
         if steering.constraint is not None:
-            async with self.story.terms.bounded("its constraint was compiled"):
+            async with self.bounded("its constraint was compiled"):
                 await model.try_constraint(steering.constraint)
         check_sampling(model, sampling)
         return await model.in_text_thread(resolve_text_params, model, sampling) if sampling.has_texts else sampling
@@ -315,24 +318,22 @@ class RequestLifecycle:
         else `usual`, that of the API."""
         return usual if self.host.default_max_tokens is None else None
 
-    def _length(self) -> int | None:
-        """What takes the place of an open limit, as far as a prompt leaves room: as the operator says, or else the
-        checkpoint."""
-        return self.host.default_max_tokens or self.model.defaults.get("max_tokens")
-
     def _request(
         self,
         number: int,
         tokens: tuple[int, ...],
         sampling: SamplingParams,
-        steering: ControllerSelection,
+        steering: Steering,
         num_copies: int,
         policies: Applied,
         wanted: EventOptions,
     ) -> Request:
         """A checked request for one prompt, with a place in the order of service for all of its copies."""
         story, desk = self.story, self.model.tools
-        sampling = limited(sampling, self._length(), self.model.max_sequence_tokens - len(tokens))
+        # An open limit is the operator's or else the checkpoint's, as far as the prompt leaves room.
+        length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")
+        if length is not None:
+            sampling = limited(sampling, length, self.model.max_sequence_tokens - len(tokens))
         request = make_request(
             self.model,
             tokens,

@@ -102,13 +102,6 @@ class ModelRegistry:
         """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
-    def check_single(self) -> None:
-        """Raise `InvalidRequest` if several models were added, so that a request has to name one."""
-        names = [slot.name for slot in self._slots.values() if not slot.is_passing]
-        if len(names) > 1:
-            shown_names = ", ".join(names[:_MAX_SHOWN_NAMES])
-            raise InvalidRequest(f"model is missing; several are served here: {shown_names}", "model")
-
     @property
     def names(self) -> list[str]:
         """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that
@@ -155,10 +148,16 @@ class ModelRegistry:
             raise self._unknown(name)
         return Slot(canonical, config, is_passing=True)
 
-    def choose(self, name: str | None, adapter: str | None = None) -> ModelChoice:
+    def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
         """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
-        be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Raises
-        `UnknownModel`. Whether the adapter exists is checked once the model is loaded."""
+        be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Where several
+        models are served, a request that `must_name` one has to name it or an adapter. Raises `UnknownModel` and
+        `InvalidRequest`. Whether the adapter exists is checked once the model is loaded."""
+        if must_name and name is None and not adapter:
+            names = [slot.name for slot in self._slots.values() if not slot.is_passing]
+            if len(names) > 1:
+                shown_names = ", ".join(names[:_MAX_SHOWN_NAMES])
+                raise InvalidRequest(f"model is missing; several are served here: {shown_names}", "model")
         try:
             self.slot_of(name)
         except UnknownModel:

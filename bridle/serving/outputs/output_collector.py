@@ -123,7 +123,12 @@ class OutputCollector:
                 case Finished():
                     self.growing[event.index].finish(event)
                 case PromptEvent():
-                    self._add_prompt(event)
+                    self.has_prompt = True
+                    self.output.num_cached_tokens = event.num_cached
+                    if event.tokens:  # a controller may have rewritten the prompt
+                        self.output.prompt_token_ids = list(event.tokens)
+                    if self.request.sampling.prompt_logprobs is not None:
+                        self.output.prompt_logprobs = list(event.logprobs)
                 case Embedded():
                     self.output.embedding = event.vector
                 case Log():
@@ -131,14 +136,6 @@ class OutputCollector:
                     output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
                 case Stored():
                     self._store(event)
-
-    def _add_prompt(self, event: PromptEvent) -> None:
-        self.has_prompt = True
-        self.output.num_cached_tokens = event.num_cached
-        if event.tokens:  # a controller may have rewritten the prompt
-            self.output.prompt_token_ids = list(event.tokens)
-        if self.request.sampling.prompt_logprobs is not None:
-            self.output.prompt_logprobs = list(event.logprobs)
 
     def _store(self, event: Stored) -> None:
         storage = self.output.storage

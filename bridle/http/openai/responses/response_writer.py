@@ -10,10 +10,9 @@ from typing import Any
 
 import structlog
 
-from bridle.chat.chat_request import ChatRequest, TurnReader
+from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.errors import BridleError
 from bridle.http.errors import error_body
-from bridle.http.openai.chat import turn_of
 from bridle.http.openai.responses.items import Event, ItemWriter
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.responses_common import usage_shape
@@ -47,12 +46,15 @@ async def begin(
     )
     chat = body.to_chat(model.name, model.modalities)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-    turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
+    sampling = chat.sampling(max_tokens=limit)
+    steering = serving.steering(chat, chat.form(), chat.rewind)
+    rewinds = False if chat.stream else None
+    turn = await prepare_chat(serving, chat.conversation(), sampling, steering, stream_rewinds=rewinds)
     sampling = chat.filled(turn.sampling, model)
     if most_tokens is not None and limit is None:
         room = model.max_sequence_tokens - len(turn.prompt)
         sampling = sampling.with_(max_tokens=max(min(most_tokens, room), 1))
-    return await serving.prepare([turn.prompt], sampling, turn.steering, **turn.wanted), turn
+    return await serving.prepare([turn.prompt], sampling, turn.steering, **turn.events), turn
 
 
 def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:

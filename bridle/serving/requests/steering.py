@@ -61,7 +61,7 @@ class Controllers:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerSelection:
+class Steering:
     """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
     how text is told that a controller may take back, `client_tools` are those that the client answers."""
 
@@ -78,7 +78,7 @@ class ControllerSelection:
         return self.constraint if self.controller is None else compose(self.controller, self.constraint)
 
 
-PLAIN = ControllerSelection()
+PLAIN = Steering()
 
 
 def is_controlled(named: Named) -> bool:
@@ -99,7 +99,7 @@ def steering_of(
     identity: Identity,
     rewind: str | None = None,
     classes: Mapping[str, type[Controller]] = NO_CLASSES,
-) -> ControllerSelection:
+) -> Steering:
     """What a request asks to be steered by, on behalf of who asks. `classes` are those that the operator offers. Raises
     `InvalidRequest` for what does not go together, `ControllerError` for a class that fails, and `UnsupportedFeature`
     if the model has no control runtime."""
@@ -111,8 +111,8 @@ def steering_of(
     if not made:
         if named.client_tools:
             raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
-        return PLAIN if form is None else ControllerSelection(constraint=form)
-    return ControllerSelection(compose(*made), form, RewindPolicy(rewind or "hold"), _client_tools(named, model))
+        return PLAIN if form is None else Steering(constraint=form)
+    return Steering(compose(*made), form, RewindPolicy(rewind or "hold"), _client_tools(named, model))
 
 
 def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
