@@ -75,7 +75,7 @@ class Usage:
         """The drafted tokens in OpenAI's words, whoever guessed them."""
         return {
             "accepted_prediction_tokens": self.accepted_tokens,
-            "rejected_prediction_tokens": self.rejected_tokens,
+            "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
         }
 
     def fields(self) -> dict[str, int]:

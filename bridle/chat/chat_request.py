@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -41,8 +41,8 @@ from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, RewindPolicy
 from bridle.serving.requests.request_builder import EventOptions
-from bridle.serving.requests.steering import PLAIN, Steering
-from bridle.serving.tenancy.keys import Identity
+from bridle.serving.requests.steering import PLAIN, Named, Steering
+from bridle.structured_output import Constraint
 from bridle.tokenizer import Tokenizer
 
 
@@ -149,14 +149,29 @@ class TurnReader:
             return False
 
 
+class SteeringFields(Named, Protocol):
+    """What the body of a request says of steering. Its answer may be a `stream`."""
+
+    rewind: Any
+    stream: bool | None
+
+    def form(self) -> Constraint | None:
+        """The constraint on the text, if the body has one."""
+        raise NotImplementedError
+
+
 class ChatServing(Protocol):
     """Where a chat runs: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
 
     model: LoadedModel
-    identity: Identity
+    user: str
 
     def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
         """Raise `DeadlineExceeded` when the deadline passes inside the block, if the server enforces it there."""
+        raise NotImplementedError
+
+    def steering(self, named: Named, constraint: Constraint | None, rewind: str | None) -> Steering:
+        """What the fields of a request select."""
         raise NotImplementedError
 
 
@@ -164,13 +179,17 @@ async def prepare_chat(
     serving: ChatServing,
     conversation: Conversation,
     sampling: SamplingParams,
-    steering: Steering = PLAIN,
+    given: Steering | SteeringFields = PLAIN,
     *,
-    stream_rewinds: bool | None = None,
+    tells_rewinds: bool = False,
 ) -> ChatRequest:
-    """Check, render and compile a chat of any API; nothing is submitted. Recent answers to the same user go into the
-    prompt as they were written. `stream_rewinds` says whether the answer's stream can report text that is taken back;
-    None: it has no stream. Raises `InvalidRequest` that names the field."""
+    """Check, render and compile a chat of any API, steered as `given`; nothing is submitted. Recent answers to the same
+    user go into the prompt as they were written. `tells_rewinds` says whether the API's streams can report text that is
+    taken back. Raises `InvalidRequest` that names the field."""
+    if isinstance(given, Steering):
+        steering, has_stream = given, False
+    else:
+        steering, has_stream = serving.steering(given, given.form(), given.rewind), bool(given.stream)
     model, offer = serving.model, conversation.offer()
     async with serving.bounded("its prompt was made"):
         made = await _prompt(serving, conversation, offer)
@@ -186,8 +205,8 @@ async def prepare_chat(
                 may_open = _may_open(model, conversation, tags, made.text)
                 form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
                 steered, is_vouched = await form.steer(steering, kind, offer)
-    if stream_rewinds is not None and steering.rewind is not RewindPolicy.HOLD and (kind or not stream_rewinds):
-        where = "with tools" if stream_rewinds else "in streams of this route"
+    if has_stream and steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
+        where = "with tools" if tells_rewinds else "in streams of this route"
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
     channels = harmony_of(model.tokenizer)
     are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind or channels)
@@ -218,7 +237,7 @@ async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolC
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
     made = await in_thread(make_prompt, model, conversation, offer)
     if any(message.get("tool_calls") for message in messages):
-        made = await in_thread(recalled, model, serving.identity.user, conversation, offer, made)
+        made = await in_thread(recalled, model, serving.user, conversation, offer, made)
     return made
 
 

@@ -15,7 +15,7 @@ from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInpu
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
 from bridle.serving import LoadedModel, check_length
-from bridle.tokenizer.chat_template import Look, prepare, text_length
+from bridle.tokenizer.chat_template import Look, prepare
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -147,7 +147,9 @@ def prompt_text(
         messages = prepare(with_files(said, model.pictures) if has_parts else said, look)
     except UnsupportedFeature as error:
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
-    check_length(model, text_length(messages), "messages")  # before it is rendered
+    contents = (message["content"] for message in messages)
+    lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
+    check_length(model, sum(lengths), "messages")  # before it is rendered
     if template is None:
         messages = as_the_template_reads(model.tokenizer, messages)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None

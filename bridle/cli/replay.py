@@ -159,13 +159,16 @@ def _steering_for(
 ) -> Callable[[Trace], object | None]:
     """What steers the request of a trace now; None for what was recorded. A program takes the place of the recorded
     controller beside what else steered."""
+    from bridle.controllers.composition import compose
+    from bridle.serving.requests.steering import PLAIN
     from bridle.serving.tracing.trace_header import ran_form
     from bridle.serving.tracing.trace_regression import changed_form
 
     if program is not None:
         named = controller_in(program, loaded)
         return lambda trace: changed_form(ran_form(trace), *named)
-    given = steering.steering(loaded).whole if steering.ctrl or steering.named() else None
+    steered = steering.steering(loaded) if steering.ctrl or steering.named() else PLAIN
+    given = compose(steered.controller, steered.constraint)
     return lambda trace: given
 
 

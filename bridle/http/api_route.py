@@ -16,13 +16,13 @@ from bridle.http.errors import (
     Refuse,
     RefusedBody,
     describe_validation,
-    json_response,
     note_error,
     refuse_plainly,
     retry_headers,
     status_of,
 )
 from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.state import json_response
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -6,7 +6,7 @@ Every error of any route is answered here, also those of the web framework itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -95,7 +95,8 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 
 def error_response(error: BridleError, status: int | None = None) -> Response:
     """A whole response; `status` overrides the table."""
-    return json_response(error_body(error), status or status_of(error)[0], retry_headers(error))
+    content = msgspec.json.encode(error_body(error))
+    return Response(content, status or status_of(error)[0], retry_headers(error), media_type="application/json")
 
 
 def retry_headers(error: BridleError) -> dict[str, str]:
@@ -121,11 +122,6 @@ def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> 
 def internal_error(request_id: str) -> InternalError:
     """The error that a client gets for a bug: it tells no cause, but how to find it in the log."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
-
-
-def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`content` as JSON. Numbers that JSON does not have become null."""
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> None:

@@ -9,8 +9,7 @@ from starlette.responses import HTMLResponse, Response
 
 from bridle.http import playground
 from bridle.http.docs_page import DOCS_PAGE
-from bridle.http.errors import json_response
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, http_state, json_response
 
 router = APIRouter()
 _PAGE_HEADERS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
 from bridle.http.middleware.identity import identity_of
-from bridle.http.state import http_state
+from bridle.http.state import http_state, json_response
 from bridle.serving.tenancy.socket_tickets import TICKET_SECONDS
 
 router = APIRouter()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from fastapi import Request
+from starlette.responses import Response
 
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
@@ -16,7 +20,7 @@ from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.tenancy.socket_tickets import SocketTickets
-from bridle.serving.tracing.trace_store import HEADER, Wish, wish_of
+from bridle.serving.tracing.trace_store import HEADER, wish_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,15 +78,15 @@ def http_state(request: Request) -> HttpState:
     return state
 
 
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`content` as JSON. Numbers that JSON does not have become null."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
 def serving_of(request: Request, trace: bool | str | None = None) -> RequestLifecycle:
-    """The life of what a request asks for, which ends with its call. `trace` is the field of that name."""
-    is_asked = trace is not None or HEADER in request.headers
-    wish = wish_of(request.headers, trace) if is_asked else "no"
-    return serving_for(http_state(request), call_of(request.scope), wish)
-
-
-def serving_for(http: HttpState, call: RequestContext, wish: Wish = "no") -> RequestLifecycle:
-    """The same for a call that is no request."""
+    """The serving of a request, which ends with its call. `trace` is the field of that name."""
+    http, call = http_state(request), call_of(request.scope)
+    wish = wish_of(request.headers, trace) if trace is not None or HEADER in request.headers else "no"
     settings = http.settings
     return RequestLifecycle(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
 

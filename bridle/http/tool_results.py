@@ -10,11 +10,10 @@ from fastapi import APIRouter, Request
 from pydantic import ConfigDict
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
-from bridle.http.state import http_state
+from bridle.http.state import http_state, json_response
 from bridle.serving.outputs.tool_answers import answer_call, desks_of
 
 router = APIRouter(route_class=BoundedRoute)

@@ -68,10 +68,11 @@ class ChatTemplate:
     ) -> str:
         """The prompt. `template` is a client's own; `variables` are further ones it may read: none of them takes the
         place of what a conversation is made of."""
+        has_developer = any(message["role"] == "developer" for message in messages)
         known = {
             **self._special_tokens,
             **variables,
-            "messages": self._known_roles(messages, template),
+            "messages": self._known_roles(messages, template) if has_developer else messages,
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -110,8 +111,6 @@ class ChatTemplate:
     def _known_roles(self, messages: Prepared, template: str | None) -> Prepared:
         """Return the messages in roles that the template knows. Some clients send the system message with the role
         `developer`, and most templates silently drop messages of unknown roles."""
-        if all(message["role"] != "developer" for message in messages):
-            return messages
         if "developer" in (self.text if template is None else template):
             return messages
         return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
@@ -225,14 +224,6 @@ class Look:
         return sum(source.where.startswith(f"messages[{number}].") for source in mine)
 
 
-def text_length(messages: Prepared) -> int:
-    """How many characters of text messages have."""
-    contents = (message["content"] for message in messages)
-    return sum(
-        len(each) if isinstance(each, str) else sum(len(part.get("text", "")) for part in each) for each in contents
-    )
-
-
 def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
     """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty) or
     what `look` makes of it, and the arguments of tool calls are objects, not JSON in a string.
@@ -259,8 +250,11 @@ def _prepare(message: Message, where: str, look: Look | None) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be a non-empty string", f"{where}.role")
     prepared = dict(message)
-    make = _text if look is None else look.content
-    prepared["content"] = make(message.get("content"), f"{where}.content")
+    content = message.get("content")
+    if look is not None:
+        prepared["content"] = look.content(content, f"{where}.content")
+    elif not isinstance(content, str):
+        prepared["content"] = _text(content, f"{where}.content")
     if message.get("tool_calls") is not None:
         prepared["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     return prepared
@@ -269,8 +263,6 @@ def _prepare(message: Message, where: str, look: Look | None) -> dict[str, Any]:
 def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
-    if isinstance(content, str):
-        return content
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
     return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))

@@ -8,8 +8,7 @@ import sys
 
 from tests.sources import ROOT
 
-#: Text files in messages and the sharing of prefill between prompts are part of the way of each chat.
-MAX_FILES, MAX_FUNCTIONS = 49, 280
+MAX_FILES, MAX_FUNCTIONS = 45, 250
 NUM_TRIES = 3
 
 

@@ -13,12 +13,11 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from bridle.errors import UnknownModel, UnsupportedFeature
-from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import check_admin, identity_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
-from bridle.http.state import borrow, http_state
+from bridle.http.state import borrow, http_state, json_response
 from bridle.serving import LoadedModel
 from bridle.serving.models.model_slot import Slot
 

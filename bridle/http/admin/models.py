@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from bridle.errors import ModelUnavailable
 from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
-from bridle.http.errors import error_response, json_response
+from bridle.http.errors import error_response
 from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.json_body import BoundedRoute
-from bridle.http.state import HttpState, borrow, http_state
+from bridle.http.state import HttpState, borrow, http_state, json_response
 from bridle.serving import LoadedModel, ModelState
 
 _MAX_NAME_CHARS = 500

@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
 from bridle.http.middleware.identity import check_admin
-from bridle.http.state import http_state
+from bridle.http.state import http_state, json_response
 from bridle.serving.policies import PolicyRegistry
 
 router = APIRouter()

@@ -11,10 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import bridle
-from bridle.http.errors import json_response
 from bridle.http.metrics.metrics import numbers_of
 from bridle.http.middleware.identity import check_admin
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, http_state, json_response
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.models.model_slot import Slot
 

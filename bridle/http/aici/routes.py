@@ -29,7 +29,7 @@ from bridle.errors import (
     UnsupportedFeature,
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
-from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
+from bridle.http.errors import RefusedBody, error_body, retry_headers, status_of
 from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.middleware.content_coding import check_plain
 from bridle.http.middleware.identity import identity_of
@@ -37,7 +37,7 @@ from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.sampling_fields import derived_fields
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import HttpState, http_state, serving_of
+from bridle.http.state import HttpState, http_state, json_response, serving_of
 from bridle.outputs import Event, Finished
 from bridle.safe_repr import public_text
 from bridle.sampling import SamplingParams, fields_on

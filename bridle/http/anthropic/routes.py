@@ -13,10 +13,9 @@ from bridle.chat.system_blocks import kept_blocks
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
-from bridle.http.errors import json_response
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.typed_sse import named_event, send_events, with_last_event
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
@@ -45,9 +44,8 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.events)
-    if not body.stream:
-        await generation.run()
+    whole = not body.stream
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **turn.events)
     return _Answer(generation, turn, headers)
 
 
@@ -57,9 +55,7 @@ async def _turn(body: MessagesBody, serving: RequestLifecycle) -> ChatRequest:
     )
     chat, prefill = body.to_chat(model.name, model.modalities)
     sampling = chat.filled(chat.sampling(max_tokens=body.max_tokens), model)
-    steering = serving.steering(chat, chat.form(), chat.rewind)
-    rewinds = False if chat.stream else None
-    return await prepare_chat(serving, chat.conversation(prefill), sampling, steering, stream_rewinds=rewinds)
+    return await prepare_chat(serving, chat.conversation(prefill), sampling, chat)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")

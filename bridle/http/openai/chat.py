@@ -15,7 +15,6 @@ from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.errors import json_response
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
@@ -30,7 +29,7 @@ from bridle.http.openai.responses_common import (
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.tgi_client_chunks import is_native_client, native_chunks
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
@@ -62,19 +61,16 @@ async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
         raise UnsupportedFeature(
             f"modalities is {short_repr(body.modalities)}; {model.name!r} writes only text", "modalities"
         )
-    steering, search = serving.steering(body, body.form(), body.rewind), None
-    rewinds = True if body.stream else None
-    turn = await prepare_chat(serving, body.conversation(), sampling, steering, stream_rewinds=rewinds)
-    steering = turn.steering
+    turn = await prepare_chat(serving, body.conversation(), sampling, body, tells_rewinds=True)
+    steering, search = turn.steering, None
     if body.use_beam_search:
         sampling, search = searching(body, serving, turn.sampling, steering, width)
         steering = Steering(search)
     else:
-        sampling = body.filled(turn.sampling, model)
-    events: EventOptions = {**turn.events, "tell_resuming": body.wants_resuming}
-    generation = await serving.prepare([turn.prompt], sampling, steering, **events)
-    if not body.stream:
-        await generation.run()
+        sampling = body.filled(turn.sampling, model) if model.defaults else turn.sampling
+    tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
+    events: EventOptions = {**turn.events, "tell_resuming": tells_resuming}
+    generation = await serving.prepare([turn.prompt], sampling, steering, run=not body.stream, **events)
     parts = generation.parts
     numbers = ChoiceIndexer(parts, parts[0].request.sampling.n)
     return _Answer(generation, turn, body, numbers, int(time.time()), search)

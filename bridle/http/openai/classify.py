@@ -9,11 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.embeddings import Inputs, TextsBody
-from bridle.http.state import serving_of
+from bridle.http.state import json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.requests.pooling_inputs import (
     PoolingOptions,

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest
-from bridle.http.errors import json_response
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
@@ -25,7 +24,7 @@ from bridle.http.openai.responses_common import (
 )
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import Delta, RewindPolicy, best_outputs
@@ -70,9 +69,9 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     _check_truncate(truncate, model.max_sequence_tokens)
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
     texts = body.prompt if truncate is None else ()
-    generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
-    if not body.stream:
-        await generation.run()
+    tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
+    whole = not body.stream
+    generation = await serving.prepare(tokens, sampling, steering, texts=texts, run=whole, tell_resuming=tells_resuming)
     return _Answer(generation, plan, ChoiceIndexer(generation.parts, plan.num_wanted), int(time.time()), search)
 
 

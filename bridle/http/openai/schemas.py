@@ -7,11 +7,12 @@ instead of a million.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from bridle.chat.conversation import Conversation, continued
+from bridle.chat.conversation import Conversation, Message, continued
 from bridle.errors import InvalidRequest
 from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.sampling_fields import derived_fields
@@ -196,11 +197,6 @@ class SamplingFields(ControllerFields, _Derived):
     def wants_stream_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    @property
-    def wants_resuming(self) -> bool:
-        wants = self.stream_options is not None and bool(self.stream_options.include_resuming)
-        return wants and bool(self.stream)
-
     def form(self) -> Constraint | None:
         """What the text must look like; None if no field says so. Raises `InvalidRequest` that names the field."""
         if self.model_fields_set.isdisjoint(NAMES):
@@ -216,8 +212,6 @@ class SamplingFields(ControllerFields, _Derived):
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
         """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
-        if not model.defaults:
-            return sampling
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return filled(sampling, model.defaults, given)
 
@@ -289,7 +283,8 @@ class ChatBody(BeamFields):
     def conversation(self, prefill: str = "") -> Conversation:
         """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
         reasoning = self.reasoning or ReasoningFields()
-        messages, begun = self.messages, ""
+        messages: Sequence[Message] = self.messages
+        begun = ""
         if self.continue_final_message or self.add_generation_prompt is False:
             messages, begun = continued(messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(

@@ -16,7 +16,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
+from bridle.http.state import json_response
 
 router = APIRouter()
 

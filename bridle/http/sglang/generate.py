@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from bridle.errors import BridleError
 from bridle.http.api_route import checked_body
-from bridle.http.errors import describe_validation, error_response, json_response, note_error
+from bridle.http.errors import describe_validation, error_response, note_error
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.sglang.answer import SglangResponse
 from bridle.http.sglang.schemas import DEFAULT_MAX_TOKENS, SglangBody
 from bridle.http.sse import SseResponse
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 
 #: A body with one of these, and without `inputs`, is SGLang's.
@@ -67,7 +67,5 @@ async def _answer(body: SglangBody, serving: RequestLifecycle) -> SglangResponse
     )
     steering = serving.steering(given, given.form())
     tokens = await serving.tokens(given.prompt, None, given.add_special_tokens is not False)
-    generation = await serving.prepare(tokens, given.filled(wanted, model), steering)
-    if not given.stream:
-        await generation.run()
+    generation = await serving.prepare(tokens, given.filled(wanted, model), steering, run=not given.stream)
     return SglangResponse(generation, body, wanted.n, len(given.prompt))

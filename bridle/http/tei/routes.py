@@ -12,9 +12,8 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.api_route import checked_body
-from bridle.http.errors import json_response
 from bridle.http.middleware.request_context import run_while_connected
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.tei.schemas import EmbedBody, PredictBody, SimilarityBody
 from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.schemas import base_name

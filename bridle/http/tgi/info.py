@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import bridle
-from bridle.http.errors import json_response
-from bridle.http.state import HttpState, borrow, http_state
+from bridle.http.state import HttpState, borrow, http_state, json_response
 from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
 from bridle.http.tgi.schemas import base_name

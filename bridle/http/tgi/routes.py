@@ -11,12 +11,11 @@ from starlette.responses import Response
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.api_route import checked_body
-from bridle.http.errors import json_response
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.sglang.generate import generate as sglangs_generate
 from bridle.http.sglang.generate import is_sglangs
 from bridle.http.sse import SseResponse
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.tei.routes import compat as pooled_compat
 from bridle.http.tgi.answer import TgiResponse
 from bridle.http.tgi.errors import TgiRoute, native_body
@@ -107,9 +106,7 @@ async def _answer(body: GenerateBody, serving: RequestLifecycle, is_stream: bool
         seen, sights = await process_multimodal_async(model, tokens[0], sources)
         tokens = [seen]
     sampling = settled(plan, given, model)
-    generation = await serving.prepare(tokens, sampling, steering, apart=True, sights=sights)
-    if not is_stream:
-        await generation.run()
+    generation = await serving.prepare(tokens, sampling, steering, apart=True, run=not is_stream, sights=sights)
     return TgiResponse(generation, plan, body.inputs)
 
 

@@ -15,10 +15,9 @@ from starlette.responses import Response
 from bridle.chat.conversation import Conversation, prompt_text
 from bridle.errors import InvalidRequest
 from bridle.http.chunked_json import ChunkedJsonResponse
-from bridle.http.errors import json_response
 from bridle.http.fields import InnerFields
 from bridle.http.openai.schemas import MAX_MESSAGES, ChatBody, JsonObjects, objects
-from bridle.http.state import borrow
+from bridle.http.state import borrow, json_response
 from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.schemas import ModelName, base_name
 from bridle.serving import LoadedModel, check_text

@@ -10,9 +10,9 @@ stand for models, a place among others, keys, and deadlines while a model loads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
@@ -20,9 +20,8 @@ from bridle.serving.policies.policy_registry import NO_POLICIES
 from bridle.serving.requests.prompts import build_request
 from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.request_limits import RequestLimits, make_terms
-from bridle.serving.requests.steering import PLAIN, Named, Steering, steering_of
-from bridle.serving.tenancy.keys import LOCAL_USER, Identity
-from bridle.structured_output.spec import Constraint
+from bridle.serving.requests.steering import NO_CLASSES, PLAIN, Steering, SteersRequests
+from bridle.serving.tenancy.keys import LOCAL_USER
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -41,7 +40,7 @@ class CallOptions(TypedDict):
     terms: RequestLimits
 
 
-class InProcessServing:
+class InProcessServing(SteersRequests):
     """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first; they end
     `deadline` seconds after this was made, or `timeout` seconds after they were. `user` is on whose behalf the program
     asks, who may do what the program may. Raises `InvalidRequest` for terms that are out of range."""
@@ -56,17 +55,14 @@ class InProcessServing:
         timeout: float | None = None,
     ) -> None:
         self.model = model
-        self.identity = Identity(user, is_admin=True)
+        self.user = user
+        self.identity, self.classes = LOCAL_USER, NO_CLASSES
         self.terms = make_terms(priority, deadline, LOCAL_USER)
         self.timeout = timeout
 
     def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
         """Do not bound the block: the deadline of a program ends its requests, and not what prepares them."""
         return nullcontext()
-
-    def steering(self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None) -> Steering:
-        """What controllers by name, and a constraint, ask to be steered by. Raises as `steering_of` does."""
-        return steering_of(named, constraint, self.model, LOCAL_USER)
 
     def request(
         self,
@@ -92,11 +88,11 @@ class InProcessServing:
             add_special_tokens=add_special_tokens,
             pictures=pictures,
             client_tools=steering.client_tools,
-            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.identity.user),
+            policies=NO_POLICIES if self.model.policies is None else self.model.demands(adapter, self.user),
             **self.options(adapter),
             **wanted,
         )
 
     def options(self, adapter: str | None = None) -> CallOptions:
         """What requests of any kind are beside prompt and sampling."""
-        return {"adapter": adapter, "timeout": self.timeout, "tenant": self.identity.user, "terms": self.terms}
+        return {"adapter": adapter, "timeout": self.timeout, "tenant": self.user, "terms": self.terms}

@@ -17,9 +17,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridle.controllers.beams import BeamSearch
+from bridle.controllers.composition import compose
 from bridle.engine.input_processor import check_task
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.malloc import return_free_memory
@@ -34,7 +35,7 @@ from bridle.serving.requests.prompts import tokenize_all
 from bridle.serving.requests.request_builder import EventOptions, check_sampling, make_request
 from bridle.serving.requests.request_limits import make_terms
 from bridle.serving.requests.sampling_defaults import limited
-from bridle.serving.requests.steering import PLAIN, Named, Steering, steering_of
+from bridle.serving.requests.steering import PLAIN, Steering, SteersRequests
 from bridle.serving.requests.text_params import resolve_text_params
 from bridle.serving.tenancy.admission import Admission, Ticket
 from bridle.serving.tenancy.keys import LOCAL_USER, Identity
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from bridle.controllers.python import Controller
     from bridle.engine.request import Request
     from bridle.outputs import RequestOutput
-    from bridle.structured_output.spec import Constraint
 
 _CLOSING = "the server is shutting down and takes no new requests"
 _GLANCE = 0.2  # seconds between two looks at what is parked
@@ -122,9 +122,10 @@ class AppState:
 
 
 @dataclass(slots=True)
-class RequestLifecycle:
+class RequestLifecycle(SteersRequests):
     """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
-    long its requests may run, both in seconds. `model` and `adapter` are there once it holds them."""
+    long its requests may run, both in seconds. `model` and `adapter` are there once it holds them. `bounded` enforces
+    the request's deadline in a block."""
 
     host: AppState
     story: RequestRecord
@@ -134,12 +135,16 @@ class RequestLifecycle:
     trace: Wish = "no"
     adapter: str | None = None
     identity: Identity = field(init=False)
+    user: str = field(init=False)
+    classes: Mapping[str, type[Controller]] = field(init=False)
     model: LoadedModel = field(init=False)
     ticket: Ticket = field(init=False)
+    bounded: Callable[[str], AbstractAsyncContextManager[None]] = field(init=False)
     _is_late: bool = False  # it came while the host was draining
 
     def __post_init__(self) -> None:
-        self.identity = self.story.identity or LOCAL_USER
+        self.identity, self.bounded = self.story.identity or LOCAL_USER, self.story.terms.bounded
+        self.user, self.classes = self.identity.user, self.host.classes
 
     # -- what is held ----------------------------------------------------------------------------------------
 
@@ -168,10 +173,15 @@ class RequestLifecycle:
         host.check_open()
         self._is_late = host.is_draining
         story.terms = make_terms(priority, deadline, identity, story.began)
+        self.bounded = story.terms.bounded
         chosen = host.registry.choose(name, adapter, must_name=must_name)
         slot = host.registry.slot_of(chosen.model)
         story.model = slot.name
-        self._check_counts(num_prompts, n)
+        if num_prompts > host.max_prompts:
+            raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {host.max_prompts}", "prompt")
+        if num_prompts * n > host.max_choices:
+            message = f"{num_prompts} prompts with n = {n} make {num_prompts * n} choices; at most {host.max_choices}"
+            raise InvalidRequest(message, "n")
         self.ticket = host.admission.admit(num_prompts, identity.user, identity.limits)
         self.exit_stack.callback(self.ticket.release)
         host.live[story.id] = story
@@ -209,30 +219,7 @@ class RequestLifecycle:
         if not is_loaded:
             say("loaded", None)
 
-    def _check_counts(self, num_prompts: int, n: int) -> None:
-        host, num_choices = self.host, num_prompts * n
-        if num_prompts > host.max_prompts:
-            raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {host.max_prompts}", "prompt")
-        if num_choices > host.max_choices:
-            raise InvalidRequest(
-                f"{num_prompts} prompts with n = {n} make {num_choices} choices; at most {host.max_choices}", "n"
-            )
-
     # -- what is asked for -----------------------------------------------------------------------------------
-
-    @property
-    def bounded(self) -> Callable[[str], AbstractAsyncContextManager[None]]:
-        """Raise `DeadlineExceeded` when the request's deadline passes inside the block."""
-        return self.story.terms.bounded
-
-    def steering(
-        self,
-        named: Named,
-        constraint: Constraint | Mapping[str, Any] | None = None,
-        rewind: str | None = None,
-    ) -> Steering:
-        """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
-        return steering_of(named, constraint, self.model, self.identity, rewind, self.host.classes)
 
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
@@ -250,11 +237,12 @@ class RequestLifecycle:
         texts: Sequence[str | Sequence[int]] = (),
         apart: bool = False,
         at_once: int | None = None,
+        run: bool = False,
         **wanted: Unpack[EventOptions],
     ) -> Generation:
-        """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
-        from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
-        its own, which its seed alone repeats. So many requests run `at_once`."""
+        """Check everything. Nothing is submitted yet, unless it is to `run` to its end. Prompts are tokens that were
+        checked; `texts` are what they came from. Choices are forks of one request; with a controller, or if they are to
+        be `apart`, each is a request of its own, which its seed alone repeats. So many requests run `at_once`."""
         if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
@@ -262,7 +250,12 @@ class RequestLifecycle:
         may_trace = self.trace != "no" or self.host.traces.share > 0
         if may_trace and self._settle_trace(policies) and not wanted.get("embeds"):
             wanted["trace"] = True
-        sampling = await self._checked(sampling, steering)
+        if steering.constraint is not None:
+            async with self.bounded("its constraint was compiled"):
+                await self.model.try_constraint(steering.constraint)
+        check_sampling(self.model, sampling)
+        if sampling.has_texts:
+            sampling = await self.model.in_text_thread(resolve_text_params, self.model, sampling)
         num_copies = sampling.n if apart or steering.controller is not None else 1
         if num_copies > 1:
             sampling = sampling.with_(n=1)
@@ -277,7 +270,10 @@ class RequestLifecycle:
             parts += [first, *(_choice(first, self.story.id, copy) for copy in range(1, num_copies))]
         name = self.adapter or self.model.name
         keep = self._keep if wanted.get("trace") else None
-        return Generation(self.model, name, self.story, self.ticket, self.exit_stack, parts, at_once, keep)
+        generation = Generation(self.model, name, self.story, self.ticket, self.exit_stack, parts, at_once, keep)
+        if run:
+            await generation.run()
+        return generation
 
     def _settle_trace(self, policies: Applied) -> bool:
         """Settle whether its texts are traced: as the client asks unless a policy forbids it, or for the operator."""
@@ -304,15 +300,6 @@ class RequestLifecycle:
         traces = traces_of(self.model, outputs)
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
-    async def _checked(self, sampling: SamplingParams, steering: Steering) -> SamplingParams:
-        """The parameters, once all is known to be good that depends on the model and on no prompt."""
-        model = self.model
-        if steering.constraint is not None:
-            async with self.bounded("its constraint was compiled"):
-                await model.try_constraint(steering.constraint)
-        check_sampling(model, sampling)
-        return await model.in_text_thread(resolve_text_params, model, sampling) if sampling.has_texts else sampling
-
     def limit(self, usual: int | None = None) -> int | None:
         """The limit on outputs of a request that sets none: the operator's, which prompts that leave less room cut, or
         else `usual`, that of the API."""
@@ -329,7 +316,7 @@ class RequestLifecycle:
         wanted: EventOptions,
     ) -> Request:
         """A checked request for one prompt, with a place in the order of service for all of its copies."""
-        story, desk = self.story, self.model.tools
+        story, desk, controller = self.story, self.model.tools, steering.controller
         # An open limit is the operator's or else the checkpoint's, as far as the prompt leaves room.
         length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")
         if length is not None:
@@ -338,7 +325,7 @@ class RequestLifecycle:
             self.model,
             tokens,
             sampling,
-            steering.whole,
+            controller if steering.constraint is None else compose(controller, steering.constraint),
             request_id=f"{story.id}-{number}",
             adapter=self.adapter,
             timeout=self.request_timeout,
@@ -350,7 +337,6 @@ class RequestLifecycle:
             policies=policies,
             **wanted,
         )
-        controller = steering.controller
         num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
         most = request.sampling.max_tokens  # None: the model decides when it ends
         most = None if most is None else most * request.sampling.n * num_outputs

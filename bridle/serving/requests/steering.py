@@ -70,13 +70,6 @@ class Steering:
     rewind: RewindPolicy = RewindPolicy.HOLD
     client_tools: tuple[str, ...] = ()
 
-    @property
-    def whole(self) -> object | None:
-        """Both in one. Raises `InvalidRequest` if they are too many."""
-        if self.constraint is None:
-            return self.controller
-        return self.constraint if self.controller is None else compose(self.controller, self.constraint)
-
 
 PLAIN = Steering()
 
@@ -92,27 +85,33 @@ def ignores_eos(named: Named, given: bool | None) -> bool:
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 
-def steering_of(
-    named: Named,
-    constraint: Constraint | Mapping[str, Any] | None,
-    model: LoadedModel,
-    identity: Identity,
-    rewind: str | None = None,
-    classes: Mapping[str, type[Controller]] = NO_CLASSES,
-) -> Steering:
-    """What a request asks to be steered by, on behalf of who asks. `classes` are those that the operator offers. Raises
-    `InvalidRequest` for what does not go together, `ControllerError` for a class that fails, and `UnsupportedFeature`
-    if the model has no control runtime."""
-    form = None if constraint is None else parse(constraint)
-    made: list[object] = [
-        make_controller(classes, name, argument) if is_class(name) else wasm_controller(model, name, argument, identity)
-        for name, argument in _each(named)
-    ]
-    if not made:
-        if named.client_tools:
-            raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
-        return PLAIN if form is None else Steering(constraint=form)
-    return Steering(compose(*made), form, RewindPolicy(rewind or "hold"), _client_tools(named, model))
+class SteersRequests:
+    """Base of whatever serves requests: selects what steers them, on behalf of `identity`. `classes` are the
+    operator's classes of controllers, by name."""
+
+    __slots__ = ()
+    model: LoadedModel
+    identity: Identity
+    classes: Mapping[str, type[Controller]]
+
+    def steering(
+        self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None, rewind: str | None = None
+    ) -> Steering:
+        """What the fields of a request select. Raises `InvalidRequest` for fields that do not go together,
+        `ControllerError` for a class that fails, and `UnsupportedFeature` if the model has no control runtime."""
+        form = None if constraint is None else parse(constraint)
+        made = [
+            make_controller(self.classes, name, argument)
+            if is_class(name)
+            else wasm_controller(self.model, name, argument, self.identity)
+            for name, argument in _each(named)
+        ]
+        if not made:
+            if named.client_tools:
+                raise InvalidRequest("client_tools needs a controller that calls them", "client_tools")
+            return PLAIN if form is None else Steering(constraint=form)
+        rewinds, tools = RewindPolicy(rewind or "hold"), _client_tools(named, self.model)
+        return Steering(compose(*made), form, rewinds, tools)
 
 
 def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ async def compacted(body: CompactBody, serving: RequestLifecycle, book: Response
     asked = [*said, {"role": "user", "content": _ASK}]
     changes = {"input": asked, "tools": None, "tool_choice": None, "text": None, "stream": None}
     generation, turn = await begin(body.model_copy(update=changes), serving, SUMMARY_TOKENS)
-    await generation.run()
     summary = turn.message(generation.parts[0].outputs[0].text).content
     name = serving.story.id
     item = {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": packed(summary)}

@@ -37,8 +37,8 @@ SendEvents = Callable[[list[Event]], Awaitable[None]]
 async def begin(
     body: ResponsesBody, serving: RequestLifecycle, most_tokens: int | None = None
 ) -> tuple[Generation, ChatRequest]:
-    """The generation that a body asks for, checked; nothing of it runs yet. Its `input` is all that was said. It has
-    `most_tokens`, or what the context leaves of them."""
+    """The generation that a body asks for, checked; unless it streams, it has run. Its `input` is all that was said. It
+    has `most_tokens`, or what the context leaves of them."""
     if body.offered.skipped:
         _log.info("tools left out", id=serving.story.id, types=body.offered.skipped)
     model = await serving.acquire_model(
@@ -46,15 +46,13 @@ async def begin(
     )
     chat = body.to_chat(model.name, model.modalities)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-    sampling = chat.sampling(max_tokens=limit)
-    steering = serving.steering(chat, chat.form(), chat.rewind)
-    rewinds = False if chat.stream else None
-    turn = await prepare_chat(serving, chat.conversation(), sampling, steering, stream_rewinds=rewinds)
+    turn = await prepare_chat(serving, chat.conversation(), chat.sampling(max_tokens=limit), chat)
     sampling = chat.filled(turn.sampling, model)
     if most_tokens is not None and limit is None:
         room = model.max_sequence_tokens - len(turn.prompt)
         sampling = sampling.with_(max_tokens=max(min(most_tokens, room), 1))
-    return await serving.prepare([turn.prompt], sampling, turn.steering, **turn.events), turn
+    whole = not body.stream
+    return await serving.prepare([turn.prompt], sampling, turn.steering, run=whole, **turn.events), turn
 
 
 def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:

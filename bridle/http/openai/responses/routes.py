@@ -6,7 +6,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.http.errors import json_response
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.responses.compact import compacted
@@ -14,7 +13,7 @@ from bridle.http.openai.responses.items import Event
 from bridle.http.openai.responses.response_writer import ResponseWriter, begin
 from bridle.http.openai.responses.schemas import CompactBody, ResponsesBody
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.typed_sse import send_events, with_last_event
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
@@ -50,6 +49,4 @@ async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: Response
     """What a call is answered with; all of it unless it streams."""
     body = body.model_copy(update={"input": body.items(book, serving.identity.user)})
     generation, turn = await begin(body, serving)
-    if not body.stream:
-        await generation.run()
     return ResponseWriter(generation, turn, body, serving.story.id, book)

@@ -27,9 +27,10 @@ from bridle.http.middleware.request_context import RequestContext, end_call
 from bridle.http.openai.responses.items import Event
 from bridle.http.openai.responses.response_writer import ResponseWriter, begin
 from bridle.http.openai.responses.schemas import ResponsesBody
-from bridle.http.state import HttpState, serving_for
+from bridle.http.state import HttpState
 from bridle.safe_repr import short_repr
 from bridle.serving import new_request_id
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.lifecycle.request_record import trace_headers
 from bridle.serving.tenancy.allowed_origins import may_connect
 from bridle.serving.tenancy.loop_throttle import RateBudget
@@ -241,7 +242,9 @@ class _Connection:
             raise PreviousNotFound(str(error), "previous_response_id") from None
         body = body.model_copy(update={"input": said})
         asked = body if generates else body.model_copy(update={"max_output_tokens": 1})
-        generation, turn = await begin(asked, serving_for(http, call, wish_of(self._head.headers, body.trace)))
+        times = http.settings.load_timeout, http.settings.request_timeout
+        wish = wish_of(self._head.headers, body.trace)
+        generation, turn = await begin(asked, RequestLifecycle(http, call, call.resources, *times, wish))
         return ResponseWriter(generation, turn, body, call.id, http.responses, http.passing, is_warm_up=not generates)
 
 

@@ -8,10 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.errors import json_response
 from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
-from bridle.http.state import http_state
+from bridle.http.state import http_state, json_response
 from bridle.safe_repr import short_repr
 
 #: The most items in one page of a list.
