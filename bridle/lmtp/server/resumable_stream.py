@@ -12,64 +12,53 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest, UnknownStream
-from bridle.lmtp.messages import EventMessage, Failure, Generate, StreamAnswer, StreamId, Token
+from bridle.lmtp.messages import EventMessage, Failure, Generate, StreamAnswer, Token
 from bridle.lmtp.server.settings import LmtpSettings
+from bridle.lmtp.session import Stream
+
+if TYPE_CHECKING:
+    from bridle.lmtp.server.streams import Streams
 
 #: The owner of a stream: a user, and the key that the user's client chose.
 Key = tuple[str, str]
 
 
-class StreamSink(Protocol):
-    """One stream of one connection, as the producer of its answers sees it."""
-
-    @property
-    def stream_id(self) -> StreamId:
-        raise NotImplementedError
-
-    def put(self, answer: StreamAnswer) -> None:
-        """Send an answer, unless the stream is over."""
-
-    async def wait_writable(self) -> None:
-        """Wait while the client reads too slowly."""
-
-    def release(self) -> None:
-        """Free the stream without telling the client: no more answers come here."""
-
-
 class StreamRelay:
-    """The answers of one stream, on their way to the client. `stop` ends the work behind the stream."""
+    """The answers of one stream, on their way to the client: to `stream` of the connection that `streams` has, which is
+    None while no connection is attached. `stop` ends the work behind the stream."""
 
-    def __init__(self, outlet: StreamSink) -> None:
-        self.outlet: StreamSink | None = outlet
+    def __init__(self, streams: Streams, stream: Stream) -> None:
+        self.streams: Streams | None = streams
+        self.stream = stream
         self.stop: Callable[[], object] = lambda: None
 
     def put(self, answer: StreamAnswer) -> None:
         """Pass on the next answer."""
-        if self.outlet is not None:
-            self.outlet.put(answer)
+        if self.streams is not None:
+            self.streams.put(self.stream, answer)
 
     def end(self) -> None:
         """Note that the last answer has come."""
 
     async def wait_writable(self) -> None:
         """Wait while the client reads too slowly. A client that is away is not waited for."""
-        if self.outlet is not None:
-            await self.outlet.wait_writable()
+        if self.streams is not None:
+            await self.streams.wait_writable()
 
     def detach(self) -> None:
         """Note that the connection is gone."""
-        self.outlet = None
+        self.streams = None
         self.stop()
 
 
 class ResumableStream(StreamRelay):
     """A relay that remembers its answers and can be attached again."""
 
-    def __init__(self, outlet: StreamSink, key: Key, content: bytes, memory: ReplayBuffer) -> None:
-        super().__init__(outlet)
+    def __init__(self, streams: Streams, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
+        super().__init__(streams, stream)
         self.key = key
         self.content = content
         self.log: deque[StreamAnswer] = deque()
@@ -81,12 +70,12 @@ class ResumableStream(StreamRelay):
     @property
     def is_idle(self) -> bool:
         """Whether the stream is over or detached, so that only a client that comes back needs it."""
-        return self.is_over or self.outlet is None
+        return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
         answer.position = self.num_forgotten + len(self.log)
-        if self.outlet is not None:  # it may be attached to another stream than at first
-            answer.stream_id = self.outlet.stream_id
+        if self.streams is not None:  # it may be attached to another stream than at first
+            answer.stream_id = self.stream.id
         self.log.append(answer)
         self._memory.note_answer(self)
         super().put(answer)
@@ -100,11 +89,11 @@ class ResumableStream(StreamRelay):
             self._memory.note_idle(self)
 
     def detach(self) -> None:
-        self.outlet = None
+        self.streams = None
         if not self.is_over:
             self._memory.note_idle(self)
 
-    def attach(self, outlet: StreamSink, position: int) -> None:
+    def attach(self, streams: Streams, stream: Stream, position: int) -> None:
         """Continue on another stream of a connection, from answer `position` on. Raises `UnknownStream` if that answer
         is forgotten."""
         end = self.num_forgotten + len(self.log)
@@ -112,11 +101,11 @@ class ResumableStream(StreamRelay):
             raise UnknownStream(
                 f"position is {position}; answers {self.num_forgotten} to {end} of this stream can be had", "position"
             )
-        if self.outlet is not None:
-            self.outlet.release()
-        self.outlet = outlet
+        if self.streams is not None:
+            self.streams.release(self.stream)
+        self.streams, self.stream = streams, stream
         for answer in list(self.log)[position - self.num_forgotten :]:
-            outlet.put(replace(answer, stream_id=outlet.stream_id))
+            streams.put(stream, replace(answer, stream_id=stream.id))
         if not self.is_over:
             self._memory.note_busy(self)
 
@@ -158,9 +147,9 @@ class ReplayBuffer:
             raise InvalidRequest(f"key {key[1]!r} belongs to another request; choose a new key", "key")
         return relay
 
-    def add(self, outlet: StreamSink, key: Key, asked: Generate) -> ResumableStream:
+    def add(self, streams: Streams, stream: Stream, key: Key, asked: Generate) -> ResumableStream:
         """Remember a new stream."""
-        relay = self._relays[key] = ResumableStream(outlet, key, _content(asked), self)
+        relay = self._relays[key] = ResumableStream(streams, stream, key, _content(asked), self)
         return relay
 
     def note_answer(self, relay: ResumableStream) -> None:
@@ -192,7 +181,7 @@ class ReplayBuffer:
         self.note_busy(relay)
         while relay.log:
             self._size -= relay.forget()
-        if not relay.is_over and relay.outlet is None:
+        if not relay.is_over and relay.streams is None:
             relay.stop()
 
     def clear(self) -> None:

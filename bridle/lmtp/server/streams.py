@@ -49,36 +49,9 @@ class ServerContext:
         return task
 
 
-@dataclass(slots=True)
-class ConnectionSink:
-    """One stream of a connection, for the producer of its answers."""
-
-    stream: Stream
-    session: Session
-    send: Callable[[Answer], None]
-    wait_writable: Callable[[], Coroutine[Any, Any, None]]
-    forget: Callable[[Stream], None]
-
-    @property
-    def stream_id(self) -> StreamId:
-        return self.stream.id
-
-    def put(self, answer: StreamAnswer) -> None:
-        """Send an answer, unless the stream is over."""
-        if self.session.put(self.stream, answer):
-            self.send(answer)
-        if not self.stream.is_open:
-            self.forget(self.stream)
-
-    def release(self) -> None:
-        """Free the stream without telling the client: no more answers come here."""
-        self.session.release(self.stream)
-        self.forget(self.stream)
-
-
 class Streams:
-    """Carries out a session's actions on streams and buffers. `send` and `room` lead to the client, `trace` names the
-    trace of its requests."""
+    """Carries out a session's actions on streams and buffers. `send` and `wait_writable` lead to the client, `trace`
+    names the trace of its requests."""
 
     def __init__(
         self,
@@ -86,41 +59,53 @@ class Streams:
         identity: Identity,
         session: Session,
         send: Callable[[Answer], None],
-        room: Callable[[], Coroutine[Any, Any, None]],
+        wait_writable: Callable[[], Coroutine[Any, Any, None]],
         trace: Mapping[str, str],
     ) -> None:
         self._home = home
         self._identity = identity
         self._session = session
         self._send = send
-        self._room = room
+        self.wait_writable = wait_writable
         self._trace = trace
         self._relays: dict[Stream, StreamRelay] = {}
         self._num_filling = 0
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
 
+    def put(self, stream: Stream, answer: StreamAnswer) -> None:
+        """Send an answer, unless the stream is over."""
+        if self._session.put(stream, answer):
+            self._send(answer)
+        if not stream.is_open:
+            self._relays.pop(stream, None)
+
+    def release(self, stream: Stream) -> None:
+        """Free a stream without telling the client: no more answers come here."""
+        self._session.release(stream)
+        self._relays.pop(stream, None)
+
     def start(self, action: Start) -> None:
         """Begin a stream, or continue one that the same request began before. A stream that there is no place for is
         refused here, before any work is done for it."""
-        asked, outlet = action.request, self._outlet(action.stream)
+        asked, stream = action.request, action.stream
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)
             known = self._home.memory.same(key, asked)
             if known is not None or asked.position:
-                self._attach(outlet, known or self._home.memory.get(key), asked.position)
+                self._attach(stream, known or self._home.memory.get(key), asked.position)
                 return
             prefix, save = self._buffers_of(asked)
-            relay: StreamRelay = self._home.memory.add(outlet, key, asked)
+            relay: StreamRelay = self._home.memory.add(self, stream, key, asked)
         else:
             prefix, save = self._buffers_of(asked)
-            relay = StreamRelay(outlet)
+            relay = StreamRelay(self, stream)
         try:
             self._home.host.check_open()
             self._home.host.admission.check(self._identity.user, self._identity.limits)
         except BridleError as error:
             _refuse(relay, asked.stream_id, error, save)
             return
-        self._relays[action.stream] = relay
+        self._relays[stream] = relay
         work = StreamTask(
             self._home.host,
             self._home.settings,
@@ -137,7 +122,7 @@ class Streams:
     def reattach(self, action: Reattach) -> None:
         """Continue a stream that was begun before."""
         asked = action.request
-        self._attach(self._outlet(action.stream), self._home.memory.get(self._key(asked.key)), asked.position)
+        self._attach(action.stream, self._home.memory.get(self._key(asked.key)), asked.position)
 
     def stop(self, action: StopStream) -> None:
         """Stop a stream that no client reads any more."""
@@ -198,24 +183,18 @@ class Streams:
     def _refuse(self, asked: BufferRequest | ToolResult, error: BridleError) -> None:
         self._send(Msg(stream_id=asked.stream_id, error=error_text(error), code=error.code))
 
-    def _attach(self, outlet: ConnectionSink, relay: ResumableStream, position: int) -> None:
-        self._relays[outlet.stream] = relay
+    def _attach(self, stream: Stream, relay: ResumableStream, position: int) -> None:
+        self._relays[stream] = relay
         try:
-            relay.attach(outlet, position)
+            relay.attach(self, stream, position)
         except BridleError:
-            del self._relays[outlet.stream]
+            del self._relays[stream]
             raise
 
     def _buffers_of(self, asked: Generate | Score) -> tuple[PrefixBuffer | None, PrefixBuffer | None]:
         prefix = self._buffers.find(asked.buffer, asked.model)
         save = asked.save if isinstance(asked, Generate) else None
         return prefix, None if save is None else self._buffers.reserve(save, asked.model)
-
-    def _outlet(self, stream: Stream) -> ConnectionSink:
-        return ConnectionSink(stream, self._session, self._send, self._room, self._forget)
-
-    def _forget(self, stream: Stream) -> None:
-        self._relays.pop(stream, None)
 
     def _key(self, key: str) -> Key:
         return self._identity.user, key
