@@ -6,18 +6,23 @@ other systems have for them. Whatever else it is given is an error that names th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from bridle.compat.request_fields import BY_NAME
 from bridle.compat.suggestions import nearest
 from bridle.compat.vllm_calls import of_keyword
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.llm import arguments
-from bridle.llm.options import RunOptions, Sampling
+from bridle.llm.options import ChatOptions, RunOptions, Sampling
 from bridle.sampling import SamplingParams
 from bridle.structured_output.request_fields import NAMES, constraint_named
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SAMPLING = frozenset(each.name for each in fields(SamplingParams))
 _HOW = frozenset(RunOptions.__annotations__)
@@ -55,6 +60,45 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
             raise UnknownKeyword(f"{call}() draws nothing, so {name!r} has no effect there; leave it out", name)
     how: Any = _named(call, given, _RUNS | {*own})
     return cast(RunOptions, how)
+
+
+class _Unset:
+    """The default of keywords that a call leaves out: what they mean then is settled later."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+UNSET: Any = _Unset()
+_KEYWORDS = _SAMPLING | _HOW | {*NAMES, *ChatOptions.__annotations__}
+
+
+def passed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of sampling, running and chats among the `locals()` of a call that were given to it."""
+    return {name: value for name, value in values.items() if name in _KEYWORDS and value is not UNSET}
+
+
+def takes_foreign_names(call: Callable[P, T]) -> Callable[P, T]:
+    """Let a method also take the names that other systems have for its keywords, which its signature does not show. An
+    unknown name raises `UnknownKeyword`, which names the nearest one."""
+    known = frozenset(inspect.signature(call).parameters)
+
+    @wraps(call)
+    def translating(*args: P.args, **given: P.kwargs) -> T:
+        named: Any = given if given.keys() <= known else _named(call.__name__, given, known)
+        return call(*args, **named)
+
+    return translating
+
+
+def keywords_of(call: Callable[P, object]) -> Callable[[Callable[..., Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    """Give an asynchronous method the signature of `call`, whose counterpart it is."""
+
+    def decorate(method: Callable[..., Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        method.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+        return method
+
+    return decorate
 
 
 def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:

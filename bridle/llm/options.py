@@ -15,6 +15,9 @@ Sampling = SamplingParams | Sequence[SamplingParams] | None
 #: The name of an adapter for all prompts, or one for each; None is the model without any.
 Adapters = str | Sequence[str | None] | None
 
+#: A constraint for all prompts, or one for each.
+Constraints = Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
+
 
 class RunOptions(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
@@ -25,7 +28,7 @@ class RunOptions(TypedDict, total=False):
 
     controller: object | None
     controllers: Sequence[object] | None
-    constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
+    constraint: Constraints
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
     adapter: Adapters
     timeout: float | None
