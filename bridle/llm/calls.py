@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from bridle.chat.chat_request import ChatRequest
+from bridle.controllers.beams import BEAMS, EarlyStopping
 from bridle.errors import InvalidRequest
-from bridle.llm import event_loop
+from bridle.llm import arguments, event_loop
 from bridle.llm.arguments import Prompt
 from bridle.llm.chats import ChatRun, plan_chats
 from bridle.llm.kwargs import settle
@@ -21,7 +22,8 @@ from bridle.llm.structured_parse import are_conversations, is_conversation
 from bridle.llm.traces import keep_traces
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
-from bridle.serving import LoadedModel, OutputCollector
+from bridle.serving import LoadedModel, OutputCollector, raise_first_error
+from bridle.serving.lifecycle.beam_search import beam_search, found_beams
 from bridle.serving.lifecycle.request_handle import run_batch
 from bridle.serving.requests.sampling_defaults import filled
 
@@ -96,6 +98,24 @@ class Calls:
             on_finish=lambda output: keep_traces(self.model, [output], given),
             turn=turn,
         )
+
+    def beams(
+        self, prompts: Prompt | Sequence[Prompt], beam_width: int, penalty: float, early_stopping: EarlyStopping,
+        use_tqdm: bool, given: Mapping[str, Any],
+    ) -> list[RequestOutput]:  # fmt: skip
+        """The likeliest texts of each prompt, best first. `given` are the keywords of `LLM.beam_search`."""
+        wanted, how = settle("beam_search", None, DEFAULT_SAMPLING, given, ("use_tqdm",))
+        self.model.check_process()
+        sampling = arguments.as_sampling(wanted)
+        plain, beams = beam_search(self.model, sampling, beam_width, penalty, early_stopping)
+        if any(how.get(name) for name in ("controller", "controllers", "constraint")):
+            raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
+        outputs = self.run(make_collectors(self.model, prompts, plain, None, {**how, "controller": beams}), use_tqdm)
+        for output in outputs:
+            raise_first_error(output)
+            output.outputs = found_beams(self.model.tokenizer, output, beams, sampling, beam_width)
+            del output.storage[BEAMS]
+        return outputs
 
     # -- from requests to outputs ----------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from bridle.controllers.beams import EarlyStopping
 from bridle.engine.request import Request, StoppingCriteria
 from bridle.llm import arguments, event_loop, pooling
 from bridle.llm.arguments import Prompt
-from bridle.llm.beams import Search, found_by_beams
 from bridle.llm.calls import one_of
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.chats import conversation_of, read_chats
@@ -180,8 +179,8 @@ class LLM(LoadedModelMixin):
         so many texts are complete, False when none of the beams can get better by its present length, "never" by the
         longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
         count, too; whatever else would change a draw is refused."""
-        how = Search(beam_width, max_tokens, length_penalty, early_stopping)
-        return found_by_beams(self._calls, prompts, how, use_tqdm, given)
+        given = {"max_tokens": max_tokens, "temperature": 0.0} | given
+        return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
     @overload
     def score(

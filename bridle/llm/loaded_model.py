@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import DEFAULT_LIMITS, ToolExecutor, ToolLimits, function_tools
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.errors import UnsupportedFeature
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import arguments
 from bridle.llm.calls import Calls
-from bridle.llm.loading import load
 from bridle.llm.requests import NO_CONTROL
-from bridle.load_progress import shown
+from bridle.load_progress import Report, shown
+from bridle.model.hub_lookup import check_available
 from bridle.sampling import SamplingParams
 from bridle.serving import (
     LOCAL_ADMIN,
@@ -24,6 +24,8 @@ from bridle.serving import (
     ControlSettings,
     LoadedModel,
     add_adapters,
+    as_control,
+    load_model,
     tag_module,
     upload_module,
 )
@@ -64,7 +66,7 @@ class LoadedModelMixin:
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolExecutor(function_tools(tools, tool_limits), tool_limits)
         with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
-            self._model = load(model, engine_config, control, settings, adapters is not None, self._tools, report)
+            self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools, report)
         if demanded is not None:
             self._model = copy.copy(self._model)
             self._model.policies = demanded
@@ -152,3 +154,35 @@ class LoadedModelMixin:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+
+def _load(
+    model: Any,
+    engine_config: EngineConfig | None,
+    control: ControlSettings | bool | None,
+    settings: dict[str, Any],
+    has_adapters: bool,
+    tools: ToolExecutor | None,
+    report: Report,
+) -> LoadedModel:
+    """The model that `model` names, with `settings` for it and for its engine; one that is loaded already is used as it
+    is. Raises `InvalidRequest` for settings that contradict each other."""
+    of_model, of_engine = arguments.split_settings(settings)
+    if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
+        raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, ModelConfig) and of_model:
+        name = next(iter(of_model))
+        raise InvalidRequest(f"{name!r} was given beside a ModelConfig; set it there", name)
+    if engine_config is not None and of_engine:
+        name = next(iter(of_engine))
+        raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
+    config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
+    engine = engine_config or EngineConfig(**of_engine)
+    check_available(config.model, config.revision)  # says which name may be meant; a server's clients are not told
+    if has_adapters or engine.adapter_memory is not None:
+        from bridle.model.memory_estimate import settle_adapters
+
+        config, engine = settle_adapters(config, engine)
+    return load_model(config, engine, progress=report, control=as_control(control), tools=tools)

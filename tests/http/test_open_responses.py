@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from bridle.chat.files import MAX_FILE_BYTES, MAX_FILES
 from bridle.config import EngineConfig, ModelConfig
 from bridle.http import create_app
-from bridle.http.openai.responses.compact import KEPT_BYTES
+from bridle.http.openai.responses.routes import KEPT_BYTES
 from bridle.serving import ModelRegistry, load_model
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.test_parking import HERMES, a_tokenizer

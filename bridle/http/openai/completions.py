@@ -47,24 +47,24 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
-    plan = _plan(body, serving.limit(DEFAULT_MAX_TOKENS))
+    asked, num_wanted = _sampling(body, serving.limit(DEFAULT_MAX_TOKENS))
     model = await serving.acquire_model(
         body.model,
         body.adapter,
         num_prompts=len(body.prompt),
-        n=plan.sampling.n,
+        n=asked.n,
         priority=body.priority,
         deadline=body.deadline,
         must_name=True,
     )
     steering = serving.steering(body, body.form(), body.rewind)
-    _check_steering(body, plan, steering)
+    _check_steering(body, asked.n, num_wanted, steering)
     search = None
     if body.use_beam_search:
-        sampling, search = searching(body, serving, plan.sampling, steering, plan.sampling.n)
+        sampling, search = searching(body, serving, asked, steering, asked.n)
         steering = Steering(search)
     else:
-        sampling = body.filled(plan.sampling, model)
+        sampling = body.filled(asked, model)
     truncate = body.truncate_prompt_tokens
     _check_truncate(truncate, model.max_sequence_tokens)
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
@@ -72,7 +72,8 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
     whole = not body.stream
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, run=whole, tell_resuming=tells_resuming)
-    return _Answer(generation, plan, ChoiceIndexer(generation.parts, plan.num_wanted), int(time.time()), search)
+    numbers = ChoiceIndexer(generation.parts, num_wanted)
+    return _Answer(generation, body, asked, num_wanted, numbers, int(time.time()), search)
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
@@ -83,20 +84,9 @@ def _check_truncate(truncate: int | None, most: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The engine's view of a body. `num_wanted` choices per prompt are returned, perhaps chosen out of more."""
-
-    sampling: SamplingParams
-    num_wanted: int
-    num_logprobs: int | None
-    num_prompt_logprobs: int | None
-    echo: bool
-    wants_usage: bool
-
-
-def _plan(body: CompletionBody, usual: int | None) -> _Plan:
-    """The plan for a body, with `usual` as its limit if it sets none."""
+def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, int]:
+    """The sampling of a body, with `usual` as its limit if it sets none, and how many choices per prompt are returned,
+    perhaps the best of more."""
     max_tokens = usual if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
@@ -112,17 +102,15 @@ def _plan(body: CompletionBody, usual: int | None) -> _Plan:
         if body.stream:
             raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
-    return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
+    return sampling, num_wanted
 
 
-def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
+def _check_steering(body: CompletionBody, n: int, num_wanted: int, steering: Steering) -> None:
     """Refuse fields that have no meaning together with a controller."""
     if steering.controller is None or body.use_beam_search:
         return
-    if plan.sampling.n > plan.num_wanted:
-        raise InvalidRequest(
-            f"best_of is {body.best_of}; with a controller it must be n ({plan.num_wanted})", "best_of"
-        )
+    if n > num_wanted:
+        raise InvalidRequest(f"best_of is {body.best_of}; with a controller it must be n ({num_wanted})", "best_of")
     if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
         raise InvalidRequest("logprobs do not go with rewind 'mark'; use 'event' or 'hold'", "rewind")
 
@@ -132,7 +120,9 @@ class _Answer:
     """Writes the outputs of a generation in this route's shape."""
 
     generation: Generation
-    plan: _Plan
+    body: CompletionBody
+    asked: SamplingParams
+    num_wanted: int
     _numbers: ChoiceIndexer
     created: int
     search: BeamSearch | None = None
@@ -146,8 +136,8 @@ class _Answer:
                 choices += self._beams(part, self.search)
                 continue
             outputs = part.outputs
-            if len(outputs) > self.plan.num_wanted and self.plan.sampling.n > self.plan.num_wanted:
-                outputs = best_outputs(outputs, self.plan.num_wanted)
+            if len(outputs) > self.num_wanted and self.asked.n > self.num_wanted:
+                outputs = best_outputs(outputs, self.num_wanted)
             choices += [self._choice(part, output) for output in outputs]
         choices.sort(key=lambda choice: int(choice["index"]))
         return self._envelope(choices) | {"usage": self._usage()}
@@ -160,7 +150,7 @@ class _Answer:
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
         await self.generation.run(sink)
-        writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.plan.wants_usage else ()))
+        writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.body.wants_stream_usage else ()))
 
     def _choice(self, part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
@@ -168,17 +158,17 @@ class _Answer:
         choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
         choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
         choice |= self._numbers.fields(part, part.note(output.index))
-        if self.plan.num_prompt_logprobs is not None:
+        if self.body.prompt_logprobs is not None:
             entries = part.collector.output.prompt_logprobs or ()
             tokenizer = self.generation.model.tokenizer
-            choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.plan.num_prompt_logprobs)
+            choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.body.prompt_logprobs)
         return choice | {"seed": part.request.sampling.seed}
 
     def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
         """The best texts of a prompt, each with its `score`."""
-        tokenizer, wanted = self.generation.model.tokenizer, self.plan.num_wanted
+        tokenizer, wanted = self.generation.model.tokenizer, self.num_wanted
         choices = []
-        for beam in found_beams(tokenizer, part.collector.output, search, self.plan.sampling, wanted):
+        for beam in found_beams(tokenizer, part.collector.output, search, self.asked, wanted):
             delta = Delta(0, beam.text, tuple(beam.token_ids), tuple(beam.logprobs or ()), is_first=True)
             choice: dict[str, Any] = {"index": part.number * wanted + beam.index, "score": beam.score}
             choice |= self._content(part, delta, CompletionLogprobs(tokenizer))
@@ -201,17 +191,17 @@ class _Answer:
         if is_last:
             choice["seed"] = part.request.sampling.seed
         chunk = self._envelope([choice])
-        return chunk | {"usage": None} if self.plan.wants_usage else chunk
+        return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
 
     def _content(self, part: SubRequest, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
         """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""
         text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
-        if self.plan.echo and delta.is_first:
+        if self.body.echo and delta.is_first:
             output = part.collector.output
             text = self._prompt_text(part) + text
             tokens = output.prompt_token_ids + tokens
             entries = (output.prompt_logprobs or []) + entries
-        num_top = self.plan.num_logprobs
+        num_top = self.body.logprobs
         logprobs = shape.shape(text, tokens, entries, num_top) if num_top is not None and entries else None
         return {"text": text, "logprobs": logprobs}
 

@@ -10,8 +10,8 @@ Beside it are the routes of its sibling for models that pool, text-embeddings-in
 """
 
 from bridle.http.tei import routes as routes_module
-from bridle.http.tgi import info, routes, sagemaker, tokens
+from bridle.http.tgi import routes, tokens
 
-routers = (routes.router, info.router, tokens.router, sagemaker.router, routes_module.router)
+routers = (routes.router, tokens.router, routes_module.router)
 
 __all__ = ["routers"]

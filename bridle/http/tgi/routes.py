@@ -8,24 +8,30 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+import bridle
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.api_route import checked_body
 from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.openai.chat import chat_completions
+from bridle.http.openai.completions import completions
+from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.sglang.generate import generate as sglangs_generate
 from bridle.http.sglang.generate import is_sglangs
 from bridle.http.sse import SseResponse
-from bridle.http.state import http_state, json_response, serving_of
+from bridle.http.state import HttpState, borrow, http_state, json_response, serving_of
 from bridle.http.tei.routes import compat as pooled_compat
 from bridle.http.tgi.answer import TgiResponse
 from bridle.http.tgi.errors import TgiRoute, native_body
-from bridle.http.tgi.plan import check_truncate, plan_of, settled
-from bridle.http.tgi.schemas import GenerateBody
+from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, check_truncate, max_input_tokens, plan_of, settled
+from bridle.http.tgi.schemas import GenerateBody, base_name
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.multimodal import Source, reads
 from bridle.multimodal.modalities import IMAGE
+from bridle.sampling import MAX_STOP_STRINGS
 from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.lora.adapter_registry import PLACEHOLDER
 from bridle.serving.requests.prompts import process_multimodal_async
 
 #: The text by which clients of models that see put an image into a prompt.
@@ -149,3 +155,63 @@ def _stream(answer: TgiResponse, request: Request) -> Response:
     response = SseResponse(answer.stream, http_state(request).settings, native_body)
     response.headers.update(stream_headers(answer.generation.model, len(answer.prompt)))
     return response
+
+
+@router.get("/info", summary="What is served, and its limits (text-generation-inference)")
+async def info(request: Request, model: str | None = None) -> Response:
+    return json_response(_info(http_state(request), await borrow(request, base_name(model))))
+
+
+def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
+    settings, limit, batching = http.settings, model.max_sequence_tokens, model.batching
+    return {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "model_dtype": model.info.dtype,
+        "model_device_type": model.info.device,
+        "max_concurrent_requests": settings.max_requests,
+        "max_best_of": MAX_BEST_OF,
+        "max_stop_sequences": MAX_STOP_STRINGS,
+        "max_top_n_tokens": MAX_TOP_TOKENS,
+        "max_input_tokens": max_input_tokens(model),
+        "max_total_tokens": limit,
+        "max_batch_size": batching.max_batch_size,
+        "max_batch_prefill_tokens": batching.max_batch_prefill_tokens,
+        "max_batch_total_tokens": batching.max_batch_total_tokens,
+        "waiting_served_ratio": batching.waiting_served_ratio,
+        "max_waiting_tokens": batching.max_waiting_tokens,
+        "chunked_prefill": batching.chunked_prefill,
+        "validation_workers": 1,
+        "max_client_batch_size": settings.max_prompts,
+        "input_modalities": ["text", *model.modalities],
+        "adapters": [adapter.name for adapter in model.adapters.list()],
+        "router": "bridle",
+        "version": bridle.__version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+_ANY_BODY = {
+    "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("GenerateBody", "ChatBody", "CompletionBody")]
+}
+_ANY_DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _ANY_BODY}}}}
+
+
+@router.post(
+    "/invocations", summary="A text, a conversation or a completion, told by its fields", openapi_extra=_ANY_DESCRIBED
+)
+async def invocations(request: Request) -> Response:
+    data = await request.json()
+    fields = data if isinstance(data, dict) else {}
+    if isinstance(name := fields.get("model"), str):
+        fields["model"] = base_name(name)
+    if "inputs" in fields:
+        return await compat(fields, request)
+    fields["model"] = fields.get("model") or PLACEHOLDER  # these clients mean the default, or name none
+    if "messages" in fields:
+        return await chat_completions(checked_body(ChatBody, fields), request)
+    if "prompt" in fields:
+        return await completions(checked_body(CompletionBody, fields), request)
+    raise InvalidRequest("the body has none of 'inputs', 'messages' and 'prompt'; it must have one of them")

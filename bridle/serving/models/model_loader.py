@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from bridle.errors import BridleError, EngineClosed, ModelUnavailable, RequestCancelled
 from bridle.load_progress import LoggedSteps, Report, silent, watched
-from bridle.serving.lifecycle.blocking_work import in_thread
 from bridle.serving.models.model_memory import ModelMemory, Needs, least_bytes, with_kv
 from bridle.serving.models.model_slot import Slot
+from bridle.threads import start_thread
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
@@ -121,7 +121,7 @@ class ModelManager:
             self.memory.closing -= num_bytes
             self.notice()
 
-        closing = in_thread(lambda: _close(model), "bridle-unload")
+        closing = asyncio.wrap_future(start_thread(lambda: _close(model), "bridle-unload"))
         closing.add_done_callback(count)
         await asyncio.shield(closing)
 
@@ -177,7 +177,8 @@ class ModelManager:
         thread is waited for, which has found the model or stops at its next report."""
         while True:
             if slot.finding is None or slot.finding.done():
-                slot.finding = in_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
+                measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
+                slot.finding = asyncio.wrap_future(measuring)
                 slot.finding.add_done_callback(partial(_found, slot))
             finding: asyncio.Future[Needs] = slot.finding
             try:
@@ -191,7 +192,8 @@ class ModelManager:
         config = self._reserve(slot, needs, (self.memory.left - needs.total) // 2)
         slot.is_filling = True
         try:
-            self._keep(slot, await in_thread(lambda: self._load_now(slot, config), "bridle-load"))
+            loading = start_thread(lambda: self._load_now(slot, config), "bridle-load")
+            self._keep(slot, await asyncio.wrap_future(loading))
         finally:
             slot.is_filling = False
             if slot.model is None:

@@ -3,20 +3,35 @@ for requests that refer to it."""
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.errors import InvalidRequest
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import call_of, run_while_connected
-from bridle.http.openai.responses.compact import compacted
 from bridle.http.openai.responses.items import Event
-from bridle.http.openai.responses.response_writer import ResponseWriter, begin
+from bridle.http.openai.responses.response_writer import ResponseWriter, begin, usage_of
 from bridle.http.openai.responses.schemas import CompactBody, ResponsesBody
+from bridle.http.openai.responses.stored import listed
+from bridle.http.openai.responses.summaries import packed
+from bridle.http.openai.schemas import JsonObjects
 from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.typed_sse import send_events, with_last_event
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
+
+#: How long a summary may be unless the request says otherwise, and how much is kept of what the user said, as JSON.
+SUMMARY_TOKENS = 1_024
+KEPT_BYTES = 64 << 10
+_ASK = (
+    "Summarize our conversation so far for somebody who goes on with it and has not read it: what was asked for, what "
+    "was decided and done, the facts and names that matter, and what is left to do. Write the summary alone."
+)
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -41,7 +56,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 @router.post("/v1/responses/compact", summary="A conversation of items, made shorter")
 async def compact(body: CompactBody, request: Request) -> Response:
-    work = compacted(body, serving_of(request, body.trace), http_state(request).responses)
+    work = _compacted(body, serving_of(request, body.trace), http_state(request).responses)
     return json_response(await run_while_connected(request.receive, work))
 
 
@@ -50,3 +65,38 @@ async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: Response
     body = body.model_copy(update={"input": body.items(book, serving.identity.user)})
     generation, turn = await begin(body, serving)
     return ResponseWriter(generation, turn, body, serving.story.id, book)
+
+
+async def _compacted(body: CompactBody, serving: RequestLifecycle, book: ResponseStore) -> dict[str, Any]:
+    """Make a conversation shorter: keep what its user said last, and let the model summarize everything. Raises
+    `InvalidRequest`."""
+    said = body.items(book, serving.identity.user)
+    if not said:
+        raise InvalidRequest("input is empty; there is nothing to compact", "input")
+    asked = [*said, {"role": "user", "content": _ASK}]
+    changes = {"input": asked, "tools": None, "tool_choice": None, "text": None, "stream": None}
+    generation, turn = await begin(body.model_copy(update=changes), serving, SUMMARY_TOKENS)
+    summary = turn.message(generation.parts[0].outputs[0].text).content
+    name = serving.story.id
+    item = {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": packed(summary)}
+    return {
+        "id": f"resp_{name}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*_kept(said, name), item],
+        "usage": usage_of(generation, turn),
+    }
+
+
+def _kept(said: JsonObjects, name: str) -> JsonObjects:
+    """The user's last messages, as many as there is room for."""
+    kept: JsonObjects = []
+    room = KEPT_BYTES
+    for number, item in reversed(list(enumerate(said))):
+        if item.get("type", "message") != "message" or item.get("role") != "user":
+            continue
+        room -= len(msgspec.json.encode(item))
+        if room < 0:
+            break
+        kept.append(listed(item, f"resp_{name}", number))
+    return kept[::-1]
