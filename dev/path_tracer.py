@@ -2,6 +2,7 @@
 
     python -m dev.path_tracer              # a table: files and functions of each API
     python -m dev.path_tracer chat         # every function that a chat passes, file by file
+    python -m dev.path_tracer --calls      # what a chat calls across files, from its route to the engine
 
 A server runs in this process as it does in service: sockets, threads, engine. The same request is sent a few times
 before it is counted, so that what happens once (imports, caches, lazy parts) does not count; a function counts once,
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from http.client import HTTPConnection
@@ -42,6 +43,8 @@ class Tracer:
     def __init__(self) -> None:
         self._is_on = False
         self._seen: set[CodeType] = set()
+        #: Calls in the order of their first time, each of a function by the one of ours that is nearest above it.
+        self.calls: dict[tuple[CodeType, CodeType | None], None] = {}
 
     def install(self) -> None:
         """From now on new threads are watched, and this one."""
@@ -50,6 +53,7 @@ class Tracer:
 
     def begin(self) -> None:
         self._seen.clear()
+        self.calls.clear()
         self._is_on = True
 
     def end(self) -> Passed:
@@ -71,6 +75,19 @@ class Tracer:
                 caller = caller.f_back
             if caller is None:
                 self._seen.add(frame.f_code)
+                self.calls.setdefault((frame.f_code, _caller_of(frame)))
+
+
+def _caller_of(frame: FrameType) -> CodeType | None:
+    """The nearest function of ours above a frame of the same thread; None where an event loop or a thread calls it."""
+    above = frame.f_back
+    while above is not None and not (_is_ours(above.f_code) and above.f_code.co_name not in _PARTS):
+        above = above.f_back
+    return None if above is None else above.f_code
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(f"{ROOT}/")
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------
@@ -231,12 +248,12 @@ async def _trace_llm(tracer: Tracer, model: Any, name: str) -> Passed:
     return await _traced(tracer, model, ask)
 
 
-async def trace(names: list[str]) -> dict[str, Passed]:
+async def trace(names: list[str], tracer: Tracer | None = None) -> dict[str, Passed]:
     """What one prompt passes on each of these APIs."""
     from bridle.logs import configure_logs
 
     configure_logs("json", "warning")
-    tracer = Tracer()
+    tracer = tracer or Tracer()
     tracer.install()
     found: dict[str, Passed] = {}
     try:
@@ -290,10 +307,33 @@ def listing(passed: Passed) -> str:
     )
 
 
+def calls_across_files(calls: Iterable[tuple[CodeType, CodeType | None]]) -> list[tuple[str, str]]:
+    """Who calls whom in another file, from a chat's route to the submission of its request, as `file function`."""
+    made = [(callee, caller) for callee, caller in calls if _is_ours(callee) and callee.co_name not in _PARTS]
+    names = [callee.co_qualname for callee, _ in made]
+    begin, end = names.index("chat_completions") + 1, names.index("AsyncEngine.submit") + 1
+    return [
+        (_label(caller), _label(callee))
+        for callee, caller in made[begin:end]
+        if caller is not None and caller.co_filename != callee.co_filename
+    ]
+
+
+def _label(code: CodeType) -> str:
+    return f"{Path(code.co_filename).relative_to(ROOT.parent).as_posix()} {code.co_qualname}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dev.path_tracer", description=__doc__.splitlines()[0])
     parser.add_argument("api", nargs="?", choices=(*HTTP, *LOCAL), help="list what this one passes")
-    chosen = parser.parse_args().api
+    parser.add_argument("--calls", action="store_true", help="list what a chat calls across files before it runs")
+    given = parser.parse_args()
+    if given.calls:
+        tracer = Tracer()
+        asyncio.run(trace(["chat"], tracer))
+        print("\n".join(f"{caller} -> {callee}" for caller, callee in calls_across_files(tracer.calls)))
+        return
+    chosen = given.api
     found = asyncio.run(trace([chosen] if chosen else [*HTTP, *LOCAL]))
     print(listing(found[chosen]) if chosen else table(found))
 

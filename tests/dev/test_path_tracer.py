@@ -9,6 +9,8 @@ import sys
 from tests.sources import ROOT
 
 MAX_FILES, MAX_FUNCTIONS = 45, 250
+#: Functions that call another file between the route and the engine, and how often the route calls a layer below.
+MAX_STOPS, MAX_DESCENTS = 20, 3
 NUM_TRIES = 3
 
 
@@ -34,3 +36,14 @@ def test_a_chat_passes_few_files_and_functions() -> None:
     } <= shortest.keys()
     assert len(shortest) <= MAX_FILES, sorted(shortest)
     assert sum(shortest.values()) <= MAX_FUNCTIONS, shortest
+
+
+def test_a_reader_follows_a_chat_in_few_stops() -> None:
+    command = [sys.executable, "-m", "dev.path_tracer", "--calls"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
+    calls = re.findall(r"^(bridle/\S+ \S+) -> (bridle/\S+ \S+)$", told, re.M)
+    stops = {caller for caller, _ in calls}
+    descents = [callee for caller, callee in calls if "/openai/chat.py" in caller and "bridle/http/" not in callee]
+    assert "bridle/chat/chat_request.py prepare_chat" in descents
+    assert len(stops) <= MAX_STOPS, sorted(stops)
+    assert len(descents) <= MAX_DESCENTS, descents

@@ -114,6 +114,9 @@ class ReasoningFields(InnerFields):
     effort: str | None = None
 
 
+_NO_REASONING = ReasoningFields()
+
+
 class StreamOptions(InnerFields):
     """What a stream carries beside its chunks: counts at the end, and a notice when the device was lost."""
 
@@ -282,7 +285,7 @@ class ChatBody(BeamFields):
 
     def conversation(self, prefill: str = "") -> Conversation:
         """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
-        reasoning = self.reasoning or ReasoningFields()
+        reasoning = self.reasoning or _NO_REASONING
         messages: Sequence[Message] = self.messages
         begun = ""
         if self.continue_final_message or self.add_generation_prompt is False:

@@ -1,6 +1,6 @@
 """`RequestLifecycle` for who has the model in its hands: requests of this process, which come through no server.
 
-    local = LocalServing(model)
+    local = InProcessServing(model)
     with run(model.client, local.request("Hello", SamplingParams(max_tokens=8))) as running:
         print(running.read().text)
 

@@ -1,8 +1,8 @@
 """One life of a request, whichever API it came through: terms, a place, a model that stays, tokens, checked requests.
 
     with ExitStack() as held:
-        serving = Serving(host, Story(id=new_request_id()), held)
-        model = await serving.hold("llama")
+        serving = RequestLifecycle(host, RequestRecord(id=new_request_id()), held)
+        model = await serving.acquire_model("llama")
         tokens = await serving.tokens(["Hello"])
         generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
         await generation.run()
@@ -88,8 +88,7 @@ class AppState:
     default_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        registry = self.registry  # the admission must not keep the host alive
-        self.admission.longest_prompt = lambda: max((model.max_sequence_tokens for model in registry), default=0)
+        self.admission.longest_prompt = self.registry.longest_prompt
 
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down, and awaits nothing."""

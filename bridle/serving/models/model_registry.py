@@ -102,6 +102,10 @@ class ModelRegistry:
         """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
+    def longest_prompt(self) -> int:
+        """The most tokens that any loaded model takes; 0 if none is loaded."""
+        return max((model.max_sequence_tokens for model in self), default=0)
+
     @property
     def names(self) -> list[str]:
         """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that
