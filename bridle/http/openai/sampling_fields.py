@@ -1,19 +1,24 @@
 """Fields of bodies that are derived from the sampling parameters: one that is added there is taken on every route.
 
-A body that has a field with a rule of its own writes it down, which takes the place of the derived one.
+A body that has a field with a rule of its own writes it down, which takes the place of the derived one. `logit_bias` is
+an object of token ids in digits and numbers, which may have very many entries, or llama.cpp's list of pairs: an id or a
+text, and a number, or false for never.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from math import inf, isnan
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema, create_model
 
 from bridle.http.fields import Fields
-from bridle.http.openai.logit_bias import read_biases
-from bridle.sampling import DRAFT_WORDS, Api, SamplingParams, meanings
+from bridle.sampling import DRAFT_WORDS, MAX_LOGIT_BIAS, Api, SamplingParams, meanings
+
+_MAX_BIAS = 1e6
+_MANY_BIASES = 256  # more are looked at all at once
 
 
 def _texts(value: Any) -> Any:
@@ -30,6 +35,59 @@ def _ids(value: Any) -> Any:
     return None if value is None else tuple(value)
 
 
+def _read_biases(value: Any) -> dict[int | str, float]:
+    """Token ids (and texts) and values of a field, checked. Raises `ValueError` that names the first bad entry."""
+    if value is None:
+        return {}
+    if not isinstance(value, (dict, list)):
+        raise ValueError("logit_bias must be an object of token ids and numbers, or a list of pairs of them")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS}")
+    if isinstance(value, list):
+        return _of_pairs(value)
+    if len(value) > _MANY_BIASES and _are_biases(value):
+        return dict(zip(map(int, value), map(float, value.values()), strict=True))
+    return {_bias_token(token): _bias_value(token, bias) for token, bias in value.items()}
+
+
+def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
+    """What is named twice is added twice."""
+    found: dict[int | str, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError("an entry of the list logit_bias must be a pair: a token id or a text, and a number")
+        name, bias = pair
+        if isinstance(name, bool) or not isinstance(name, (int, str)) or (isinstance(name, int) and name < 0):
+            raise ValueError(f"logit_bias has a pair for {str(name)[:40]!r}; must be a token id or a text")
+        value = -inf if bias is False else _bias_value(str(name)[:40], bias)
+        found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def _are_biases(value: dict[str, Any]) -> bool:
+    """Whether all entries are valid. Only if one may not be, each is checked to find it."""
+    names = "".join(value)
+    is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
+    biases = value.values()
+    if not is_named or not set(map(type, biases)) <= {int, float}:
+        return False
+    return -_MAX_BIAS <= min(biases) <= max(biases) <= _MAX_BIAS and not any(map(isnan, biases))
+
+
+def _bias_token(token: str) -> int:
+    if not (token.isascii() and token.isdigit() and len(token) < 12):
+        raise ValueError(f"logit_bias has the key {token[:40]!r}; keys are token ids in digits")
+    return int(token)
+
+
+def _bias_value(token: str, bias: Any) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+        raise ValueError(f"logit_bias[{token}] must be a number")
+    if not -_MAX_BIAS <= bias <= _MAX_BIAS:  # also NaN and infinities
+        raise ValueError(f"logit_bias[{token}] is {bias}; must be between -1000000 and 1000000")
+    return float(bias)
+
+
 _LIST = {"type": "array", "items": {"type": "string"}}
 _Texts = Annotated[
     Any, BeforeValidator(_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _LIST, {"type": "null"}]})
@@ -39,7 +97,7 @@ _Ids = Annotated[Any, BeforeValidator(_ids), WithJsonSchema({"anyOf": [_ID_LIST,
 _PAIRS = {"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}
 _Biases = Annotated[
     Any,
-    BeforeValidator(read_biases),
+    BeforeValidator(_read_biases),
     WithJsonSchema(
         {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _PAIRS, {"type": "null"}]}
     ),

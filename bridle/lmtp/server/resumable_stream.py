@@ -10,28 +10,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from bridle.errors import InvalidRequest, UnknownStream
 from bridle.lmtp.messages import EventMessage, Failure, Generate, StreamAnswer, Token
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.session import Stream
 
-if TYPE_CHECKING:
-    from bridle.lmtp.server.streams import Streams
-
 #: The owner of a stream: a user, and the key that the user's client chose.
 Key = tuple[str, str]
+
+
+class StreamOwner(Protocol):
+    """The streams of one connection, as the relays of their answers see them."""
+
+    def put(self, stream: Stream, answer: StreamAnswer) -> None: ...
+
+    def release(self, stream: Stream) -> None: ...
+
+    @property
+    def wait_writable(self) -> Callable[[], Awaitable[None]]: ...
 
 
 class StreamRelay:
     """The answers of one stream, on their way to the client: to `stream` of the connection that `streams` has, which is
     None while no connection is attached. `stop` ends the work behind the stream."""
 
-    def __init__(self, streams: Streams, stream: Stream) -> None:
-        self.streams: Streams | None = streams
+    def __init__(self, streams: StreamOwner, stream: Stream) -> None:
+        self.streams: StreamOwner | None = streams
         self.stream = stream
         self.stop: Callable[[], object] = lambda: None
 
@@ -57,7 +65,7 @@ class StreamRelay:
 class ResumableStream(StreamRelay):
     """A relay that remembers its answers and can be attached again."""
 
-    def __init__(self, streams: Streams, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
+    def __init__(self, streams: StreamOwner, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
         super().__init__(streams, stream)
         self.key = key
         self.content = content
@@ -93,7 +101,7 @@ class ResumableStream(StreamRelay):
         if not self.is_over:
             self._memory.note_idle(self)
 
-    def attach(self, streams: Streams, stream: Stream, position: int) -> None:
+    def attach(self, streams: StreamOwner, stream: Stream, position: int) -> None:
         """Continue on another stream of a connection, from answer `position` on. Raises `UnknownStream` if that answer
         is forgotten."""
         end = self.num_forgotten + len(self.log)
@@ -147,7 +155,7 @@ class ReplayBuffer:
             raise InvalidRequest(f"key {key[1]!r} belongs to another request; choose a new key", "key")
         return relay
 
-    def add(self, streams: Streams, stream: Stream, key: Key, asked: Generate) -> ResumableStream:
+    def add(self, streams: StreamOwner, stream: Stream, key: Key, asked: Generate) -> ResumableStream:
         """Remember a new stream."""
         relay = self._relays[key] = ResumableStream(streams, stream, key, _content(asked), self)
         return relay
