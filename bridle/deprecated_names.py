@@ -41,12 +41,12 @@ NAMES: dict[str, dict[str, str]] = {
     "bridle.engine.interfaces": {
         "Drawing": "PendingSample",
         "EarlySampler": "AsyncSampler",
-        "ForesightedPool": "SupportsLookahead",
-        "ForetoldPool": "SupportsRemoteLookahead",
-        "GuidingPool": "SupportsDraftMasks",
+        "ForesightedPool": "ControllerPool",
+        "ForetoldPool": "ControllerPool",
+        "GuidingPool": "ControllerPool",
         "Interruptible": "SupportsReconnect",
         "LateExecutor": "AsyncExecutor",
-        "LeadingPool": "SupportsDraftFiltering",
+        "LeadingPool": "ControllerPool",
     },
     "bridle.lmtp": {"Patience": "RetryPolicy"},
     "bridle.traces": {

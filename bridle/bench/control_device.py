@@ -24,7 +24,7 @@ from bridle.controllers import Controller, PythonControllerPool
 from bridle.controllers.composite_pool import with_composed
 from bridle.controllers.composition import compose
 from bridle.engine import Engine, Request
-from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.interfaces import DelegatingPool, ExecutorInfo
 from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
@@ -128,18 +128,12 @@ class CriticalPath:
     cpu: float
 
 
-class Borrowed:
+class Borrowed(DelegatingPool):
     """A pool that outlives the engine it is lent to."""
 
     def __init__(self, pool: RuntimePool) -> None:
-        self._pool = pool
-        for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
-            setattr(self, name, getattr(pool, name))
-
-    @property
-    def is_busy(self) -> bool:
-        """As the pool itself."""
-        return self._pool.is_busy
+        super().__init__(pool)
+        self.capabilities = frozenset()
 
     def shutdown(self) -> None:
         """Do nothing: the pool belongs to the caller."""

@@ -73,7 +73,7 @@ def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict
 
 def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps: int) -> tuple[float, float]:
     """Seconds per step, and processor seconds of the runtime per step."""
-    engine = Engine(KeptExecutor(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    engine = Engine(KeptExecutor(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])
     controller = WasmController(module) if module else None
     for number in range(8):
         engine.add(Request(f"s{number}", prompt_of(number, 32), GREEDY, controller=controller, detokenize=False))

@@ -16,9 +16,9 @@ from bridle.controllers.composite_opening import Opening
 from bridle.controllers.composite_output import CompositeSequence
 from bridle.controllers.composition import Composed, is_lenient, shown_number
 from bridle.controllers.noop_pool import NoopPool
-from bridle.controllers.shared_pool import FIRST_PART, SharedPool, shared
+from bridle.controllers.shared_pool import FIRST_PART, SharedPool
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, ControllerPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, check_pools
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -27,14 +27,13 @@ _log = logging.getLogger(__name__)
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
     """The pools, and one more for requests with several controllers that live in these."""
-    both = [shared(pool) for pool in pools]
+    check_pools(pools := tuple(pools))
+    both = [SharedPool(pool) for pool in pools]
     return (*both, ComposedPool(both, vocab_size))
 
 
-class ComposedPool:
+class ComposedPool(ControllerPool):
     """Runs requests whose controller is `Composed`, in the pools that it is given."""
-
-    is_busy = False  # the pools of the parts say it
 
     def __init__(self, pools: Sequence[SharedPool], vocab_size: int) -> None:
         self._neutral = SharedPool(NoopPool())

@@ -15,7 +15,7 @@ from bridle.controllers.composite_member import num_same
 from bridle.controllers.python import Controller, SequenceView
 from bridle.controllers.sync_pool import SyncControllerPool, opened
 from bridle.engine.control.decision import Awaited, Decision
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, Capability
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -59,6 +59,8 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
     Each request runs on a copy of the object it was given, so one object can be passed to many requests. `desk` runs
     the tools that controllers call, `encode` makes tokens of text for them.
     """
+
+    capabilities = frozenset[Capability](("lookahead", "draft_masks"))
 
     def __init__(
         self,

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from bridle.engine.interfaces import Answer
+from bridle.engine.interfaces import Answer, ControllerPool
 from bridle.engine.request import Request
 
 _Instance = TypeVar("_Instance")
 
 
-class SyncControllerPool(Generic[_Instance]):
+class SyncControllerPool(ControllerPool, Generic[_Instance]):
     """A part of a `ControllerPool`: `open` fills `_opened`, by the id of the request; `ask` moves that to `_live`, by
     the id of the sequence, and fills `_answers`."""
 
-    is_busy = False  # `ask` does everything
     answers_at_once = True
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
 from bridle.structured_output.compiler import Compiler
@@ -60,11 +60,11 @@ _Due = tuple[Ask, _Instance]
 _Answered = tuple[int, _Instance, Answer]
 
 
-class ConstraintPool:
+class ConstraintPool(ControllerPool):
     """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, off the engine's
     thread, when the first of them comes. `clock` must be the engine's."""
 
-    is_busy = False  # it needs no call of `collect` without an ask
+    capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering"))
 
     def __init__(
         self,
@@ -276,9 +276,6 @@ class ConstraintPool:
                 ahead.rollback(len(tokens))
                 instance.ahead = ahead
         return answer.decision
-
-    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> None:
-        """Constraints say nothing."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """The masks after each of `tokens`, across those that are forced, up to one that is not allowed, after which

@@ -204,7 +204,7 @@ def _engine(
 ) -> tuple[TimedDevice, Engine]:
     """An engine with `count` requests (default: one for each of `batch` sequences) that run a script."""
     device = TimedDevice(batch, num_steps + 256, _DEVICE_SECONDS, blocks=True)
-    engine = Engine(device, EngineConfig(step_timeout=5.0), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    engine = Engine(device, EngineConfig(step_timeout=5.0), pools=[Borrowed(pool)])
     sampling = SamplingParams(max_tokens=num_steps + 128, ignore_eos=True)
     for number in range(batch if count is None else count):
         controller = WasmController(script.controller, argument)

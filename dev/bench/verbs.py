@@ -143,7 +143,7 @@ def _gaps(
 ) -> tuple[list[float], int]:
     """Seconds between the tokens of each neighbour, and how often a step gave a neighbour none."""
     config = EngineConfig(step_timeout=0.5, max_num_batched_tokens=budget)
-    engine = Engine(KeptExecutor(executor), config, pools=[Borrowed(pool)])  # type: ignore[list-item]
+    engine = Engine(KeptExecutor(executor), config, pools=[Borrowed(pool)])
     names = {f"n{number}" for number in range(19)}
     for number, name in enumerate(sorted(names)):
         engine.add(Request(name, prompt_of(number, 32), GREEDY, detokenize=False))

@@ -10,6 +10,7 @@ from bridle.aici import protocol, replies
 from bridle.aici.client import RuntimePool, WasmController
 from bridle.config import EngineConfig
 from bridle.engine import Engine, Request
+from bridle.engine.interfaces import DelegatingPool
 from bridle.outputs import Event, Finished, Forked, Log, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
@@ -24,7 +25,7 @@ class Steered:
         self.pool = pool
         executor = ScriptedExecutor(VOCAB_SIZE, num_blocks, 4, eos_token_ids=(EOS,))
         config = EngineConfig(**{"step_timeout": 2.0, **limits})  # type: ignore[arg-type]
-        self.engine = Engine(executor, config, pools=[shared(pool)])
+        self.engine = Engine(executor, config, pools=[SharedRuntime(pool)])
         self.events: dict[str, list[Event]] = {}
 
     def upload(self, wasm: bytes) -> str:
@@ -84,26 +85,8 @@ class Steered:
         return "".join(e.text for e in self.events[name] if isinstance(e, Log) and e.index == index)
 
 
-def shared(pool: RuntimePool) -> RuntimePool:
-    """The pool without its end."""
-    return _Shared(pool)  # type: ignore[return-value]
-
-
-class _Shared:
+class SharedRuntime(DelegatingPool):
     """The module's pool, which outlives each test's engine."""
-
-    def __init__(self, pool: RuntimePool) -> None:
-        self._pool = pool
-        for name in ("accepts", "open", "abandon", "ask", "collect", "close", "lookahead", "take_lookahead_output"):
-            setattr(self, name, getattr(pool, name))
-
-    @property
-    def is_busy(self) -> bool:
-        return self._pool.is_busy
-
-    @property
-    def is_told_ahead(self) -> bool:
-        return self._pool.is_told_ahead
 
     def shutdown(self) -> None:
         pass

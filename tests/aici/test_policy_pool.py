@@ -24,7 +24,7 @@ from bridle.serving.policies.kinds import ForModel
 from bridle.testing.scripted import ScriptedExecutor
 from tests.aici.conftest import EOS, VOCAB_SIZE
 from tests.aici.guests import END, TRAP, force, guest2, result, sample, splice
-from tests.aici.steering import Steered, shared
+from tests.aici.steering import SharedRuntime, Steered
 from tests.waiting import PATIENCE, until
 
 ALLOWED = (65, 66)
@@ -36,7 +36,7 @@ class Demanding(Steered):
     def __init__(self, users: RuntimePool, demanded: PolicyPool, **limits: object) -> None:
         super().__init__(users, **limits)
         executor = ScriptedExecutor(VOCAB_SIZE, 256, 4, eos_token_ids=(EOS,))
-        pools = with_composed([shared(users), demanded], VOCAB_SIZE)
+        pools = with_composed([SharedRuntime(users), demanded], VOCAB_SIZE)
         config = EngineConfig(**{"step_timeout": 2.0, **limits})  # type: ignore[arg-type]
         self.engine = Engine(executor, config, pools=pools)
         self.demanded = demanded

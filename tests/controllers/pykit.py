@@ -17,7 +17,7 @@ from bridle.engine import Engine
 from bridle.outputs import FinishReason, Stored
 from bridle.testing.scripted import ScriptedExecutor
 from tests.aici.conftest import BOS, EOS, HE, LL, VOCAB_SIZE
-from tests.aici.steering import Steered, shared
+from tests.aici.steering import SharedRuntime, Steered
 
 #: Bytes of the tokens of the test tokenizer that are more than one byte, or none.
 _BYTES = {HE: b"he", LL: b"ll", EOS: b"", BOS: b""}
@@ -61,7 +61,7 @@ class Scripts(Steered):
         executor = ScriptedExecutor(
             VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, next_token=Parrot(tuple(lines))
         )
-        self.engine = Engine(executor, EngineConfig(**{"step_timeout": 20.0, **limits}), pools=[shared(pool)])  # type: ignore[arg-type]
+        self.engine = Engine(executor, EngineConfig(**{"step_timeout": 20.0, **limits}), pools=[SharedRuntime(pool)])  # type: ignore[arg-type]
         self._news = threading.Event()
         pool.wake = self._news.set
 

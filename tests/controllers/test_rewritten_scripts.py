@@ -18,7 +18,7 @@ from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.aici.conftest import BOS, EOS, VOCAB_SIZE
-from tests.aici.steering import shared
+from tests.aici.steering import SharedRuntime
 from tests.controllers.pykit import _BYTES, Parrot, Scripts
 
 DECODER = PieceDecoder([_BYTES.get(token, bytes([token & 0xFF])) for token in range(VOCAB_SIZE)])
@@ -35,7 +35,7 @@ class Guarded(Scripts):
             VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, next_token=Parrot(lines)
         )
         config = EngineConfig(step_timeout=20.0)
-        self.engine = Engine(executor, config, pools=[shared(pool)], decoder=DECODER)
+        self.engine = Engine(executor, config, pools=[SharedRuntime(pool)], decoder=DECODER)
         self.guard = guard
 
     def add_module(self, name: str, module: str | None, argument: str = "", **sampling: object) -> None:

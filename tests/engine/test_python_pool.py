@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.controllers.composite_pool import with_composed
 from bridle.engine.control.decision import Branch, Decision
 from bridle.errors import ControllerError
 from bridle.outputs import FinishReason
@@ -178,3 +181,40 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
         lab.engine.cancel(request.id)
     lab.drain()
     assert_idle(pool)
+
+
+class _OldPool:
+    """A pool that has the methods of `ControllerPool`, under their names of before, and does not derive from it."""
+
+    is_busy = False
+
+    def foresee(self, seq_id: int, tokens: list[int]) -> list[Decision]:
+        return []
+
+
+def test_a_pool_that_derives_from_nothing_is_refused_with_what_to_do() -> None:
+    for make in (lambda pool: Lab(pools=[pool]), lambda pool: with_composed([pool], 32)):
+        with pytest.raises(TypeError, match=r"_OldPool.*bridle\.engine\.ControllerPool.*foresee is lookahead"):
+            make(_OldPool())
+
+
+def test_the_engine_calls_optional_methods_only_of_pools_that_list_them() -> None:
+    asked: list[int] = []
+
+    class Watched(PythonControllerPool):
+        def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+            asked.append(seq_id)
+            return super().lookahead(seq_id, tokens)
+
+    class Modest(Watched):
+        capabilities = frozenset()
+
+    class Pure(Controller):
+        is_pure = True
+
+        def next(self, view: SequenceView) -> Decision:
+            return Decision.sample(draft=(1, 2))
+
+    for kind, is_asked in ((Modest, False), (Watched, True)):
+        Lab(pools=[kind(32)]).run_one((1, 2), controller=Pure(), max_tokens=8)
+        assert bool(asked) is is_asked

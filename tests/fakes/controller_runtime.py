@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import Answer, Ask, StoredValue
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 from bridle.testing.clock import FakeClock
@@ -74,10 +74,8 @@ class _Opening:
     result: tuple[int, ...] | ControllerError = ()
 
 
-class FakeControllerPool:
+class FakeControllerPool(ControllerPool):
     """Runs `FakeController`s (and bare programs) in the engine's own thread, on a fake clock."""
-
-    is_busy = False
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()

@@ -8,12 +8,13 @@ does not know where the runtime's files are: whoever makes the pool says how to 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.reference import WasmController
-from bridle.engine.interfaces import Answer, Ask
+from bridle.controllers.noop_pool import NoopPool
+from bridle.engine.interfaces import DelegatingPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerUnavailable
 from bridle.threads import set_future_result
@@ -21,12 +22,14 @@ from bridle.threads import set_future_result
 Prompt = tuple[int, ...]
 
 
-class PolicyPool:
+class PolicyPool(DelegatingPool):
     """Runs the Wasm controllers that policies demand. `start` starts their runtime; one that cannot be started fails
     the requests that need it, and is tried again for the next. `wake` is called from other threads, as a runtime's
     is."""
 
     def __init__(self, start: Callable[[], RuntimePool]) -> None:
+        super().__init__(NoopPool())  # until there is a runtime
+        self.answers_at_once = False
         self._start = start
         self._starters = ThreadPoolExecutor(1, thread_name_prefix="bridle-policies-start")
         self._lock = threading.Lock()
@@ -34,16 +37,9 @@ class PolicyPool:
         self.runtime: RuntimePool | None = None
         self.wake: Callable[[], None] = lambda: None
 
-    @property
-    def is_busy(self) -> bool:
-        """As the runtime's pool, if there is one."""
-        return self.runtime is not None and self.runtime.is_busy
-
     def accepts(self, controller: object) -> bool:
         """Whether it is a Wasm controller that a policy demands."""
         return isinstance(controller, WasmController) and controller.is_demanded
-
-    # -- coming --------------------------------------------------------------------------------------------
 
     def open(self, request: Request) -> Future[Prompt]:
         """Make an instance, in a runtime that is started for it if need be."""
@@ -69,7 +65,7 @@ class PolicyPool:
             runtime.wake = lambda: self.wake()
             with self._lock:
                 if not self._is_closed:
-                    self.runtime = runtime
+                    self.runtime = self._pool = runtime
                     return runtime
             runtime.shutdown()
             raise ControllerUnavailable("the engine is closed")
@@ -87,35 +83,9 @@ class PolicyPool:
             self.wake()
         return is_awaited
 
-    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """As the runtime's pool."""
-        return () if self.runtime is None else self.runtime.modules_of(request)
-
-    def abandon(self, request: Request) -> None:
-        """Drop the instance of a request that will not run."""
-        if self.runtime is not None:
-            self.runtime.abandon(request)
-
-    # -- the step ------------------------------------------------------------------------------------------
-
-    def ask(self, asks: Sequence[Ask]) -> None:
-        """As the runtime's pool. What is asked was opened, so there is one."""
-        if self.runtime is not None:
-            self.runtime.ask(asks)
-
-    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """As the runtime's pool."""
-        return {} if self.runtime is None else self.runtime.collect(seq_ids, deadline)
-
-    def close(self, seq_ids: Sequence[int]) -> None:
-        """As the runtime's pool."""
-        if self.runtime is not None:
-            self.runtime.close(seq_ids)
-
     def shutdown(self) -> None:
         """End the runtime, or its start. Idempotent."""
         with self._lock:
             self._is_closed = True
         self._starters.shutdown(wait=True, cancel_futures=True)
-        if self.runtime is not None:
-            self.runtime.shutdown()
+        self._pool.shutdown()

@@ -25,7 +25,7 @@ from bridle.aici.client.reference import WasmController
 from bridle.aici.client.supervisor import RuntimeInstance, RuntimeSupervisor
 from bridle.aici.client.tool_variables import ToolVariables
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, ProtocolError
 
@@ -45,12 +45,14 @@ class _Queue:
     freed: list[int] = field(default_factory=list)
 
 
-class RuntimePool:
+class RuntimePool(ControllerPool):
     """Controllers in a runtime process. Start it once; it keeps a runtime alive until `shutdown`.
 
     `wake` is called from another thread when an opening is ready, so that an idle engine takes a step. Raises
     `ControllerError` if the runtime does not start.
     """
+
+    capabilities = frozenset[Capability](("lookahead", "remote_lookahead"))
 
     def __init__(self, config: RuntimeConfig, vocab_size: int, wake: Callable[[], None] = lambda: None) -> None:
         self.config = config

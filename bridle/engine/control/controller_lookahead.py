@@ -12,7 +12,7 @@ from dataclasses import replace
 from bridle.engine.control.controller_output import ControllerOutputs
 from bridle.engine.control.decision import Branch
 from bridle.engine.control.decision_validator import DecisionValidator
-from bridle.engine.interfaces import Ask, supports_lookahead
+from bridle.engine.interfaces import Ask
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.speculation import Speculation
@@ -54,8 +54,6 @@ class ControllerLookahead:
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))
-        if not supports_lookahead(pool):
-            return []
         known: list[Branch] = []
         guessing = self._speculation.guessing
         began = guessing.timer()
@@ -68,9 +66,7 @@ class ControllerLookahead:
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
         """Pass on what was said with the answer that was foreseen after so many drafted tokens, and is now obeyed."""
-        words = (
-            seq.control.pool.take_lookahead_output(seq.id, num_tokens) if supports_lookahead(seq.control.pool) else None
-        )
+        words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:
                 self._progress.tracer.heard(seq, words, self._clock())

@@ -17,7 +17,7 @@ from bridle.engine.control.controller_output import ControllerOutputs
 from bridle.engine.control.deadlock import DeadlockWatch
 from bridle.engine.control.decision import DRAW, Branch, Decision
 from bridle.engine.control.decision_validator import DecisionValidator
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, supports_remote_lookahead
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, check_pools
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.speculation import Speculation
@@ -49,7 +49,8 @@ class ControllerManager:
         config: EngineConfig,
         speculation: Speculation,
     ) -> None:
-        self.pools = tuple(pools)
+        check_pools(pools := tuple(pools))
+        self.pools = pools
         self._progress = progress
         self._statistics = statistics
         self._clock = clock
@@ -140,7 +141,7 @@ class ControllerManager:
         self.words.pending_final_asks.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
-            if supports_remote_lookahead(pool) and pool.is_told_ahead:
+            if "remote_lookahead" in pool.capabilities and pool.is_told_ahead:
                 batch = self.foresight.with_drafts(batch)
             pool.ask(batch)
 

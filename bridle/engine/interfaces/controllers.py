@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Literal, NamedTuple
 
 from bridle.engine.control.decision import Decision
 from bridle.engine.request import Request
@@ -85,117 +86,151 @@ class Answer:
     ahead: tuple[tuple[int, Answer], ...] = ()
 
 
-class ControllerPool(Protocol):
-    """Runs controllers of one kind. Called by the engine thread, except for `abandon`. No call but
-    `collect` may block."""
+#: An ability of a pool beside answering asks. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
+#: `take_lookahead_output`), for controllers whose `is_pure`, if they have it, is true. `remote_lookahead`: it predicts
+#: only after tokens that came `ahead` with an ask, because its controllers are far away. `draft_masks`: it says how
+#: draft tokens are drawn (`draft_decision`). `draft_filtering`: it says which tokens may be drafted (`filter_draft`).
+Capability = Literal["lookahead", "remote_lookahead", "draft_masks", "draft_filtering"]
+
+
+class ControllerPool(ABC):
+    """Runs controllers of one kind. The engine's thread calls it, except for `abandon`. Only `collect` may block.
+
+    `capabilities` names the optional methods that a pool implements; the engine calls no others.
+    """
+
+    capabilities: frozenset[Capability] = frozenset()
+    answers_at_once: bool = False  # `ask` leaves all answers ready for `collect`
 
     @property
     def is_busy(self) -> bool:
         """Whether the pool has messages to send or to receive although nothing was asked, so that `collect` must be
-        called again. False, plainly, for a pool that never has."""
-        raise NotImplementedError
+        called again."""
+        return False
 
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether a pool with `remote_lookahead` makes use of tokens `ahead` now."""
+        return False
+
+    @abstractmethod
     def accepts(self, controller: object) -> bool:
         """Whether this pool runs controllers of this kind."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make an instance for a request. The future gives the prompt, which a controller may rewrite, or
         raises `ControllerError`. A future that could be cancelled leaves no instance behind."""
-        raise NotImplementedError
 
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """The names by which a request's controllers were asked for, and the hashes of the modules that they stood
+        for. Asked between the end of the opening and the first ask."""
+        return ()
+
+    @abstractmethod
     def abandon(self, request: Request) -> None:
         """Drop the instance that was opened for `request`, which will never be asked anything. Called after its opening
         is done, perhaps from another thread."""
 
+    @abstractmethod
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks. Callbacks may start now; the answers are due at the next logits row of each sequence."""
 
+    @abstractmethod
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         """The answers that have arrived, of any asked sequence. Waits until those of `seq_ids` are there, or until
         `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
-        raise NotImplementedError
-
-    def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the instances of these sequences, which are over. Unknown ids are ignored."""
-
-    def shutdown(self) -> None:
-        """End all controllers, and what runs them. Idempotent."""
-
-
-@runtime_checkable
-class ModulePool(Protocol):
-    """A `ControllerPool` whose controllers are modules with names, which may mean another module tomorrow."""
-
-    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """The names by which a request's controllers were asked for, and the hashes of the modules that were made of
-        them. Asked once its opening is done, and before it is first asked anything."""
-        raise NotImplementedError
-
-
-@runtime_checkable
-class SupportsLookahead(Protocol):
-    """A `ControllerPool` that can say ahead what it would answer, for controllers whose `is_pure`, if they have such an
-    attribute, is true."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
         quickly known. It may also force tokens that come next among them; then its next answer is that to the last of
         these. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence whose last
         answer was collected."""
-        raise NotImplementedError
+        return []
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """What the controller said beside what it answered ahead to the last of so many of the tokens, which were drawn
-        now: log and variables. It is returned once; the answer to those tokens leaves it out."""
-
-
-@runtime_checkable
-class SupportsDraftMasks(SupportsLookahead, Protocol):
-    """One that says before a step how drafts are to be drawn."""
+        """Log and variables of the answer that was predicted after the first `num_tokens` tokens, which were drawn now.
+        They are returned once; the answer to those tokens leaves them out."""
+        return None
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """What the controller would answer after all of `tokens`, if they came next; None if that is not quickly known.
         Nothing changes for the controller. While a draft is made it is asked after each of its tokens."""
-        raise NotImplementedError
-
-
-@runtime_checkable
-class SupportsDraftFiltering(SupportsDraftMasks, Protocol):
-    """One that says before a step which tokens may be drafted."""
+        return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """Those of `tokens` that are allowed after one another, each with the tokens that are then forced, as far as
         draws follow; and whether others are forced than those that come next in `tokens`. Asked again, it goes on from
         there."""
-        raise NotImplementedError
+        return [], False
+
+    @abstractmethod
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Drop the instances of these sequences, which are over. Unknown ids are ignored."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End all controllers, and what runs them. Idempotent."""
 
 
-@runtime_checkable
-class SupportsRemoteLookahead(SupportsLookahead, Protocol):
-    """One that foresees only what it was told `ahead`, together with an ask: its controllers are far away."""
+class DelegatingPool(ControllerPool):
+    """Hands every call to another pool. Base of pools that change some of the calls."""
+
+    def __init__(self, pool: ControllerPool) -> None:
+        self._pool = pool
+        self.capabilities, self.answers_at_once = pool.capabilities, pool.answers_at_once
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pool.is_busy
 
     @property
     def is_told_ahead(self) -> bool:
-        """Whether it makes use of that now."""
-        raise NotImplementedError
+        return self._pool.is_told_ahead
+
+    def accepts(self, controller: object) -> bool:
+        return self._pool.accepts(controller)
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        return self._pool.open(request)
+
+    def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
+        return self._pool.modules_of(request)
+
+    def abandon(self, request: Request) -> None:
+        self._pool.abandon(request)
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        self._pool.ask(asks)
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        return self._pool.collect(seq_ids, deadline)
+
+    def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        return self._pool.lookahead(seq_id, tokens)
+
+    def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
+        return self._pool.take_lookahead_output(seq_id, num_tokens)
+
+    def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
+        return self._pool.draft_decision(seq_id, tokens)
+
+    def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
+        return self._pool.filter_draft(seq_id, tokens)
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        self._pool.close(seq_ids)
+
+    def shutdown(self) -> None:
+        self._pool.shutdown()
 
 
-def supports_lookahead(pool: object) -> TypeGuard[SupportsLookahead]:
-    """Whether a pool is one, at a glance: what `isinstance` finds out about protocols takes long beside a step."""
-    return hasattr(pool, "lookahead")
-
-
-def supports_draft_masks(pool: object) -> TypeGuard[SupportsDraftMasks]:
-    """Whether a pool is one, at a glance."""
-    return hasattr(pool, "draft_decision")
-
-
-def supports_draft_filtering(pool: object) -> TypeGuard[SupportsDraftFiltering]:
-    """Whether a pool is one, at a glance."""
-    return hasattr(pool, "filter_draft")
-
-
-def supports_remote_lookahead(pool: object) -> TypeGuard[SupportsRemoteLookahead]:
-    """Whether a pool is one, at a glance."""
-    return hasattr(pool, "is_told_ahead")
+def check_pools(pools: Iterable[object]) -> None:
+    """Raise `TypeError` for a pool that is no `ControllerPool`, such as one written for the protocols of before."""
+    for pool in pools:
+        if not isinstance(pool, ControllerPool):
+            raise TypeError(
+                f"pools: got {type(pool).__name__}; a pool derives from bridle.engine.ControllerPool. Derive it, and"
+                " list its optional methods in `capabilities`. Renamed: foresee is lookahead, take_words is"
+                " take_lookahead_output, guide is draft_decision, lead is filter_draft"
+            )

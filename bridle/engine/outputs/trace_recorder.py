@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import Answer, ModulePool, TextDecoder
+from bridle.engine.interfaces import Answer, TextDecoder
 from bridle.engine.scheduling.scheduler import Scheduled
 from bridle.engine.scheduling.step_plan import SampleRow, StepResult
 from bridle.engine.sequence import Sequence as Output
@@ -170,7 +170,7 @@ class TraceRecorder:
         """Note what the names of the controllers meant."""
         assert seq.trace is not None
         pool = seq.control.pool
-        seq.trace.modules = pool.modules_of(seq.request) if isinstance(pool, ModulePool) else ()
+        seq.trace.modules = pool.modules_of(seq.request) if pool is not None else ()
 
     def asked(self, seq: Output, now: float) -> None:
         """Note that the controller was asked."""

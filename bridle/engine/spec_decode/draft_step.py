@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from bridle.engine.control.decision import Branch, Decision, mask_words
 from bridle.engine.control.decision_validator import DecisionValidator
-from bridle.engine.interfaces import supports_draft_masks
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.step_plan import SampleRow
 from bridle.engine.sequence import Sequence
@@ -67,7 +66,7 @@ class DraftStep:
     def _go_on(self, rules: DecisionValidator) -> bool:
         """Find out how the next token is drawn, after those that are forced before it."""
         pool = self.seq.control.pool
-        if pool is None or not supports_draft_masks(pool):
+        if pool is None or "draft_masks" not in pool.capabilities:
             return True
         while len(self.own.tokens) < self.own.max_len:
             decision = pool.draft_decision(self.seq.id, self.drafted)
@@ -97,7 +96,7 @@ def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
     if pool is None:
         return _PLAIN
     if decision is None:
-        if not supports_draft_masks(pool):
+        if "draft_masks" not in pool.capabilities:
             return _PLAIN
         decision = pool.draft_decision(seq.id, ())
     if decision is None or not is_plain_draw(decision) or rules.problem(seq, decision) is not None:

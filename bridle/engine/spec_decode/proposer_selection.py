@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import supports_draft_filtering
+from bridle.engine.interfaces import ControllerPool
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.cost_model import (
     BaseStep,
@@ -26,6 +26,7 @@ from bridle.engine.spec_decode.cost_model import (
 from bridle.engine.spec_decode.proposers import LookupDrafter, ProposalDrafter, Proposer
 from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
 
+Pool = ControllerPool | None
 #: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
 _CHOSEN = 0.8
 #: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
@@ -76,9 +77,9 @@ class ProposerSelector:
             AcceptanceRate(),
         )  # how often either was right, whatever the sequence
         self.num_sequences = 1  # of the step that was planned last
-        self._leading: dict[type, Average] = defaultdict(Average)  # by kind of controllers, seconds of a part
-        self._sizes: dict[type, Average] = defaultdict(Average)  # and its rows
-        self._foreseeing: dict[type, Average] = defaultdict(Average)
+        self._leading: dict[Pool, Average] = defaultdict(Average)  # seconds of a part
+        self._sizes: dict[Pool, Average] = defaultdict(Average)  # and its rows
+        self._foreseeing: dict[Pool, Average] = defaultdict(Average)
         self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
         self.timer = timer
         self._rest = rest
@@ -124,10 +125,10 @@ class ProposerSelector:
         for wish in sorted(wishes, key=lambda wish: -chances[wish.seq.id]):
             seq, chance = wish.seq, chances[wish.seq.id]
             num_alike = len(ranked) - bisect_left(ranked, chance)
-            cost = self._asking(seq) + step.cost(max(self._sizes[type(seq.control.pool)].each, 1.0), chance)
+            cost = self._asking(seq) + step.cost(max(self._sizes[seq.control.pool].each, 1.0), chance)
             depth = depth_worth(chance, cost, step, num_alike) if wish.is_free else wish.limit
             if not depth:
-                self._foreseeing[type(seq.control.pool)].fade()
+                self._foreseeing[seq.control.pool].fade()
             if not depth or (self._model is not None and chance < self._model_chance(seq)):
                 self.track_unverified(seq, self._copy(seq, 1))
                 continue
@@ -173,7 +174,7 @@ class ProposerSelector:
         """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
         Where these are others than were guessed, the text is asked how it goes on after them."""
         pool = seq.control.pool
-        if not tokens or not supports_draft_filtering(pool):
+        if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)
         began = self.timer()
         parts: list[tuple[int, ...]] = []
@@ -186,8 +187,8 @@ class ProposerSelector:
             path = [token for part in parts for token in part]
             tokens = self._lookup.draft_after(seq, path, min(limit - len(parts), room - len(path)))
         spent = self.timer() - began
-        self._leading[type(pool)].note(max(len(parts), 1), spent)
-        self._sizes[type(pool)].note(len(parts), sum(map(len, parts)))
+        self._leading[pool].note(max(len(parts), 1), spent)
+        self._sizes[pool].note(len(parts), sum(map(len, parts)))
         self._seconds_ahead += spent
         return fitting(parts, limit, room)
 
@@ -197,12 +198,11 @@ class ProposerSelector:
             return 0.0
         if seq.drafts.foretold is not None:
             return self._waiting.of_row()
-        kind = type(seq.control.pool)
-        return self._leading[kind].each + self._foreseeing[kind].each
+        return self._leading[seq.control.pool].each + self._foreseeing[seq.control.pool].each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
         """Note how long it took to ask what steers `seq` about the drafts of a step."""
-        self._foreseeing[type(seq.control.pool)].note(max(num_known, 1), seconds)
+        self._foreseeing[seq.control.pool].note(max(num_known, 1), seconds)
         self._seconds_ahead += seconds
 
     def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:

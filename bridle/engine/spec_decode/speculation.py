@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from bridle.engine.control.decision import Decision
-from bridle.engine.interfaces import supports_lookahead, supports_remote_lookahead
 from bridle.engine.scheduling.step_plan import StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.cost_model import MOST_DRAFTS, BaseStep, DraftProposal, DraftRequest, worth_while, worthy
@@ -173,7 +172,7 @@ def _told(wish: DraftRequest) -> tuple[int, ...]:
     """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
-    if tokens and seq.control.answer is not None and supports_lookahead(pool):
+    if tokens and seq.control.answer is not None and pool is not None:
         return tokens[: len(pool.lookahead(seq.id, tokens))]
     return tokens
 
@@ -198,6 +197,7 @@ def _may_draft(seq: Sequence) -> bool:
 def _is_foreseen(seq: Sequence) -> bool:
     """Whether what steers `seq` may be asked ahead, or was."""
     pool = seq.control.pool
-    if not getattr(seq.request.controller, "is_pure", True) or not supports_lookahead(pool):
+    can = frozenset() if pool is None else pool.capabilities
+    if not getattr(seq.request.controller, "is_pure", True) or "lookahead" not in can:
         return False
-    return seq.drafts.foretold is not None or not supports_remote_lookahead(pool)
+    return seq.drafts.foretold is not None or "remote_lookahead" not in can
