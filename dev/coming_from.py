@@ -42,9 +42,9 @@ BODIES: dict[System, tuple[type[Fields], ...]] = {
 _FLAGS_HEAD = """\
 ## Flags
 
-Each flag of the servers' current versions, and of vLLM's earlier ones. One that has another name here is read as that
-one by `bridle serve`; one that is absent is refused, with what the table says. `--name-*` stands for all flags that
-begin so. In Python `LLM(...)` tells the same of settings that are called so, as in `gpu_memory_utilization=`."""
+Each flag of the servers' current versions. One that has another name here is read as that one by `bridle serve`; one
+that is absent is refused, with what the table says. `--name-*` stands for all flags that begin so. In Python `LLM(...)`
+tells the same of settings that are called so, as in `gpu_memory_utilization=`."""
 _FIELDS_HEAD = """\
 ## Fields of requests
 
@@ -108,7 +108,7 @@ def _flags() -> Iterator[str]:
             continue
         yield f"### Flags of {system}"
         yield ""
-        yield from versions(system)
+        yield from versions(system, "flags")
         alike = sorted(row.name for row in rows if flag_meaning(row) == "the same")
         if alike:
             yield from _listed(alike)
@@ -152,7 +152,7 @@ def _fields() -> Iterator[str]:
         alike = sorted({row.name for row in rows if meaning(row, system) == "the same"})
         yield f"### Fields of {system}"
         yield ""
-        yield from versions(system)
+        yield from versions(system, "fields")
         if alike:
             yield from _listed(alike)
         told: dict[str, list[str]] = {}
@@ -173,12 +173,13 @@ def names(kept: dict[str, Any], kind: str) -> list[str]:
     return [name for each in (kept, *kept.get("earlier", {}).values()) for name in each.get(kind, "").split()]
 
 
-def versions(system: System) -> Iterator[str]:
+def versions(system: System, kind: str) -> Iterator[str]:
     """Whose names the tables of a system have."""
     kept = listed(system)
     version = kept.get("version", "")
     if version:
-        earlier = f", and of earlier ones back to {min(kept['earlier'], key=_numbers)}" if "earlier" in kept else ""
+        before = [number for number, each in kept.get("earlier", {}).items() if kind in each]
+        earlier = f", and of earlier ones back to {min(before, key=_numbers)}" if before else ""
         yield f"Names of version {version}{earlier}." if version[0].isdigit() else f"Names {version}."
         yield ""
 
@@ -209,7 +210,7 @@ def _words() -> Iterator[str]:
     for system in _CALLED:
         yield f"### Words of {system}"
         yield ""
-        yield from versions(system)
+        yield from versions(system, "words")
         yield from _table((f"`{word.name}`", word.told) for word in WORDS if word.system == system)
         if fields := sent(system):
             yield "What its clients of servers send:"

@@ -12,10 +12,9 @@ from bridle.compat.cli_flags.sglang import SGLANG
 from bridle.compat.cli_flags.shared import SHARED
 from bridle.compat.cli_flags.tgi import LMQL, TGI
 from bridle.compat.cli_flags.vllm import VLLM
-from bridle.compat.cli_flags.vllm_earlier import VLLM_EARLIER
 from bridle.compat.schema import System
 
-FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *VLLM_EARLIER, *SGLANG, *LLAMA_CPP, *TGI)
+FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *SGLANG, *LLAMA_CPP, *TGI)
 #: Those of `bridle serve-model`.
 SERVE_MODEL = LMQL
 

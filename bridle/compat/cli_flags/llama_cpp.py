@@ -68,7 +68,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
     *refused("llama.cpp", "--batch-size -b", "--max-num-batched-tokens bounds a step"),
     *refused("llama.cpp", "--cont-batching -cb --no-cont-batching -nocb", reasons.ALWAYS),
     # Devices.
-    *same("llama.cpp", "--device", "`cpu`, `cuda`, `cuda:1`"),
+    *same("SGLang llama.cpp", "--device", "`cpu`, `cuda`, `cuda:1`"),
     *taken("llama.cpp", "-dev", "--device"),
     *refused(
         "llama.cpp",

@@ -39,7 +39,7 @@ SHARED: tuple[Flag, ...] = (
     *taken("vLLM", "-q", "--quantization"),
     *refused("vLLM SGLang", "--load-format --model-loader-extra-config", reasons.LOADING),
     *refused("vLLM SGLang", "--model-impl", "`bridle check MODEL` says what computes a model"),
-    *refused("vLLM TGI llama.cpp", "--rope-scaling", reasons.ROPE),
+    *refused("TGI llama.cpp", "--rope-scaling", reasons.ROPE),
     # Lengths and memory.
     *taken("SGLang", "--context-length", "--max-model-len"),
     *taken("llama.cpp", "--ctx-size -c", "--max-model-len", "of each request; slots do not divide it"),
