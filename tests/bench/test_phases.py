@@ -19,7 +19,7 @@ from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_c
 from bridle.bench.phases import MachineLimits, Phases, show_seconds
 from bridle.bench.run import DEV, measured
 from bridle.bench.settings import BenchSettings
-from dev.bench import cpu, cpu_limits, lmtp, sampler
+from dev.bench import cpu, cpu_limits, lmtp
 
 #: The sizes of the small model.
 MADE = BenchCheckpoint("20m", Path("/nowhere"), 8_192, 20_000_000, 80_000_000, 24_576)
@@ -96,11 +96,9 @@ class CpuLimits(cpu_limits.CpuLimits):
 def test_what_a_user_chooses_is_what_is_guessed() -> None:
     more = engine.guesses(BenchSettings(quick=True, batches=(1, 2, 3)), LIMITS)
     assert list(more) == [f"20m, {batch} at once" for batch in (1, 2, 3)]
-    few = sampler.guesses(BenchSettings(batches=(2,)), LIMITS)
-    assert list(few) == ["2 rows of 32000", "2 rows of 151936"]
 
 
-@pytest.mark.parametrize("name", ["detokenizer", "overhead", "sampler"])
+@pytest.mark.parametrize("name", ["detokenizer", "overhead"])
 def test_each_part_that_was_announced_runs(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """One that was not has no guess, which is an error. Standard output is for the figures alone."""
     phases = measured(module_of(name), BenchSettings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
