@@ -5,15 +5,13 @@ token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences
 of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
 none waits for ever (`waiting`). Where several prompts want tokens, up to half of the prompts' budget goes to the
 shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had
-their time (`PrefillGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the
-sequence whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler
-knows nothing of sampling, controllers or text.
+their time (`PrefillGate`); without chunks each is computed whole, in a step without decodes. The scheduler knows
+nothing of sampling, controllers or text.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import repeat
@@ -25,7 +23,8 @@ from bridle.engine.multimodal.multimodal_inputs import align_to_item
 from bridle.engine.scheduling.admission_order import PrefillGate, admission_order, overtaken_levels
 from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
 from bridle.engine.scheduling.prefill_sharing import PromptShares
-from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.scheduling.sequence_queues import SequenceQueues, urgency
+from bridle.engine.scheduling.step_plan import BlockCopy, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.spec_decode.proposers import Drafts
@@ -49,8 +48,8 @@ class Scheduled:
     drafts: tuple[int, ...] = ()
 
 
-class Scheduler:
-    """Owns the queues. `schedule` makes a plan, `commit` records that it was computed."""
+class Scheduler(SequenceQueues):
+    """`schedule` makes a plan, `commit` records that it was computed."""
 
     def __init__(
         self,
@@ -58,23 +57,19 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         *,
-        kv: Literal["paged", "sequences"] = "paged",
-        clock: Callable[[], float] = time.monotonic,
         max_batch_prefill_tokens: int | None = None,
         chunked_prefill: bool = True,
         gate: PrefillGate | None = None,
         priority_seconds: float = 10.0,
+        kv: Literal["paged", "sequences"] = "paged",
+        clock: Callable[[], float] = time.monotonic,
         rotation: LoRAScheduler | None = None,
         media: EncoderScheduler | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        self.blocks = blocks
-        self.speculation = speculation or Speculation()
+        super().__init__(blocks, kv, clock, media or EncoderScheduler(), speculation or Speculation())
         self.rotation = rotation or LoRAScheduler(max_num_seqs)
-        self.media = media or EncoderScheduler()
         self._priority_seconds = priority_seconds
-        self._clock = clock
-        self._by_sequence = kv == "sequences"
         self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
         self.max_num_seqs = max_num_seqs
         self.max_batch_prefill_tokens = min(max_batch_prefill_tokens or max_num_batched_tokens, max_num_batched_tokens)
@@ -83,63 +78,8 @@ class Scheduler:
         self._prompt_budget = 0  # what prompts may still use of the step that is being planned
         self._shares: dict[int, int] = {}  # what is kept of that step for which sequences, by id, beside that budget
         self._prompt_shares = PromptShares(blocks)
-        self.running: dict[int, Sequence] = {}
-        self.waiting: list[Sequence] = []  # ordered by _urgency
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0  # of prompts, found in the prefix cache
-        self._suspects: set[int] = set()
-        self._forks: list[ForkRow] = []
-        self._freed: list[int] = []
         self._step = 0
-        self._in_order = True  # whether `running` goes from most to least urgent
         self._cursor = 0  # where the next step starts if not all running sequences fitted
-
-    # -- membership --------------------------------------------------------------------------------------
-
-    def add(self, seq: Sequence) -> None:
-        """Queue a sequence that holds no blocks."""
-        seq.queue.status = SequenceStatus.WAITING
-        if seq.queue.queued_at is None:
-            seq.queue.queued_at = self._clock()
-            if seq.sampling.speculate or seq.sampling.prediction_ids:
-                self.speculation.on_sequence_added(seq)
-        insort(self.waiting, seq, key=_urgency)
-
-    def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
-        executor."""
-        self.blocks.fork(parent, child)
-        self.blocks.truncate(child)  # the parent may hold blocks for drafts
-        child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
-        child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
-        self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))
-        self.running[child.id] = child
-        self._in_order = False
-
-    def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
-        if parks:
-            self.blocks.park(seq, self._clock())
-        if seq.queue.status is SequenceStatus.RUNNING:
-            del self.running[seq.id]
-        elif seq.queue.status is SequenceStatus.WAITING:
-            self.waiting.remove(seq)
-        self.blocks.free(seq)
-        if self.speculation.is_used:  # else nothing is kept
-            self.speculation.guessing.forget(seq)
-        self._suspects.discard(seq.id)
-        self.media.crowded_out.discard(seq.id)
-        self._freed.append(seq.id)
-        seq.queue.status = SequenceStatus.FINISHED
-
-    def on_rewind(self, seq: Sequence) -> None:
-        """Free the blocks past the end of a sequence whose tokens were cut.
-
-        A backend that keeps KV by sequence frees it only with the next row, so there the blocks stay counted.
-        """
-        if not self._by_sequence:
-            self.blocks.truncate(seq)
-        self.speculation.guessing.cut(seq)
 
     # -- planning ----------------------------------------------------------------------------------------
 
@@ -210,7 +150,7 @@ class Scheduler:
     def _pick(self) -> list[_Pick]:
         picked: _Picked = {}
         if not self._in_order:
-            self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
+            self.running = dict(sorted(self.running.items(), key=lambda item: urgency(item[1])))
             self._in_order = True
         ready = [seq for seq in self.running.values() if seq.is_ready]  # the most urgent first
         self._prompt_budget = self.max_batch_prefill_tokens
@@ -342,7 +282,7 @@ class Scheduler:
                 budget -= num_tokens
                 self._prompt_budget -= num_tokens
             num_seen += 1
-        self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
+        self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=urgency)
 
     def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
         """Pick as many tokens of an admitted sequence as there is room for; returns how many."""
@@ -369,11 +309,6 @@ class Scheduler:
             return False
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
-    def _raise_to(self, level: int, seq: Sequence) -> None:
-        """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
-        seq.queue.level = level
-        self._in_order = False
-
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
         """Whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step begins a step
         of its own."""
@@ -386,25 +321,8 @@ class Scheduler:
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
                 return False
-            self.preempt(max(idle, key=_urgency))
+            self.preempt(max(idle, key=urgency))
             self._prompt_shares.begin(self.running.values())
-        return True
-
-    def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Admit a waiting sequence if there is room for all of its tokens beside `num_kept` blocks."""
-        if not self.blocks.admit(seq, num_kept):
-            return False
-        seq.queue.num_passes = 0
-        seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
-        if seq.queue.seconds is None and seq.queue.queued_at is not None:
-            seq.queue.seconds = self._clock() - seq.queue.queued_at
-        if not (seq.output.prompt_sent or seq.kv.num_mirrored_tokens):  # else it was computed before
-            num_cached = min(seq.kv.num_computed, seq.num_prompt)
-            self.num_cached_tokens += num_cached - seq.kv.num_cached
-            seq.kv.num_cached = num_cached
-        if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
-            self._in_order = False
-        self.running[seq.id] = seq
         return True
 
     def _pick_suspect(self) -> list[_Pick]:
@@ -429,49 +347,6 @@ class Scheduler:
         if not num_tokens:
             return []
         return [(seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens))]
-
-    # -- making room -------------------------------------------------------------------------------------
-
-    def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
-        """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
-        while True:
-            missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
-            if missing <= 0:
-                return num_tokens
-            victim = self._victim(seq, picked)
-            if victim is None:
-                return self._shorten(seq, num_tokens)
-            self.preempt(victim)
-
-    def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """How many of `num_tokens` the free blocks can hold."""
-        while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
-            num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
-            num_tokens = max(num_tokens - seq.kv.num_computed, 0)
-        whole = align_to_item(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
-        return whole if whole <= num_tokens else 0
-
-    def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
-        taken = set(picked)
-        others = [s for s in self.running.values() if s is not seq and s.id not in taken]
-        if not others:
-            return None
-        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, _urgency(s)))
-
-    def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
-        del self.running[seq.id]
-        self.blocks.free(seq)
-        if self.speculation.is_used:  # else nothing is kept
-            self.speculation.guessing.forget(seq)
-        self.media.crowded_out.discard(seq.id)
-        seq.kv.forget()
-        if self._by_sequence:
-            seq.forget_mirror()
-            self._freed.append(seq.id)
-        self.add(seq)
-        self.num_preemptions += 1
 
     # -- after the step ----------------------------------------------------------------------------------
 
@@ -501,24 +376,6 @@ class Scheduler:
             seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)
             if not self._by_sequence:
                 self.blocks.truncate(seq)
-
-    def reset(self, suspects: Iterable[Sequence] = ()) -> None:
-        """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.
-
-        `suspects` are then computed one at a time until each has passed a step.
-        """
-        for seq in list(self.running.values()):
-            self.preempt(seq)
-        for seq in self.waiting:
-            seq.forget_mirror()
-        self.blocks.forget_content()
-        self._forks, self._freed = [], []
-        self._suspects = {seq.id for seq in suspects if not seq.is_finished}
-
-
-def _urgency(seq: Sequence) -> tuple[int, float, int]:
-    """Sort key: sequences with smaller keys run first."""
-    return seq.queue.level, seq.request.place, seq.id
 
 
 def _adapter(pick: _Pick) -> str:

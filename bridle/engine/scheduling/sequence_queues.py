@@ -1,0 +1,171 @@
+"""Which sequences run and which wait: they come, are admitted while there are blocks for them, and go.
+
+When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
+later. What the executor has to be told of forks and of freed sequences is kept for the next plan.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.multimodal.multimodal_inputs import align_to_item
+from bridle.engine.scheduling.step_plan import ForkRow
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+from bridle.engine.spec_decode.speculation import Speculation
+
+
+class SequenceQueues:
+    """The sequences that hold blocks, and those that wait for them."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        kv: Literal["paged", "sequences"],
+        clock: Callable[[], float],
+        media: EncoderScheduler,
+        speculation: Speculation,
+    ) -> None:
+        self.blocks, self.media, self.speculation = blocks, media, speculation
+        self._clock = clock
+        self._by_sequence = kv == "sequences"
+        self.running: dict[int, Sequence] = {}
+        self.waiting: list[Sequence] = []  # ordered by urgency
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0  # of prompts, found in the prefix cache
+        self._suspects: set[int] = set()  # of a failed step
+        self._forks: list[ForkRow] = []
+        self._freed: list[int] = []
+        self._in_order = True  # whether `running` goes from most to least urgent
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that holds no blocks."""
+        seq.queue.status = SequenceStatus.WAITING
+        if seq.queue.queued_at is None:
+            seq.queue.queued_at = self._clock()
+            if seq.sampling.speculate or seq.sampling.prediction_ids:
+                self.speculation.on_sequence_added(seq)
+        insort(self.waiting, seq, key=urgency)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
+        executor."""
+        self.blocks.fork(parent, child)
+        self.blocks.truncate(child)  # the parent may hold blocks for drafts
+        child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
+        child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
+        self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))
+        self.running[child.id] = child
+        self._in_order = False
+
+    def remove(self, seq: Sequence, parks: bool = False) -> None:
+        """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
+        if parks:
+            self.blocks.park(seq, self._clock())
+        if seq.queue.status is SequenceStatus.RUNNING:
+            del self.running[seq.id]
+        elif seq.queue.status is SequenceStatus.WAITING:
+            self.waiting.remove(seq)
+        self.blocks.free(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.guessing.forget(seq)
+        self._suspects.discard(seq.id)
+        self.media.crowded_out.discard(seq.id)
+        self._freed.append(seq.id)
+        seq.queue.status = SequenceStatus.FINISHED
+
+    def on_rewind(self, seq: Sequence) -> None:
+        """Free the blocks past the end of a sequence whose tokens were cut.
+
+        A backend that keeps KV by sequence frees it only with the next row, so there the blocks stay counted.
+        """
+        if not self._by_sequence:
+            self.blocks.truncate(seq)
+        self.speculation.guessing.cut(seq)
+
+    def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
+        """Admit a waiting sequence if there is room for all of its tokens beside `num_kept` blocks."""
+        if not self.blocks.admit(seq, num_kept):
+            return False
+        seq.queue.num_passes = 0
+        seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
+        if seq.queue.seconds is None and seq.queue.queued_at is not None:
+            seq.queue.seconds = self._clock() - seq.queue.queued_at
+        if not (seq.output.prompt_sent or seq.kv.num_mirrored_tokens):  # else it was computed before
+            num_cached = min(seq.kv.num_computed, seq.num_prompt)
+            self.num_cached_tokens += num_cached - seq.kv.num_cached
+            seq.kv.num_cached = num_cached
+        if self.running and urgency(next(reversed(self.running.values()))) > urgency(seq):
+            self._in_order = False
+        self.running[seq.id] = seq
+        return True
+
+    def _raise_to(self, level: int, seq: Sequence) -> None:
+        """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
+        seq.queue.level = level
+        self._in_order = False
+
+    # -- making room -------------------------------------------------------------------------------------
+
+    def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
+        """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
+        while True:
+            missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
+            if missing <= 0:
+                return num_tokens
+            victim = self._victim(seq, picked)
+            if victim is None:
+                return self._shorten(seq, num_tokens)
+            self.preempt(victim)
+
+    def _shorten(self, seq: Sequence, num_tokens: int) -> int:
+        """How many of `num_tokens` the free blocks can hold."""
+        while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
+            num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
+            num_tokens = max(num_tokens - seq.kv.num_computed, 0)
+        whole = align_to_item(seq.runs, seq.kv.num_computed, seq.kv.num_computed + num_tokens) - seq.kv.num_computed
+        return whole if whole <= num_tokens else 0
+
+    def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
+        """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
+        taken = set(picked)
+        others = [s for s in self.running.values() if s is not seq and s.id not in taken]
+        if not others:
+            return None
+        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, urgency(s)))
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
+        del self.running[seq.id]
+        self.blocks.free(seq)
+        if self.speculation.is_used:  # else nothing is kept
+            self.speculation.guessing.forget(seq)
+        self.media.crowded_out.discard(seq.id)
+        seq.kv.forget()
+        if self._by_sequence:
+            seq.forget_mirror()
+            self._freed.append(seq.id)
+        self.add(seq)
+        self.num_preemptions += 1
+
+    def reset(self, suspects: Iterable[Sequence] = ()) -> None:
+        """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.
+
+        `suspects` are then computed one at a time until each has passed a step.
+        """
+        for seq in list(self.running.values()):
+            self.preempt(seq)
+        for seq in self.waiting:
+            seq.forget_mirror()
+        self.blocks.forget_content()
+        self._forks, self._freed = [], []
+        self._suspects = {seq.id for seq in suspects if not seq.is_finished}
+
+
+def urgency(seq: Sequence) -> tuple[int, float, int]:
+    """Sort key: sequences with smaller keys run first."""
+    return seq.queue.level, seq.request.place, seq.id
