@@ -6,6 +6,7 @@ a star stands for all flags that begin so and have no row of their own: such a f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridle.compat.schema import System, systems_of
@@ -60,3 +61,8 @@ def spelt(systems: str, names: str, here: str) -> list[Flag]:
 def refused(systems: str, names: str, why: str) -> list[Flag]:
     """Flags that are not here; `why` says what to use, or why nothing has to be said."""
     return [Flag(systems_of(systems), name, why=why) for name in names.split()]
+
+
+def refusals(systems: str, reasons: Mapping[str, str]) -> list[Flag]:
+    """Flags that are not here, with the reason of each group of names."""
+    return [flag for names, why in reasons.items() for flag in refused(systems, names, why)]

@@ -3,234 +3,146 @@
 from __future__ import annotations
 
 from bridle.compat.cli_flags import reasons
-from bridle.compat.cli_flags.schema import Flag, refused, same, taken
+from bridle.compat.cli_flags.schema import Flag, refusals, same, taken
 
 SGLANG: tuple[Flag, ...] = (
     *same("SGLang", "--ssl-keyfile-password"),
     *taken("SGLang", "--page-size", "--block-size"),
     *taken("SGLang", "--max-queued-requests", "--max-waiting"),
     *taken("SGLang", "--disable-radix-cache", "--no-prefix-caching"),
-    *refused(
+    *refusals(
         "SGLang",
-        "--max-total-tokens",
-        "the same name here is text-generation-inference's, one request's tokens; SGLang's is --max-batch-total-tokens",
-    ),
-    # The model.
-    *refused("SGLang", "--is-embedding", reasons.POOLED),
-    *refused(
-        "SGLang",
-        "--model-config-parser --json-model-override-args",
-        "the folder's config.json is read: change it there",
-    ),
-    *refused(
-        "SGLang",
-        "--quantization-param-path --modelopt-* --quantize-and-serve --rl-quant-profile --qsa-indexer-dtype "
-        "--fp8-gemm-backend --fp4-gemm-backend --bf16-gemm-backend",
-        reasons.QUANTIZED,
-    ),
-    *refused(
-        "SGLang",
-        "--startup-weight-load-mode --weight-loader-* --custom-weight-loader --model-checksum "
-        "--delete-ckpt-after-loading --decrypted-* --modelexpress-config --weight-cache-*",
-        reasons.LOADING,
-    ),
-    *refused(
-        "SGLang",
-        "--checkpoint-engine-* --remote-instance-* --weight-version --rl-on-policy-target --engine-info-bootstrap-port",
-        reasons.TRAINING,
-    ),
-    *refused("SGLang", "--sampling-defaults", "--generation-config: `auto` is `model` there, `none` is `openai`"),
-    *refused("SGLang", "--preferred-sampling-params --sampling-backend", "each request says how it samples"),
-    *refused("SGLang", "--random-seed", "each request has a `seed`"),
-    *refused(
-        "SGLang",
-        "--enable-deterministic-inference",
-        "a `seed` gives the same text on the same device; docs/sampling.md says how far it goes",
-    ),
-    *refused(
-        "SGLang",
-        "--tokenizer-backend --tokenizer-worker-num --detokenizer-worker-num --enable-dynamic-batch-tokenizer "
-        "--dynamic-batch-* --enable-tokenizer-batch-encode --disable-tokenizer-batch-decode",
-        reasons.TOKENIZERS,
-    ),
-    # Lengths and memory.
-    *refused(
-        "SGLang",
-        "--swa-* --c128-page-size --disable-hybrid-swa-memory --max-mamba-cache-size --radix-eviction-* "
-        "--radix-cache-backend --enable-page-major-kv-layout --enable-unified-memory --enable-session-radix-cache "
-        "--disable-chunked-prefix-cache --enable-cache-report",
-        "the KV cache is --kv-memory, --kv-cache-dtype and --prefix-caching; the rest is settled by the model",
-    ),
-    *refused(
-        "SGLang",
-        "--enable-hierarchical-cache --enable-hicache --hicache-* --enable-lmcache --lmcache-config-file "
-        "--enable-flexkv --flexkv-config-file --enable-hisparse --hisparse-config --hierarchical-* "
-        "--enable-unified-cache-external-linker --unified-* --enable-linker-mla-dedup --enable-kv-cache-sharding",
-        "KV is kept in one memory; what falls out is computed again",
-    ),
-    *refused(
-        "SGLang",
-        "--enable-memory-saver --enable-weights-cpu-backup --enable-draft-weights-cpu-backup --ple-*",
-        reasons.OFFLOAD,
-    ),
-    *refused("SGLang", "--prefill-only-disable-kv-cache", "what only scores needs no room of its own"),
-    # Batching.
-    *refused(
-        "SGLang",
-        "--enable-priority-scheduling --disable-priority-preemption --default-priority-value "
-        "--abort-on-priority-when-disabled --priority-*",
-        "each request has a `priority`; --priority-seconds says what a step of it is worth",
-    ),
-    *refused(
-        "SGLang",
-        "--retraction-policy --num-reserved-decode-tokens",
-        "what is preempted is computed again, from the prefix cache where it can be",
-    ),
-    *refused(
-        "SGLang",
-        "--prefill-* --enable-prefill-delayer --enable-dynamic-chunking --enable-mixed-chunk "
-        "--disable-overlap-schedule --num-continuous-decode-steps --scheduler-recv-interval "
-        "--min-free-slots-delay",
-        "how steps are filled is settled: docs/batching.md",
-    ),
-    *refused("SGLang", "--allow-auto-truncate", "each request has `truncate_prompt_tokens`"),
-    # Devices, processes, other machines.
-    *refused("SGLang", "--base-gpu-id --gpu-id-step", "--device cuda:1, or CUDA_VISIBLE_DEVICES"),
-    *refused("SGLang", "--numa-node", reasons.CPU),
-    *refused(
-        "SGLang",
-        "--dist-* --nccl-* --gated-launch-port --use-ray --load-balance-method --load-snapshot-publish-interval "
-        "--load-publish-endpoint",
-        reasons.RAY,
-    ),
-    *refused(
-        "SGLang",
-        "--attn-* --attention-context-parallel-size --attention-data-parallel-size --enable-prefill-cp "
-        "--cp-strategy --enable-cp-decode-attn-tp --enable-dsa-* --enable-dp-* --enable-tp-lm-head-all-to-all "
-        "--enable-attn-tp-input-scattered --enable-dense-mlp-attn-tp --enable-layernorm-sp "
-        "--enable-megamoe-for-layernorm-sp --disable-attn-tp-gather --enable-p2p-check --dwdp-size",
-        reasons.PARTS,
-    ),
-    *refused(
-        "SGLang",
-        "--moe-* --ep-* --ep --expert-* --max-ep-size --enable-shared-experts-attn-tp --shared-experts-tp-size "
-        "--deepep-* --fuseep-mode --flashinfer-a2a-dispatch-type --flashinfer-mxfp4-moe-precision "
-        "--init-expert-location --mooncake-ib-device --enable-waterfill --enable-paged-experts "
-        "--paged-experts-num-resident --kt-* --enable-two-batch-overlap --enable-single-batch-overlap --tbo-* "
-        "--enable-w4a4-mxfp4-megamoe --disable-shared-experts-fusion --enforce-shared-experts-fusion "
-        "--disable-flashinfer-cutlass-moe-fp4-allgather --experts-shared-outer-loras",
-        reasons.EXPERTS,
-    ),
-    *refused(
-        "SGLang",
-        "--watchdog-timeout --soft-watchdog-timeout",
-        "a lost process is started again, and its requests go on: --isolate-model",
-    ),
-    *refused("SGLang", "--sleep-on-idle --gc-*", "an idle server sleeps by itself"),
-    *refused(
-        "SGLang",
-        "--disaggregation-* --enable-pd-role-switch --optimistic-prefill-attempts --encoder-* "
-        "--enable-adaptive-dispatch-to-encoder --decoupled-spec-* --enable-pdmux --pdmux-config-path "
-        "--sm-group-num",
-        reasons.TRANSFER,
+        {
+            "--max-total-tokens": "the same name here is text-generation-inference's, one request's tokens; SGLang's "
+            "is --max-batch-total-tokens",
+            # The model.
+            "--is-embedding": reasons.POOLED,
+            "--model-config-parser --json-model-override-args": "the folder's config.json is read: change it there",
+            "--quantization-param-path --modelopt-* --quantize-and-serve --rl-quant-profile --qsa-indexer-dtype "
+            "--fp8-gemm-backend --fp4-gemm-backend --bf16-gemm-backend": reasons.QUANTIZED,
+            "--startup-weight-load-mode --weight-loader-* --custom-weight-loader --model-checksum "
+            "--delete-ckpt-after-loading --decrypted-* --modelexpress-config --weight-cache-*": reasons.LOADING,
+            "--checkpoint-engine-* "
+            "--remote-instance-* --weight-version --rl-on-policy-target --engine-info-bootstrap-port": reasons.TRAINING,
+            "--sampling-defaults": "--generation-config: `auto` is `model` there, `none` is `openai`",
+            "--preferred-sampling-params --sampling-backend": "each request says how it samples",
+            "--random-seed": "each request has a `seed`",
+            "--enable-deterministic-inference": (
+                "a `seed` gives the same text on the same device; docs/sampling.md says how far it goes"
+            ),
+            "--tokenizer-backend --tokenizer-worker-num --detokenizer-worker-num --enable-dynamic-batch-tokenizer "
+            "--dynamic-batch-* --enable-tokenizer-batch-encode --disable-tokenizer-batch-decode": reasons.TOKENIZERS,
+            # Lengths and memory.
+            "--swa-* --c128-page-size --disable-hybrid-swa-memory --max-mamba-cache-size --radix-eviction-* "
+            "--radix-cache-backend --enable-page-major-kv-layout --enable-unified-memory --enable-session-radix-cache "
+            "--disable-chunked-prefix-cache --enable-cache-report": (
+                "the KV cache is --kv-memory, --kv-cache-dtype and --prefix-caching; the rest is settled by the model"
+            ),
+            "--enable-hierarchical-cache --enable-hicache --hicache-* --enable-lmcache --lmcache-config-file "
+            "--enable-flexkv --flexkv-config-file --enable-hisparse --hisparse-config --hierarchical-* "
+            "--enable-unified-cache-external-linker --unified-* --enable-linker-mla-dedup "
+            "--enable-kv-cache-sharding": "KV is kept in one memory; what falls out is computed again",
+            "--enable-memory-saver "
+            "--enable-weights-cpu-backup --enable-draft-weights-cpu-backup --ple-*": reasons.OFFLOAD,
+            "--prefill-only-disable-kv-cache": "what only scores needs no room of its own",
+            # Batching.
+            "--enable-priority-scheduling --disable-priority-preemption --default-priority-value "
+            "--abort-on-priority-when-disabled "
+            "--priority-*": "each request has a `priority`; --priority-seconds says what a step of it is worth",
+            "--retraction-policy --num-reserved-decode-tokens": (
+                "what is preempted is computed again, from the prefix cache where it can be"
+            ),
+            "--prefill-* --enable-prefill-delayer --enable-dynamic-chunking --enable-mixed-chunk "
+            "--disable-overlap-schedule --num-continuous-decode-steps --scheduler-recv-interval "
+            "--min-free-slots-delay": "how steps are filled is settled: docs/batching.md",
+            "--allow-auto-truncate": "each request has `truncate_prompt_tokens`",
+            # Devices, processes, other machines.
+            "--base-gpu-id --gpu-id-step": "--device cuda:1, or CUDA_VISIBLE_DEVICES",
+            "--numa-node": reasons.CPU,
+            "--dist-* --nccl-* --gated-launch-port --use-ray --load-balance-method --load-snapshot-publish-interval "
+            "--load-publish-endpoint": reasons.RAY,
+            "--attn-* --attention-context-parallel-size --attention-data-parallel-size --enable-prefill-cp "
+            "--cp-strategy --enable-cp-decode-attn-tp --enable-dsa-* --enable-dp-* --enable-tp-lm-head-all-to-all "
+            "--enable-attn-tp-input-scattered --enable-dense-mlp-attn-tp --enable-layernorm-sp "
+            "--enable-megamoe-for-layernorm-sp --disable-attn-tp-gather --enable-p2p-check --dwdp-size": reasons.PARTS,
+            "--moe-* --ep-* --ep --expert-* --max-ep-size --enable-shared-experts-attn-tp --shared-experts-tp-size "
+            "--deepep-* --fuseep-mode --flashinfer-a2a-dispatch-type --flashinfer-mxfp4-moe-precision "
+            "--init-expert-location --mooncake-ib-device --enable-waterfill --enable-paged-experts "
+            "--paged-experts-num-resident --kt-* --enable-two-batch-overlap --enable-single-batch-overlap --tbo-* "
+            "--enable-w4a4-mxfp4-megamoe --disable-shared-experts-fusion --enforce-shared-experts-fusion "
+            "--disable-flashinfer-cutlass-moe-fp4-allgather --experts-shared-outer-loras": reasons.EXPERTS,
+            "--watchdog-timeout "
+            "--soft-watchdog-timeout": "a lost process is started again, and its requests go on: --isolate-model",
+            "--sleep-on-idle --gc-*": "an idle server sleeps by itself",
+            "--disaggregation-* --enable-pd-role-switch --optimistic-prefill-attempts --encoder-* "
+            "--enable-adaptive-dispatch-to-encoder --decoupled-spec-* --enable-pdmux --pdmux-config-path "
+            "--sm-group-num": reasons.TRANSFER,
+        },
     ),
     *taken("SGLang", "--disable-cuda-graph", "--enforce-eager"),
-    *refused(
+    *refusals(
         "SGLang",
-        "--cuda-graph-* --context-bucket --disable-prefill-cuda-graph "
-        "--disable-decode-cuda-graph --disable-cuda-graph-padding --enable-profile-cuda-graph "
-        "--enable-cudagraph-gc --debug-cuda-graph",
-        reasons.GRAPHS,
-    ),
-    *refused(
-        "SGLang",
-        "--enable-torch-compile --enable-torch-compile-debug-mode --torch-compile-max-bs "
-        "--decode-attention-backend --enable-lean-attention --enable-nvidia-megakernel --enable-amd-monokernel "
-        "--monokernel-backend --dsa-* --dsv4-* --disable-flashinfer-autotune --flashinfer-* --triton-* "
-        "--enable-fused-qk-norm-rope --enable-precise-embedding-interpolation --enable-deepseek-v4-fp4-indexer "
-        "--enable-fp32-lm-head --enable-tf32-matmul --enable-fused-moe-sum-all-reduce --enable-nccl-nvls "
-        "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --enable-scattered-sconv --pre-warm-nccl "
-        "--boundary-reduction --enable-quant-communications --enforce-disable-flashinfer-allreduce-fusion "
-        "--enable-flashinfer-allreduce-fusion --enable-aiter-allreduce-fusion --disable-aiter-* "
-        "--mlx-enable-sampling --enable-mis",
-        reasons.KERNELS,
-    ),
-    *refused(
-        "SGLang",
-        "--int8-mamba-ckpt-size --enable-int8-mamba-checkpoint --enable-linear-replayssm "
-        "--enable-linear-replayssm-spec --enable-encoder-swa-bounded-replay --enable-decoder-swa-bounded-replay",
-        reasons.MAMBA,
-    ),
-    *refused("SGLang", "--dllm-*", "texts are written token by token, by causal models"),
-    # Pictures and the like.
-    *refused(
-        "SGLang",
-        "--enable-multimodal --enable-broadcast-mm-inputs-process --enable-prefix-mm-cache "
-        "--media-url-max-file-size-mb --trust-mm-content-hashes --limit-mm-data-per-request --language-only "
-        "--enable-mm-global-cache --image-processor-backend --disable-fast-image-processor",
-        reasons.MEDIA,
-    ),
-    *refused("SGLang", "--asr-*", reasons.TEXT_ONLY),
-    # Adapters.
-    *refused("SGLang", "--max-loaded-loras", "--adapter-memory and --adapter-host-memory, in bytes"),
-    *refused(
-        "SGLang",
-        "--enable-lora-overlap-loading --max-lora-chunk-size",
-        "adapters are computed as docs/lora.md says; nothing has to be set",
-    ),
-    # Drafted tokens.
-    *refused("SGLang", "--speculative-* --enable-multi-layer-eagle --spec-trace-dir --uno-lora-path", reasons.DRAFTS),
-    # What requests ask for.
-    *refused("SGLang", "--constrained-json-*", "a `constraint` has `whitespace`, fixed or flexible"),
-    *refused(
-        "SGLang",
-        "--disable-outlines-disk-cache",
-        "what is compiled is kept in memory; there is one engine of constraints, llguidance",
-    ),
-    *refused("SGLang", "--enable-custom-logit-processor", "--controller-class: a class that decides about each token"),
-    *refused("SGLang", "--enable-watermark", "a controller can mark a text; nothing is marked by itself"),
-    *refused("SGLang", "--hf-chat-template-name --completion-template", reasons.TEMPLATE),
-    *refused("SGLang", "--strip-thinking-cache --enable-strict-thinking", reasons.TOLD),
-    *refused(
-        "SGLang",
-        "--enable-response-store --file-storage-path --enable-streaming-session",
-        "responses are kept for an hour where `store` asks for it; prefixes are found in the cache",
-    ),
-    *refused(
-        "SGLang",
-        "--return-input-ids --return-output-ids --enable-return-* --return-hidden-states-mode --return-aux-* "
-        "--sampling-mask-max-tokens",
-        "log-probabilities name each token; /v1/embeddings gives the last hidden state",
-    ),
-    *refused(
-        "SGLang",
-        "--stream-response-default-include-usage --incremental-streaming-output --batch-notify-size",
-        "each request says how it streams",
-    ),
-    # The server.
-    *refused("SGLang", "--admin-api-key", "--keys FILE, made by `bridle keys add USER`, some of them with --admin"),
-    *refused("SGLang", "--fastapi-root-path --enable-http-worker-reuseport --enable-http2 --http2-*", reasons.PROXY),
-    *refused("SGLang", "--smg-* --sidecar --sidecar-args", reasons.MULTI),
-    *refused("SGLang", "--skip-server-warmup --warmups", "--no-warm-up loads without running a step"),
-    *refused(
-        "SGLang",
-        "--log-level-http --uvicorn-access-log-exclude-prefixes --decode-log-interval --show-time-cost",
-        reasons.LOGGING,
-    ),
-    *refused("SGLang", "--log-requests --log-requests-*", reasons.PRIVATE),
-    *refused(
-        "SGLang",
-        "--enable-metrics-for-all-schedulers --tokenizer-metrics-* --extra-metric-labels --bucket-* "
-        "--prompt-tokens-buckets --generation-tokens-buckets --enable-request-time-stats-logging "
-        "--enable-forward-pass-metrics --forward-pass-metrics-* --export-metrics-to-file "
-        "--export-metrics-to-file-dir",
-        reasons.METRICS,
-    ),
-    *refused("SGLang", "--enable-trace --trace-modules", "--otlp-endpoint turns traces on"),
-    *refused(
-        "SGLang",
-        "--crash-dump-folder --kv-canary --kv-canary-* --debug-tensor-dump-* --forward-hooks "
-        "--msprobe-dump-config --enable-layerwise-nvtx-marker",
-        reasons.DEBUGGING,
+        {
+            "--cuda-graph-* --context-bucket --disable-prefill-cuda-graph "
+            "--disable-decode-cuda-graph --disable-cuda-graph-padding --enable-profile-cuda-graph "
+            "--enable-cudagraph-gc --debug-cuda-graph": reasons.GRAPHS,
+            "--enable-torch-compile --enable-torch-compile-debug-mode --torch-compile-max-bs "
+            "--decode-attention-backend --enable-lean-attention --enable-nvidia-megakernel --enable-amd-monokernel "
+            "--monokernel-backend --dsa-* --dsv4-* --disable-flashinfer-autotune --flashinfer-* --triton-* "
+            "--enable-fused-qk-norm-rope --enable-precise-embedding-interpolation --enable-deepseek-v4-fp4-indexer "
+            "--enable-fp32-lm-head --enable-tf32-matmul --enable-fused-moe-sum-all-reduce --enable-nccl-nvls "
+            "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --enable-scattered-sconv --pre-warm-nccl "
+            "--boundary-reduction --enable-quant-communications --enforce-disable-flashinfer-allreduce-fusion "
+            "--enable-flashinfer-allreduce-fusion --enable-aiter-allreduce-fusion --disable-aiter-* "
+            "--mlx-enable-sampling --enable-mis": reasons.KERNELS,
+            "--int8-mamba-ckpt-size --enable-int8-mamba-checkpoint --enable-linear-replayssm "
+            "--enable-linear-replayssm-spec "
+            "--enable-encoder-swa-bounded-replay --enable-decoder-swa-bounded-replay": reasons.MAMBA,
+            "--dllm-*": "texts are written token by token, by causal models",
+            # Pictures and the like.
+            "--enable-multimodal --enable-broadcast-mm-inputs-process --enable-prefix-mm-cache "
+            "--media-url-max-file-size-mb --trust-mm-content-hashes --limit-mm-data-per-request --language-only "
+            "--enable-mm-global-cache --image-processor-backend --disable-fast-image-processor": reasons.MEDIA,
+            "--asr-*": reasons.TEXT_ONLY,
+            # Adapters.
+            "--max-loaded-loras": "--adapter-memory and --adapter-host-memory, in bytes",
+            "--enable-lora-overlap-loading "
+            "--max-lora-chunk-size": "adapters are computed as docs/lora.md says; nothing has to be set",
+            # Drafted tokens.
+            "--speculative-* --enable-multi-layer-eagle --spec-trace-dir --uno-lora-path": reasons.DRAFTS,
+            # What requests ask for.
+            "--constrained-json-*": "a `constraint` has `whitespace`, fixed or flexible",
+            "--disable-outlines-disk-cache": (
+                "what is compiled is kept in memory; there is one engine of constraints, llguidance"
+            ),
+            "--enable-custom-logit-processor": "--controller-class: a class that decides about each token",
+            "--enable-watermark": "a controller can mark a text; nothing is marked by itself",
+            "--hf-chat-template-name --completion-template": reasons.TEMPLATE,
+            "--strip-thinking-cache --enable-strict-thinking": reasons.TOLD,
+            "--enable-response-store --file-storage-path --enable-streaming-session": (
+                "responses are kept for an hour where `store` asks for it; prefixes are found in the cache"
+            ),
+            "--return-input-ids --return-output-ids --enable-return-* --return-hidden-states-mode --return-aux-* "
+            "--sampling-mask-max-tokens": (
+                "log-probabilities name each token; /v1/embeddings gives the last hidden state"
+            ),
+            "--stream-response-default-include-usage "
+            "--incremental-streaming-output --batch-notify-size": "each request says how it streams",
+            # The server.
+            "--admin-api-key": "--keys FILE, made by `bridle keys add USER`, some of them with --admin",
+            "--fastapi-root-path --enable-http-worker-reuseport --enable-http2 --http2-*": reasons.PROXY,
+            "--smg-* --sidecar --sidecar-args": reasons.MULTI,
+            "--skip-server-warmup --warmups": "--no-warm-up loads without running a step",
+            "--log-level-http "
+            "--uvicorn-access-log-exclude-prefixes --decode-log-interval --show-time-cost": reasons.LOGGING,
+            "--log-requests --log-requests-*": reasons.PRIVATE,
+            "--enable-metrics-for-all-schedulers --tokenizer-metrics-* --extra-metric-labels --bucket-* "
+            "--prompt-tokens-buckets --generation-tokens-buckets --enable-request-time-stats-logging "
+            "--enable-forward-pass-metrics --forward-pass-metrics-* --export-metrics-to-file "
+            "--export-metrics-to-file-dir": reasons.METRICS,
+            "--enable-trace --trace-modules": "--otlp-endpoint turns traces on",
+            "--crash-dump-folder --kv-canary --kv-canary-* --debug-tensor-dump-* --forward-hooks "
+            "--msprobe-dump-config --enable-layerwise-nvtx-marker": reasons.DEBUGGING,
+        },
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridle.compat.cli_flags import reasons
-from bridle.compat.cli_flags.schema import Flag, refused, same, spelt, taken
+from bridle.compat.cli_flags.schema import Flag, refusals, same, spelt, taken
 
 TGI: tuple[Flag, ...] = (
     *same("TGI", "--max-input-tokens --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens"),
@@ -15,40 +15,41 @@ TGI: tuple[Flag, ...] = (
     *taken("TGI", "--json-output", "--log-format json"),
     *taken("TGI", "--graceful-termination-timeout -g", "--grace-period"),
     *taken("TGI", "-p", "--port"),
-    *refused("TGI", "--max-best-of", "--max-choices bounds the choices of one call"),
-    *refused("TGI", "--max-stop-sequences --max-top-n-tokens", "bounded as docs/tgi.md says"),
-    *refused("TGI", "--validation-workers --tokenizer-config-path", reasons.TOKENIZERS),
-    *refused("TGI", "--rope-factor", reasons.ROPE),
-    *refused("TGI", "--cuda-graphs", reasons.GRAPHS),
-    *refused("TGI", "--disable-custom-kernels", reasons.KERNELS),
-    *refused("TGI", "--shard-uds-path", "shards are started and found by themselves: --shards"),
-    *refused("TGI", "--prometheus-port", "metrics are at /metrics of the same port"),
-    *refused(
-        "TGI", "--watermark-gamma --watermark-delta", "the field `watermark` is refused: a controller can mark a text"
+    *refusals(
+        "TGI",
+        {
+            "--max-best-of": "--max-choices bounds the choices of one call",
+            "--max-stop-sequences --max-top-n-tokens": "bounded as docs/tgi.md says",
+            "--validation-workers --tokenizer-config-path": reasons.TOKENIZERS,
+            "--rope-factor": reasons.ROPE,
+            "--cuda-graphs": reasons.GRAPHS,
+            "--disable-custom-kernels": reasons.KERNELS,
+            "--shard-uds-path": "shards are started and found by themselves: --shards",
+            "--prometheus-port": "metrics are at /metrics of the same port",
+            "--watermark-gamma --watermark-delta": "the field `watermark` is refused: a controller can mark a text",
+            "--ngrok --ngrok-*": reasons.PROXY,
+            "--disable-grammar-support": "constraints are always there; --policies can refuse them",
+            "--env -e": "`bridle doctor`",
+            "--usage-stats": "nothing about usage is sent anywhere",
+            "--enable-prefill-logprobs": reasons.ALWAYS,
+        },
     ),
-    *refused("TGI", "--ngrok --ngrok-*", reasons.PROXY),
-    *refused("TGI", "--disable-grammar-support", "constraints are always there; --policies can refuse them"),
-    *refused("TGI", "--env -e", "`bridle doctor`"),
-    *refused("TGI", "--usage-stats", "nothing about usage is sent anywhere"),
-    *refused("TGI", "--enable-prefill-logprobs", reasons.ALWAYS),
     # AICI's servers, rllm-llamacpp and rllm-cuda. The flags of aicirt are those of `bridle runtime`.
     *same("AICI", "-A"),
     *taken("AICI", "--aicirt", "--aici-rt"),
     *taken("AICI", "--aicirt-arg", "--aici-rtarg"),
-    *refused("AICI", "-t", "--tokenizer"),
-    *refused("AICI", "--local-weights --gguf", "`bridle serve FOLDER`, or the GGUF file itself"),
-    *refused("AICI", "--gpu-layers", "--device cuda, with all layers"),
-    *refused("AICI", "-g", "--device cuda, with all layers"),
-    *refused(
+    *refusals(
         "AICI",
-        "--json-size --bin-size --busy-wait-time --shm-prefix",
-        "-A passes it to the runtime: `-A --json-size=64`",
-    ),
-    *refused("AICI", "--log --verbose --daemon", reasons.LOGGING),
-    *refused(
-        "AICI",
-        "--setting -s --test --warmup --warmup-only -w --profile-step",
-        "the knobs of a step are those of docs/batching.md",
+        {
+            "-t": "--tokenizer",
+            "--local-weights --gguf": "`bridle serve FOLDER`, or the GGUF file itself",
+            "--gpu-layers": "--device cuda, with all layers",
+            "-g": "--device cuda, with all layers",
+            "--json-size --bin-size --busy-wait-time --shm-prefix": "-A passes it to the runtime: `-A --json-size=64`",
+            "--log --verbose --daemon": reasons.LOGGING,
+            "--setting "
+            "-s --test --warmup --warmup-only -w --profile-step": "the knobs of a step are those of docs/batching.md",
+        },
     ),
 )
 
@@ -56,6 +57,11 @@ TGI: tuple[Flag, ...] = (
 LMQL: tuple[Flag, ...] = (
     *same("LMQL", "--host --port --cuda --static --single_thread"),
     *same("LMQL", "--dtype", "`float32`, `bfloat16`, `float16`, `8bit`"),
-    *refused("LMQL", "--loader", reasons.LOADING),
-    *refused("LMQL", "--layout", "`bridle serve` speaks LMTP, too, and has --shards and --replicas"),
+    *refusals(
+        "LMQL",
+        {
+            "--loader": reasons.LOADING,
+            "--layout": "`bridle serve` speaks LMTP, too, and has --shards and --replicas",
+        },
+    ),
 )
