@@ -114,13 +114,7 @@ _FIELDS: tuple[CompatField, ...] = (
     optional("vLLM TGI", "use_beam_search", True, (False,), _BEAMS),
     optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0), _BEAMS),
     optional(f"vLLM TGI {_WEBUI}", "early_stopping", True, (False,), _BEAMS),
-    absent(
-        f"TGI {_WEBUI}",
-        "num_beams",
-        _BEAMS_BY_NAME,
-        4,
-        (1,),
-    ),
+    absent(f"TGI {_WEBUI}", "num_beams", _BEAMS_BY_NAME, 4, (1,)),
     absent(f"TGI {_WEBUI}", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
     named("llama.cpp", "banned_strings", "banned_phrases", ["x"]),
     *same(

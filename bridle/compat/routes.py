@@ -13,6 +13,12 @@ from bridle.compat.vendor_fields import JUDGED, TEXT
 _HEARD = "a chat with `input_audio` does it, of models that read sound"
 _STORE = "the server keeps responses alone: send the whole conversation"
 
+_DROPPED = "what is cached is dropped when room is needed"
+_LEAVES = "a client that leaves ends its request; nothing stops the others"
+_LOOK = "traces of requests, /metrics and `bridle top` are what there is to look at"
+_REPLACED = "replicas and shards are started and replaced by themselves; Ray Serve scales"
+_WEIGHTS = "weights are not changed while they are served: load the new ones under another name"
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -75,7 +81,7 @@ ROUTES: tuple[Route, ...] = (
     *_routes("vLLM", "/generative_scoring", "/v1/score with a cross-encoder; `LLM.score` for texts"),
     *_routes("vLLM SGLang", "/v1/decisions /v1/systemone", "`choice` on /v1/completions, and its log-probabilities"),
     *_routes("vLLM", "/v1/chat/completions/batch", "`bridle run-batch` answers files of requests"),
-    *_routes("vLLM", "/inference/v1/abort_requests", "a client that leaves ends its request; nothing stops the others"),
+    *_routes("vLLM", "/inference/v1/abort_requests", _LEAVES),
     *_routes("vLLM", "/inference/v1/generate", "/v1/completions takes token ids; /generate streams them"),
     *_routes(
         "vLLM",
@@ -130,55 +136,31 @@ ROUTES: tuple[Route, ...] = (
         "SGLang", "/parse_function_call /separate_reasoning", "/v1/chat/completions tells calls and thoughts apart"
     ),
     *_routes("SGLang", "/open_session /close_session", "send the whole conversation: its KV is found again"),
-    *_routes(
-        "SGLang",
-        "/abort_request /pause_generation /continue_generation /slow_down",
-        "a client that leaves ends its request; nothing stops the others",
-    ),
-    *_routes(
-        "vLLM",
-        "/abort_requests /pause /resume /is_paused",
-        "a client that leaves ends its request; nothing stops the others",
-    ),
+    *_routes("SGLang", "/abort_request /pause_generation /continue_generation /slow_down", _LEAVES),
+    *_routes("vLLM", "/abort_requests /pause /resume /is_paused", _LEAVES),
     *_routes("vLLM", "/sleep /wake_up /is_sleeping /release_kv_cache_memory", "/v1/models/unload and /v1/models/load"),
     *_routes("SGLang", "/release_memory_occupation /resume_memory_occupation", "/v1/models/unload and /v1/models/load"),
-    *_routes(
-        "vLLM",
-        "/reset_prefix_cache /reset_mm_cache /reset_encoder_cache /kv_event_sources",
-        "what is cached is dropped when room is needed",
-    ),
+    *_routes("vLLM", "/reset_prefix_cache /reset_mm_cache /reset_encoder_cache /kv_event_sources", _DROPPED),
     *_routes(
         "SGLang",
         "/hicache/storage-backend /hicache/storage-backend/clear /get_hicache_l3_cache_layout /freeze_gc",
-        "what is cached is dropped when room is needed",
+        _DROPPED,
     ),
-    *_routes(
-        "vLLM SGLang",
-        "/start_profile /stop_profile",
-        "traces of requests, /metrics and `bridle top` are what there is to look at",
-    ),
-    *_routes("vLLM", "/collective_rpc", "traces of requests, /metrics and `bridle top` are what there is to look at"),
+    *_routes("vLLM SGLang", "/start_profile /stop_profile", _LOOK),
+    *_routes("vLLM", "/collective_rpc", _LOOK),
     *_routes(
         "SGLang",
         "/configure_logging /set_trace_level /dumper/{method} /set_internal_state "
         "/start_expert_distribution_record /stop_expert_distribution_record /dump_expert_distribution_record",
-        "traces of requests, /metrics and `bridle top` are what there is to look at",
+        _LOOK,
     ),
-    *_routes(
-        "vLLM",
-        "/fault_tolerance/apply /fault_tolerance/status /get_world_size",
-        "replicas and shards are started and replaced by themselves; Ray Serve scales",
-    ),
-    *_routes(
-        "vLLM SGLang",
-        "/is_scaling_elastic_ep /scale_elastic_ep",
-        "replicas and shards are started and replaced by themselves; Ray Serve scales",
-    ),
+    *_routes("vLLM", "/fault_tolerance/apply /fault_tolerance/status /get_world_size", _REPLACED),
+    *_routes("vLLM SGLang", "/is_scaling_elastic_ep /scale_elastic_ep", _REPLACED),
     *_routes(
         "SGLang",
         "/pd_role_switch /register_transfer_engine_info /get_transfer_engine_info "
         "/remote_instance_transfer_engine_info /get_remote_instance_transfer_engine_info",
-        "replicas and shards are started and replaced by themselves; Ray Serve scales",
+        _REPLACED,
     ),
     *_routes(
         "SGLang",
@@ -186,19 +168,15 @@ ROUTES: tuple[Route, ...] = (
         "/update_weights_from_ipc /update_weights_from_tensor /init_weights_update_group "
         "/destroy_weights_update_group /init_weights_send_group_for_remote_instance "
         "/send_weights_to_remote_instance /get_weights_by_name /weights_checker",
-        "weights are not changed while they are served: load the new ones under another name",
+        _WEIGHTS,
     ),
     *_routes(
         "vLLM",
         "/start_weight_update /finish_weight_update /start_draft_weight_update /update_weights "
         "/init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_info /weight_checker",
-        "weights are not changed while they are served: load the new ones under another name",
+        _WEIGHTS,
     ),
-    *_routes(
-        "vLLM SGLang",
-        "/update_weight_version",
-        "weights are not changed while they are served: load the new ones under another name",
-    ),
+    *_routes("vLLM SGLang", "/update_weight_version", _WEIGHTS),
     *_routes(
         "SGLang",
         "/add_external_corpus /list_external_corpora /remove_external_corpus",
