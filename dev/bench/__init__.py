@@ -25,4 +25,5 @@ BENCHMARKS = {
     "speculation": "what drafted tokens gain, beside none, and beside drafts in transformers and llama.cpp",
     "steps": "what a step costs, by what is in it",
     "trace": "what tracing costs, with and without in turns",
+    "verbs": "the engine's verbs next to requests over the prefix cache; starts, forks and forced tokens",
 }
