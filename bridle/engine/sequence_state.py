@@ -40,7 +40,7 @@ class PendingToken:
 class QueueState:
     """The sequence's state in the scheduler's queues, and its times there.
 
-    Written by the scheduler; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
+    Written by `SequenceQueues`; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
     step, and `num_passes` by `PromptShares`.
     """
 
