@@ -24,7 +24,7 @@ from bridle.engine.scheduling.step_plan import BlockCopy, SampleBatch, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import QueueState
 from bridle.engine.spec_decode.draft_step import DraftStep, first_way
-from bridle.engine.spec_decode.proposers import Drafts, Wish
+from bridle.engine.spec_decode.proposers import Drafts, Proposer, Wish
 from bridle.engine.spec_decode.step_cost import StepCost
 
 _log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class _Shadow:
     num_known: int
 
 
-class ModelDrafter:
-    """Implements `Proposer` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
+class ModelDrafter(Proposer):
+    """A `Proposer` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
     which never draws `unnamed` ids."""
 
     def __init__(

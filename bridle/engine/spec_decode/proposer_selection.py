@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import ControllerPool
@@ -26,7 +26,6 @@ from bridle.engine.spec_decode.cost_model import (
 from bridle.engine.spec_decode.proposers import LookupDrafter, ProposalDrafter, Proposer
 from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
 
-Pool = ControllerPool | None
 #: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
 _CHOSEN = 0.8
 #: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
@@ -64,6 +63,15 @@ class DraftBackoff:
         return True
 
 
+@dataclass(slots=True)
+class _AskingCost:
+    """What a pool takes for a part of a draft: seconds to filter it, its rows, and seconds to predict the answer."""
+
+    filtering: Average = field(default_factory=Average)
+    size: Average = field(default_factory=Average)
+    predicting: Average = field(default_factory=Average)
+
+
 class ProposerSelector:
     """Asks the drafters, and learns what asking costs and gives. `rest` is ended by what is looked for."""
 
@@ -72,14 +80,9 @@ class ProposerSelector:
         self._lookup = LookupDrafter()
         self._model = model
         self._drafters: tuple[Proposer, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
-        self._modelled, self._copied = (
-            AcceptanceRate(),
-            AcceptanceRate(),
-        )  # how often either was right, whatever the sequence
+        self._modelled, self._copied = AcceptanceRate(), AcceptanceRate()  # over all sequences
         self.num_sequences = 1  # of the step that was planned last
-        self._leading: dict[Pool, Average] = defaultdict(Average)  # seconds of a part
-        self._sizes: dict[Pool, Average] = defaultdict(Average)  # and its rows
-        self._foreseeing: dict[Pool, Average] = defaultdict(Average)
+        self._asked: dict[ControllerPool | None, _AskingCost] = defaultdict(_AskingCost)
         self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
         self.timer = timer
         self._rest = rest
@@ -125,10 +128,10 @@ class ProposerSelector:
         for wish in sorted(wishes, key=lambda wish: -chances[wish.seq.id]):
             seq, chance = wish.seq, chances[wish.seq.id]
             num_alike = len(ranked) - bisect_left(ranked, chance)
-            cost = self._asking(seq) + step.cost(max(self._sizes[seq.control.pool].each, 1.0), chance)
+            cost = self._asking(seq) + step.cost(max(self._asked[seq.control.pool].size.each, 1.0), chance)
             depth = depth_worth(chance, cost, step, num_alike) if wish.is_free else wish.limit
             if not depth:
-                self._foreseeing[seq.control.pool].fade()
+                self._asked[seq.control.pool].predicting.fade()
             if not depth or (self._model is not None and chance < self._model_chance(seq)):
                 self.track_unverified(seq, self._copy(seq, 1))
                 continue
@@ -187,8 +190,8 @@ class ProposerSelector:
             path = [token for part in parts for token in part]
             tokens = self._lookup.draft_after(seq, path, min(limit - len(parts), room - len(path)))
         spent = self.timer() - began
-        self._leading[pool].note(max(len(parts), 1), spent)
-        self._sizes[pool].note(len(parts), sum(map(len, parts)))
+        self._asked[pool].filtering.note(max(len(parts), 1), spent)
+        self._asked[pool].size.note(len(parts), sum(map(len, parts)))
         self._seconds_ahead += spent
         return fitting(parts, limit, room)
 
@@ -198,11 +201,12 @@ class ProposerSelector:
             return 0.0
         if seq.drafts.foretold is not None:
             return self._waiting.of_row()
-        return self._leading[seq.control.pool].each + self._foreseeing[seq.control.pool].each
+        cost = self._asked[seq.control.pool]
+        return cost.filtering.each + cost.predicting.each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
         """Note how long it took to ask what steers `seq` about the drafts of a step."""
-        self._foreseeing[seq.control.pool].note(max(num_known, 1), seconds)
+        self._asked[seq.control.pool].predicting.note(max(num_known, 1), seconds)
         self._seconds_ahead += seconds
 
     def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:

@@ -9,7 +9,6 @@ controller proposes, `LookupDrafter` copies from the client's prediction and fro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from bridle.engine.control.decision import MAX_PROPOSED, Decision
 from bridle.engine.sequence import Sequence
@@ -25,7 +24,7 @@ Wish = tuple[Sequence, int]
 Drafts = dict[int, tuple[int, ...]]
 
 
-class Proposer(Protocol):
+class Proposer:
     """Guesses the next tokens of sequences. What it keeps of one follows its tokens, and goes with its KV."""
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
@@ -34,7 +33,7 @@ class Proposer(Protocol):
 
     def seconds(self, num_sequences: int) -> float:
         """How long one token for each of so many sequences takes; 0 if that is nothing beside a step."""
-        raise NotImplementedError
+        return 0.0
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""
@@ -46,7 +45,7 @@ class Proposer(Protocol):
         """Release what the drafter holds. Idempotent."""
 
 
-class ProposalDrafter:
+class ProposalDrafter(Proposer):
     """Drafts what a controller has proposed, as long as it comes true. It lies at the sequence itself."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -71,10 +70,6 @@ class ProposalDrafter:
     def _is_known(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
-    def seconds(self, num_sequences: int) -> float:
-        """Nothing."""
-        return 0.0
-
     def cut(self, seq: Sequence) -> None:
         """Forget a proposal that began behind the end; one that was under way goes on from there."""
         proposal = seq.drafts.proposal
@@ -82,12 +77,6 @@ class ProposalDrafter:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
             if proposal.num_true < 0:
                 seq.drafts.proposal = None
-
-    def forget(self, seq: Sequence) -> None:
-        """Nothing is kept beside the sequence."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
@@ -107,7 +96,7 @@ def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
     return proposal.tokens[proposal.num_true : proposal.num_true + limit]
 
 
-class LookupDrafter:
+class LookupDrafter(Proposer):
     """Drafts what followed where the same few tokens stood before: in the client's prediction, prompt and output."""
 
     def __init__(self) -> None:
@@ -130,10 +119,6 @@ class LookupDrafter:
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 
-    def seconds(self, num_sequences: int) -> float:
-        """Microseconds: nothing."""
-        return 0.0
-
     def cut(self, seq: Sequence) -> None:
         """Take the same tokens back in the text."""
         if seq.id in self._texts:
@@ -142,7 +127,3 @@ class LookupDrafter:
     def forget(self, seq: Sequence) -> None:
         """Drop the text: so much is kept as KV is."""
         self._texts.pop(seq.id, None)
-
-    def close(self) -> None:
-        """Drop all texts."""
-        self._texts.clear()
