@@ -202,11 +202,9 @@ class BeamPool(SyncControllerPool[_Group]):
         return len(self._opened) + len({id(group) for group in self._live.values()})
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `BeamSearch`."""
         return isinstance(controller, BeamSearch)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Begin a search."""
         assert isinstance(request.controller, BeamSearch)
         self._opened[request.id] = _Group(request.controller)
         return opened(request.prompt)

@@ -63,12 +63,10 @@ class ComposedPool(ControllerPool):
         return opening.future
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """Those of its controllers, one after the other."""
         opening = self._opened.get(request.id)
         return () if opening is None else opening.modules
 
     def abandon(self, request: Request) -> None:
-        """Drop all that `open` made."""
         opening = self._opened.pop(request.id, None)
         if opening is not None:
             opening.abandon()
@@ -238,7 +236,6 @@ class ComposedPool(ControllerPool):
     # -- going ---------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the controllers of these outputs."""
         parts: dict[ControllerPool, list[int]] = {}
         for seq_id in seq_ids:
             self._answers.pop(seq_id, None)

@@ -19,10 +19,8 @@ class NoopPool(SyncControllerPool[None]):
         return False
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Nothing has to be made."""
         return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Answer."""
         for ask in asks:
             self._answers[ask.seq_id] = Answer(None if ask.final else Decision.sample())

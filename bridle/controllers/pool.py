@@ -75,7 +75,6 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `Controller`."""
         return isinstance(controller, Controller)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -190,7 +189,6 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         super().close(seq_ids)
 
     def shutdown(self) -> None:
-        """Drop everything."""
         self.close(list(self._live))
         super().shutdown()
 

@@ -32,7 +32,6 @@ class SharedPool(DelegatingPool):
         self._pool.close(seq_ids)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """The answers for the engine."""
         if not (self.num_composed or self._answers):
             return self._pool.collect(seq_ids, deadline)
         self._fetch([seq_id for seq_id in seq_ids if seq_id not in self._answers], deadline)

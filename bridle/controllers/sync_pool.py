@@ -24,7 +24,6 @@ class SyncControllerPool(ControllerPool, Generic[_Instance]):
         self._answers: dict[int, Answer] = {}
 
     def abandon(self, request: Request) -> None:
-        """Drop what `open` made."""
         self._opened.pop(request.id, None)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
@@ -33,13 +32,11 @@ class SyncControllerPool(ControllerPool, Generic[_Instance]):
         return answers
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop what these sequences have."""
         for seq_id in seq_ids:
             self._live.pop(seq_id, None)
             self._answers.pop(seq_id, None)
 
     def shutdown(self) -> None:
-        """Drop everything."""
         self._opened.clear()
         self._live.clear()
         self._answers.clear()

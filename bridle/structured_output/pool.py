@@ -86,7 +86,6 @@ class ConstraintPool(ControllerPool):
     # -- coming --------------------------------------------------------------------------------------------
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `Constraint`."""
         return isinstance(controller, Constraint)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -111,7 +110,6 @@ class ConstraintPool(ControllerPool):
         return future
 
     def abandon(self, request: Request) -> None:
-        """Drop what `open` made."""
         self._opened.pop(request.id, None)
 
     # -- the step ------------------------------------------------------------------------------------------
@@ -214,7 +212,6 @@ class ConstraintPool(ControllerPool):
             self._arrived.notify()
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """The answers that are ready; waits for those of `seq_ids` until `deadline`."""
         wanted = () if deadline is None else tuple(seq_ids)
         with self._arrived:
             while deadline is not None and any(seq_id in self._under_way for seq_id in wanted):
@@ -315,7 +312,6 @@ class ConstraintPool(ControllerPool):
                 self._under_way.pop(seq_id, None)
 
     def shutdown(self) -> None:
-        """End threads and children. Idempotent."""
         self.compiler.close()
         self._workers.close()
         self.close([*self._live])

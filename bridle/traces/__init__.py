@@ -5,15 +5,26 @@
     for trace in read("once.jsonl"):
         print(rebuild(trace)[0].text)
 
-What a trace consists of is in `records.py`, which needs the standard library alone; the rest is loaded when it is used.
+What a trace consists of is in `records.py`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names
+from bridle.traces.format import (
+    MAX_LINE_BYTES,
+    decode_record,
+    encode_record,
+    encode_trace,
+    header_of,
+    parse,
+    read,
+    read_records,
+    schema,
+    write,
+)
 from bridle.traces.records import (
     KINDS,
     MAX_BIASES,
@@ -43,20 +54,7 @@ from bridle.traces.records import (
     WaitRecord,
     made,
 )
-
-if TYPE_CHECKING:
-    from bridle.traces.format import MAX_LINE_BYTES as MAX_LINE_BYTES
-    from bridle.traces.format import decode_record as decode_record
-    from bridle.traces.format import encode_record as encode_record
-    from bridle.traces.format import encode_trace as encode_trace
-    from bridle.traces.format import header_of as header_of
-    from bridle.traces.format import parse as parse
-    from bridle.traces.format import read as read
-    from bridle.traces.format import read_records as read_records
-    from bridle.traces.format import schema as schema
-    from bridle.traces.format import write as write
-    from bridle.traces.replay_text import Rebuilt as Rebuilt
-    from bridle.traces.replay_text import rebuild as rebuild
+from bridle.traces.replay_text import Rebuilt, rebuild
 
 __all__ = [
     "ChunkRecord",
@@ -100,32 +98,5 @@ __all__ = [
     "write",
 ]
 
-_HOMES = {
-    "bridle.traces.replay_text": (
-        "Rebuilt",
-        "rebuild",
-    ),
-    "bridle.traces.format": (
-        "MAX_LINE_BYTES",
-        "decode_record",
-        "encode_record",
-        "encode_trace",
-        "header_of",
-        "parse",
-        "read",
-        "read_records",
-        "schema",
-        "write",
-    ),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def _load(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
-
-
 if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
-    __getattr__ = old_names(__name__, _load)
+    __getattr__ = old_names(__name__)

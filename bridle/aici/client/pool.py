@@ -138,7 +138,6 @@ class RuntimePool(ControllerPool):
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""
         return self._instances.open(request)
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
@@ -239,7 +238,6 @@ class RuntimePool(ControllerPool):
         self._flush(life)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Return the answers that are there. Waits for those of `seq_ids` until `deadline` of the monotonic clock."""
         life = self._sync()
         wanted = set(seq_ids)
         if self._held:
@@ -276,7 +274,6 @@ class RuntimePool(ControllerPool):
         self._answers.clear()
 
     def shutdown(self) -> None:
-        """End the runtime. Idempotent."""
         self._keeper.close()
         self._instances.close()
         if self._life is not None:

@@ -103,7 +103,6 @@ class ModelDrafter(Proposer):
             self._freed.append(seq.id)
 
     def close(self) -> None:
-        """Close the executor."""
         self._executor.close()
 
     # -- following -----------------------------------------------------------------------------------------
