@@ -101,7 +101,7 @@ class ComponentInstance(Instance):
         store = wasmtime.Store(program.engine)
         store.set_limits(limits.max_memory, 100_000, _MAX_PARTS, _MAX_PARTS, _MAX_PARTS)
         store.set_wasi(wasmtime.WasiConfig())
-        program.crossing.arm(store, limits.max_call_time)
+        program.crossing.arm(store)
         store.set_epoch_deadline(LOOK_TICKS)
         self.world = World(self.surroundings.timer_resolution_ns)
         self._start_budget(limits.max_init_time)

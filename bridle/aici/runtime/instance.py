@@ -24,9 +24,9 @@ from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
     GuestFailed,
     GuestFault,
-    GuestMemory,
     running,
 )
+from bridle.aici.runtime.wasm_calls import GuestMemory
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
 
 #: The result of `aici_host_self_seq_id` before an engine has given a number.
@@ -38,21 +38,15 @@ _MERCY = 0.02
 _STORE = ("_exports", "_functions", "_store", "memory")
 
 
-class NoMemory:
+class NoMemory(GuestMemory):
     """Takes the memory's place until an instance has its own."""
 
     size = 0
 
-    def read(self, start: int, length: int) -> bytes:
-        raise GuestFault("the instance has no memory yet")
+    def __init__(self) -> None:
+        pass
 
-    def write(self, start: int, data: bytes | memoryview) -> None:
-        raise GuestFault("the instance has no memory yet")
-
-    def read_u32(self, start: int) -> int:
-        raise GuestFault("the instance has no memory yet")
-
-    def write_u32(self, start: int, value: int) -> None:
+    def view(self) -> memoryview:
         raise GuestFault("the instance has no memory yet")
 
 
@@ -238,7 +232,7 @@ class Instance:
         program = self.program
         store = wasmtime.Store(program.engine)
         store.set_limits(memory_size=limits.max_memory, table_elements=100_000, instances=1, tables=2, memories=1)
-        program.crossing.arm(store, limits.max_call_time)
+        program.crossing.arm(store)
         store.set_epoch_deadline(LOOK_TICKS)
         try:
             instance = program.pre.instantiate(store)
@@ -248,7 +242,7 @@ class Instance:
         self._store, self._exports = store, exports
         memory = exports.get("memory")
         if isinstance(memory, wasmtime.Memory):
-            self.memory = program.crossing.memory(store, memory)
+            self.memory = GuestMemory(store, memory)
         self._functions = {}
 
     def _begin(self) -> None:

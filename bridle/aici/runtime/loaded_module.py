@@ -10,7 +10,7 @@ import wasmtime
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.module_metadata import ModuleMetadata
 from bridle.aici.runtime.vocabulary import RuntimeVocabulary
-from bridle.aici.runtime.wasm import Crossing
+from bridle.aici.runtime.wasm_calls import Crossing
 
 
 @dataclass(frozen=True, slots=True)

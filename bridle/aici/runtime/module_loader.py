@@ -15,9 +15,9 @@ from bridle.aici.runtime import constraints, host, host_extensions, wasi
 from bridle.aici.runtime.component import LinkedComponent, make_linker
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.loaded_module import LoadedModule
-from bridle.aici.runtime.module_metadata import WASMTIME_VERSION, ModuleMetadata
-from bridle.aici.runtime.wasm import FAST_VERSIONS, Crossing, make_config
-from bridle.aici.runtime.wasm_public import PublicCrossing
+from bridle.aici.runtime.module_metadata import ModuleMetadata
+from bridle.aici.runtime.wasm import make_config
+from bridle.aici.runtime.wasm_calls import Crossing
 from bridle.errors import InvalidRequest
 
 
@@ -25,9 +25,9 @@ class Sandbox:
     """A Wasm engine with everything that guests may import, ready to load compiled code. There is one for
     each process."""
 
-    def __init__(self, limits: RuntimeLimits, way: Crossing | None = None) -> None:
+    def __init__(self, limits: RuntimeLimits) -> None:
         self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
-        self.crossing = way or crossing()
+        self.crossing = Crossing()
         self._linkers = {old: self._link(old) for old in (False, True)}
 
     def load(self, path: str, facts: ModuleMetadata) -> LoadedModule:
@@ -53,12 +53,3 @@ class Sandbox:
         for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS, *host_extensions.FUNCTIONS):
             self.crossing.define(linker, function)
         return linker
-
-
-def crossing() -> Crossing:
-    """The fastest crossing that was tested with the installed wasmtime."""
-    if WASMTIME_VERSION.startswith(FAST_VERSIONS):
-        from bridle.aici.runtime.wasm_fast import FastCrossing  # reaches into what other versions lay out differently
-
-        return FastCrossing()
-    return PublicCrossing()

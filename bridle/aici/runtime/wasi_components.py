@@ -15,8 +15,7 @@ from typing import Any
 
 from wasmtime import component as wc
 
-from bridle.aici.runtime.module_metadata import WASMTIME_VERSION
-from bridle.aici.runtime.wasm import FAST_VERSIONS, GuestFault
+from bridle.aici.runtime.wasm import GuestFault
 
 #: The time between two readings of a clock, in nanoseconds.
 TICK_NS = 1_000_000
@@ -24,9 +23,8 @@ TICK_NS = 1_000_000
 EPOCH = 946_684_800
 _SECOND_NS = 1_000_000_000
 _MAX_RANDOM = 64 << 10
-#: The patch level of WASI 0.2 that wasmtime defines is the one to replace. With an untested version of wasmtime, all
-#: are.
-_PATCHES = (12,) if WASMTIME_VERSION.startswith(FAST_VERSIONS) else tuple(range(64))
+#: The patch level of WASI 0.2 that wasmtime 50 defines.
+_PATCH = 12
 
 
 class World:
@@ -70,10 +68,9 @@ def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Call
     """Define these functions over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
     linker.allow_shadowing = True
     for name, functions in _INTERFACES.items():
-        for patch in _PATCHES:
-            with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{patch}") as instance:
-                for function_name, function in functions.items():
-                    instance.add_func(function_name, guarded(function))
+        with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{_PATCH}") as instance:
+            for function_name, function in functions.items():
+                instance.add_func(function_name, guarded(function))
     linker.allow_shadowing = False
 
 

@@ -1,9 +1,6 @@
 """The thin layer over wasmtime: engine settings, host functions, calls into guests, and how they are interrupted.
 
-There are two ways to cross the border between host and guest with the same interface: `wasm_fast`, a few pre-bound
-functions of wasmtime's C API, several times cheaper, but with private names, so bound to tested versions; and
-`wasm_public`, over the documented API, which takes over with any other version. This module knows nothing of
-controllers.
+`wasm_calls` crosses the border between host and guest. This module knows nothing of controllers.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import wasmtime
 from wasmtime import _ffi as ffi
@@ -20,8 +17,6 @@ from wasmtime import _ffi as ffi
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.errors import ControllerError, ControllerTrap
 
-#: Versions of wasmtime that `wasm_fast` was tested with.
-FAST_VERSIONS = ("50.",)
 #: Seconds between two ticks of the epoch clock, and ticks between two looks at a running guest.
 TICK = 0.002
 LOOK_TICKS = 2
@@ -39,19 +34,9 @@ class GuestStopped(ControllerError):
     """A guest was ended from outside, because it was too late or is no longer needed."""
 
 
-class InterruptibleGuest(Protocol):
-    """What a crossing needs to know of the running guest. `failure` keeps the exception of a host function, because an
-    exception cannot travel through Wasm frames."""
-
-    failure: BaseException | None
-
-    def stop_reason(self) -> ControllerError | None:
-        """Why the guest must end, or None to go on. Asked every few milliseconds while it runs."""
-        raise NotImplementedError
-
-
 class _Running(threading.local):
-    """The guest that this thread runs."""
+    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because an exception
+    cannot travel through Wasm frames; its `stop_reason()` is asked every few milliseconds."""
 
     guest: Any = None
 
@@ -69,39 +54,6 @@ class HostFunction:
     params: str
     has_result: bool
     function: Callable[..., int | None]
-
-
-class GuestMemory(Protocol):
-    """Linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`."""
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, start: int, length: int) -> bytes: ...
-
-    def write(self, start: int, data: bytes | memoryview) -> None: ...
-
-    def read_u32(self, start: int) -> int: ...
-
-    def write_u32(self, start: int, value: int) -> None: ...
-
-
-class Crossing(Protocol):
-    """One way to cross between host and guest."""
-
-    def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
-        """Let modules that are linked with `linker` import a function."""
-
-    def bind(self, store: wasmtime.Store, function: wasmtime.Func, num_params: int) -> Callable[..., int]:
-        """A callable that runs an export on this thread; `running.guest` must be set. A trap raises
-        `ControllerTrap` with a backtrace, unless the guest has a `failure`, which is raised instead."""
-        raise NotImplementedError
-
-    def arm(self, store: wasmtime.Store, limit_ms: int) -> None:
-        """Make calls into a new store interruptible."""
-
-    def memory(self, store: wasmtime.Store, memory: wasmtime.Memory) -> GuestMemory:
-        raise NotImplementedError
 
 
 def check_span(start: int, length: int, size: int) -> None:

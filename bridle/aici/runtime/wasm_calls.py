@@ -1,4 +1,5 @@
-"""Crossing the border through pre-bound functions of wasmtime's C API. See `wasm` for when it is used.
+"""Crossing the border between host and guest, through pre-bound functions of wasmtime's C API: several times cheaper
+than its Python API, but with private names, so bound to tested versions.
 
 Numbers travel in arrays of 16-byte cells. An exception of a host function is kept on the guest and turned into a
 trap; an epoch callback looks at the running guest every few ticks, so that a guest can be ended at any time and a
@@ -14,15 +15,18 @@ from typing import Any
 import wasmtime
 from wasmtime import _ffi as ffi
 
+from bridle.aici.runtime.module_metadata import WASMTIME_VERSION
 from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
-    GuestMemory,
     HostFunction,
     check_span,
     running,
     with_backtrace,
 )
 from bridle.errors import ControllerTrap
+
+if not WASMTIME_VERSION.startswith("50."):
+    raise ImportError(f"wasmtime: got {WASMTIME_VERSION}; controllers need 50.x: pip install 'wasmtime>=50.0.1,<51'")
 
 _Cells = ctypes.POINTER(ctypes.c_int64)
 _HOST_CALL = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, _Cells, ctypes.c_size_t)
@@ -61,13 +65,14 @@ _new_error = _prototype("wasmtime_error_new", ctypes.c_size_t, ctypes.c_char_p)
 _new_trap = _prototype("wasmtime_trap_new", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
 
 
-class FastCrossing:
-    """See `wasm.Crossing`."""
+class Crossing:
+    """Crosses between host and guest."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []  # callbacks must outlive every linker that knows them
 
     def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
+        """Let modules that are linked with `linker` import a function."""
         callback = _HOST_CALL(_trampoline(function))
         self._kept.append(callback)
         params = [wasmtime.ValType.i64() if p == "I" else wasmtime.ValType.i32() for p in function.params]
@@ -89,6 +94,8 @@ class FastCrossing:
             raise wasmtime.WasmtimeError._from_ptr(error)
 
     def bind(self, store: wasmtime.Store, function: wasmtime.Func, num_params: int) -> Callable[..., int]:
+        """A callable that runs an export on this thread; `running.guest` must be set. A trap raises
+        `ControllerTrap` with a backtrace, unless the guest has a `failure`, which is raised instead."""
         raw = function._func
         context = ctypes.cast(store._context(), ctypes.c_void_p).value
         cells = (ctypes.c_int64 * (2 * max(num_params, 1)))()
@@ -109,15 +116,14 @@ class FastCrossing:
 
         return call
 
-    def arm(self, store: wasmtime.Store, limit_ms: int) -> None:
+    def arm(self, store: wasmtime.Store) -> None:
+        """Make calls into a new store interruptible."""
         _set_callback(ctypes.cast(store.ptr(), ctypes.c_void_p), _on_epoch, None, None)
 
-    def memory(self, store: wasmtime.Store, memory: wasmtime.Memory) -> GuestMemory:
-        return FastMemory(store, memory)
 
-
-class FastMemory:
-    """See `wasm.GuestMemory`. The view is made anew whenever the memory has grown."""
+class GuestMemory:
+    """Linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`. The view is
+    made anew whenever the memory has grown."""
 
     __slots__ = ("_context", "_memory", "_memory_address", "_size", "_view")
 
