@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from starlette.testclient import TestClient
 from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.http.middleware.request_context import GENERATING_ROUTES
 from bridle.http.settings import HttpSettings
-from bridle.serving.tracing.trace_store import TRACE_EVENTS, TraceStore, wish_of
+from bridle.serving.tracing.trace_store import BOUNDS, TRACE_EVENTS, TraceStore, wish_of
 from bridle.traces import LogRecord, Trace, TraceHeader, decode_record, encode_trace, read
 from bridle.traces.replay_text import rebuild
 from tests.http.harness import local_client, saying, scripted_model
@@ -261,7 +262,7 @@ def test_others_do_not_get_it() -> None:
 
 def test_traces_go_when_they_are_old() -> None:
     now = 0.0
-    book = TraceStore(max_age=10.0, clock=lambda: now)
+    book = TraceStore(bounds=replace(BOUNDS, seconds=10.0), clock=lambda: now)
     book.keep("one", "ann", [trace_of(3)], is_wanted=True)
     now = 9.0
     find(book, "one", "ann")
@@ -284,7 +285,7 @@ def test_nobody_replaces_the_trace_of_another_by_its_name() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3000)), max_size=12))
 def test_the_book_is_bounded_by_what_traces_take(kept: list[tuple[str, int]]) -> None:
-    book = TraceStore(max_bytes=9_000, max_user_bytes=6_000)
+    book = TraceStore(bounds=replace(BOUNDS, max_bytes=9_000, max_bytes_of_user=6_000))
     for number, (user, size) in enumerate(kept):
         book.keep(str(number), user, [trace_of(size)], is_wanted=True)
     book.close()

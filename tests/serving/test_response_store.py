@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bridle.errors import UnknownResponse
-from bridle.serving.outputs.response_store import ResponseStore
+from bridle.serving.outputs.response_store import BOUNDS, ResponseStore
 from bridle.testing.clock import FakeClock
 
 
 def test_nobody_finds_those_of_others_and_nothing_lasts() -> None:
     clock = FakeClock()
-    book = ResponseStore(clock=clock, max_age=10.0)
+    book = ResponseStore(replace(BOUNDS, seconds=10.0), clock)
     assert book.keep("alice", {"id": "r", "output": [1]}, ["said"])
     assert book.keep("bob", {"id": "r", "output": [2]}, [])  # even under the same id
     assert (book.response("alice", "r"), book.input_items("alice", "r")) == ({"id": "r", "output": [1]}, ["said"])
@@ -35,6 +37,6 @@ def test_what_is_kept_does_not_change_with_what_was_given() -> None:
 
 
 def test_one_that_is_larger_than_a_users_share_is_not_kept() -> None:
-    book = ResponseStore(max_bytes_of_user=5_000)
+    book = ResponseStore(replace(BOUNDS, max_bytes_of_user=5_000))
     assert book.keep("u", {"id": "r"}, []) and not book.keep("u", {"id": "large"}, ["a" * 5_000])
     assert book.input_items("u", "r") == []

@@ -18,10 +18,8 @@ from bridle.errors import UnknownResponse
 from bridle.safe_repr import short_repr
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
-#: What is kept of all users and of one, in responses and in bytes, and for how many seconds.
-MAX_RESPONSES, MAX_OF_USER = 16_384, 1_024
-MAX_BYTES, MAX_BYTES_OF_USER = 256 << 20, 64 << 20
-MAX_AGE = 3_600.0
+#: An hour, and how many responses and bytes of all users and of one.
+BOUNDS = StoreBounds(3_600.0, 16_384, 1_024, 256 << 20, 64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +33,17 @@ class _Kept:
 class ResponseStore:
     """Keeps responses."""
 
-    def __init__(
-        self,
-        max_responses: int = MAX_RESPONSES,
-        max_of_user: int = MAX_OF_USER,
-        max_bytes: int = MAX_BYTES,
-        max_bytes_of_user: int = MAX_BYTES_OF_USER,
-        max_age: float = MAX_AGE,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.max_age = max_age
-        bounds = StoreBounds(max_age, max_responses, max_of_user, max_bytes, max_bytes_of_user)
-        self._book: PerUserStore[_Kept] = PerUserStore(bounds, clock)
+    def __init__(self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store: PerUserStore[_Kept] = PerUserStore(bounds, clock)
 
     def __len__(self) -> int:
-        return len(self._book)
+        return len(self._store)
 
     def keep(self, user: str, response: dict[str, Any], input_items: Sequence[Any]) -> bool:
         """Keep a response and what was said before it. Returns False, and keeps nothing, if it is larger than all that
         one user may have."""
         kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
-        return self._book.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
+        return self._store.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
 
     def response(self, user: str, name: str) -> dict[str, Any]:
         """A response as it was given. Raises `UnknownResponse`."""
@@ -70,13 +58,13 @@ class ResponseStore:
     def delete(self, user: str, name: str) -> None:
         """Forget a response. Raises `UnknownResponse`."""
         self._find(user, name)
-        self._book.drop(user, name)
+        self._store.drop(user, name)
 
     def _find(self, user: str, name: str) -> _Kept:
-        kept = self._book.find(user, name)
+        kept = self._store.find(user, name)
         if kept is None:
             raise UnknownResponse(
-                f"no response {short_repr(name)} is kept for this user; they are kept for {self.max_age:g} s, within "
-                "bounds"
+                f"no response {short_repr(name)} is kept for this user; they are kept for "
+                f"{self._store.bounds.seconds:g} s, within bounds"
             )
         return kept

@@ -1,7 +1,7 @@
 """What a model answered of late with tool calls: the exact tokens, so that the next prompt can begin with them.
 
 A client sends an answer back as text and calls, and a chat template may write them in another way than the model did;
-then nothing of the answer's KV could be used. The book knows answers by the ids of their calls, which nobody else has.
+then nothing of the answer's KV could be used. The cache knows answers by the ids of their calls, which nobody else has.
 It is bounded in number and in bytes, fair among users, and forgets by time. Knows neither templates nor wire formats.
 """
 
@@ -17,8 +17,7 @@ from bridle.outputs import ChatMessage, ToolCall
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
 #: The bounds on what is remembered of one model: answers of all users and of one, and their bytes.
-MAX_ANSWERS, MAX_OF_USER = 4_096, 256
-MAX_BYTES, MAX_BYTES_OF_USER = 64 << 20, 32 << 20
+_BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +52,11 @@ def seal_of(text: str) -> bytes:
 class ToolCallTokenCache:
     """Remembers answers for `seconds`. Any thread may call it."""
 
-    def __init__(
-        self,
-        seconds: float,
-        *,
-        max_answers: int = MAX_ANSWERS,
-        max_of_user: int = MAX_OF_USER,
-        max_bytes: int = MAX_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        bounds = StoreBounds(seconds, max_answers, max_of_user, max_bytes, min(max_bytes, MAX_BYTES_OF_USER))
-        self._book: PerUserStore[CachedToolCall] = PerUserStore(bounds, clock)
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store: PerUserStore[CachedToolCall] = PerUserStore(StoreBounds(seconds, *_BOUNDS), clock)
 
     def __len__(self) -> int:
-        return len(self._book)
+        return len(self._store)
 
     def keep(
         self,
@@ -83,8 +73,8 @@ class ToolCallTokenCache:
             return
         own = array("i", prompt), array("i", tokens)
         entry = CachedToolCall(request_id, len(rendered), seal_of(rendered), *own, text, message)
-        self._book.keep(user, message.calls[0].id, entry, entry.num_bytes)
+        self._store.keep(user, message.calls[0].id, entry, entry.num_bytes)
 
     def find(self, user: str, call_id: object) -> CachedToolCall | None:
         """The answer of this user whose first call has the id."""
-        return self._book.find(user, call_id) if isinstance(call_id, str) else None
+        return self._store.find(user, call_id) if isinstance(call_id, str) else None

@@ -26,10 +26,8 @@ from bridle.traces import Trace, encode_trace
 
 #: The header by which a call asks for a trace.
 HEADER = "x-bridle-trace"
-#: How much is kept in memory, of all users and of one, and for how many seconds.
-MAX_BYTES, MAX_USER_BYTES = 128 << 20, 32 << 20
-MAX_TRACES = 65_536
-MAX_AGE = 600.0
+#: Ten minutes, and how many traces and bytes of all users and of one are kept in memory.
+BOUNDS = StoreBounds(600.0, 65_536, 65_536, 128 << 20, 32 << 20)
 #: How much the operator's folder holds; the oldest files go first.
 MAX_FOLDER_BYTES = 1 << 30
 #: About what a record is long, until that is known.
@@ -67,14 +65,11 @@ class TraceStore:
         folder: Path | None = None,
         share: float = 0.0,
         *,
-        max_bytes: int = MAX_BYTES,
-        max_user_bytes: int = MAX_USER_BYTES,
-        max_age: float = MAX_AGE,
+        bounds: StoreBounds = BOUNDS,
         max_folder_bytes: int = MAX_FOLDER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.share, self.max_folder_bytes = folder, share, max_folder_bytes
-        bounds = StoreBounds(max_age, MAX_TRACES, MAX_TRACES, max_bytes, max_user_bytes)
         self.texts: PerUserStore[Future[bytes]] = PerUserStore(bounds, clock)
         self.counts: Counter[str] = Counter()  # by `TRACE_EVENTS`
         self._threads: ThreadPoolExecutor | None = None
