@@ -73,7 +73,6 @@ class EventStream:
         self._backlog = EventBuffer()
         self._error: BridleError | None = None
         self._complete = False  # the last event is here
-        self._drained = False  # and was read
         self._ready = threading.Event()
         #: How far the prompt is: None until a part of it is computed, `PromptEvent` once all of it is.
         self.prompt: PromptProgress | PromptEvent | None = None
@@ -138,7 +137,6 @@ class EventStream:
             if events:
                 return events
             if self._complete:
-                self._drained = True
                 return None
             if self._error is not None:
                 raise self._error
