@@ -112,11 +112,11 @@ def test_instant_executor_answers_every_row() -> None:
 
 
 def test_json_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    report = run("sampler", BenchSettings(quick=True, batches=(2,), as_json=True))
+    report = run("overhead", BenchSettings(quick=True, batches=(2,), as_json=True))
     last = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(last) == report
-    assert report["benchmark"] == "sampler"
-    assert {row["rows"] for row in report["figures"]} == {2}
+    assert report["benchmark"] == "overhead"
+    assert {row["sequences"] for row in report["figures"]} == {2}
 
 
 def test_every_benchmark_is_listed_and_there() -> None:

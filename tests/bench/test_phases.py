@@ -19,7 +19,7 @@ from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_c
 from bridle.bench.phases import MachineLimits, Phases, show_seconds
 from bridle.bench.run import DEV, measured
 from bridle.bench.settings import BenchSettings
-from dev.bench import cpu, cpu_limits, lmtp
+from dev.bench import cpu, cpu_limits, lmtp, overhead
 
 #: The sizes of the small model.
 MADE = BenchCheckpoint("20m", Path("/nowhere"), 8_192, 20_000_000, 80_000_000, 24_576)
@@ -96,6 +96,8 @@ class CpuLimits(cpu_limits.CpuLimits):
 def test_what_a_user_chooses_is_what_is_guessed() -> None:
     more = engine.guesses(BenchSettings(quick=True, batches=(1, 2, 3)), LIMITS)
     assert list(more) == [f"20m, {batch} at once" for batch in (1, 2, 3)]
+    few = overhead.guesses(BenchSettings(batches=(2,)), LIMITS)
+    assert few and all(part.endswith(", 2 at once") for part in few)
 
 
 @pytest.mark.parametrize("name", ["detokenizer", "overhead"])
