@@ -2,7 +2,7 @@
 loading.
 
 The kernels compute float32 as fast as the library packed, or faster, and two to three times as fast as it is plain
-(docs/log.md); and a row gives the same bits alone and among others. The library's order is for bfloat16, and where no
+(dev/log.md); and a row gives the same bits alone and among others. The library's order is for bfloat16, and where no
 kernels fit. A plain `nn.Linear` has its weights rearranged in every call: measured with one thread (docs/models.md),
 float32 matrices of some million numbers gain 1.5 to 2 times by that order at 2 to 32 rows and lose little elsewhere,
 smaller ones gain less and lose at one row; bfloat16 gains 1.5 to 2.5 times at any size.

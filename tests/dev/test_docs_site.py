@@ -44,7 +44,7 @@ def test_the_order_is_that_of_the_index() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "made"),
     [
-        ("README.md", "docs/speed.md#drafted-tokens", "speed.md#drafted-tokens"),
+        ("README.md", "docs/speed.md#results", "speed.md#results"),
         ("README.md", "docs/README.md", "contents.md"),
         ("README.md", "docs/pictures/steered.svg", "pictures/steered.svg"),
         ("docs/http.md", "tgi.md", "tgi.md"),

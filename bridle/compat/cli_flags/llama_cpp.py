@@ -29,7 +29,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--control-vector --control-vector-*": "there are no control vectors; adapters are (docs/lora.md)",
             "--models-preset --models-max --models-autoload "
             "--no-models-autoload": "--max-model-memory bounds what is loaded, --static keeps it as it is",
-            "--sleep-idle-seconds": "models are unloaded when others need the room (docs/http.md)",
+            "--sleep-idle-seconds": "models are unloaded when others need the room (docs/multiple-models.md)",
             "--embedding --embeddings --embd-* --rerank --reranking --pooling": reasons.POOLED,
             "--rope-* --yarn-*": reasons.ROPE,
             # Lengths and memory.

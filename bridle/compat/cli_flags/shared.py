@@ -54,7 +54,7 @@ SHARED: tuple[Flag, ...] = (
     *taken("SGLang", "--max-prefill-tokens --chunked-prefill-size", "--max-batch-prefill-tokens"),
     *taken("llama.cpp", "--ubatch-size -ub", "--max-batch-prefill-tokens"),
     *refused("vLLM", "--ubatch-size", reasons.KERNELS),
-    *refused("SGLang", "--schedule-policy --schedule-*", "requests have a `priority` (docs/http.md)"),
+    *refused("SGLang", "--schedule-policy --schedule-*", "requests have a `priority` (docs/limits.md)"),
     *refused("vLLM SGLang", "--stream-interval", "tokens are sent as they come; a slow reader gets them merged"),
     # Devices and processes.
     *taken("vLLM SGLang", "--tensor-parallel-size", "--shards"),

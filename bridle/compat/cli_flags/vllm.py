@@ -58,7 +58,7 @@ VLLM: tuple[Flag, ...] = (
             "--max-num-active-seqs": (
                 "--max-num-batched-tokens, --max-batch-prefill-tokens and --max-num-seqs bound a step"
             ),
-            "--scheduling-policy": "requests have a `priority` (docs/http.md)",
+            "--scheduling-policy": "requests have a `priority` (docs/limits.md)",
             "--disable-chunked-mm-input --scheduler-reserve-full-isl --prefill-schedule-interval --watermark "
             "--async-scheduling": "how steps are filled is settled: docs/batching.md",
             # Devices, processes, other machines.
@@ -71,7 +71,7 @@ VLLM: tuple[Flag, ...] = (
             "--numa-*": reasons.CPU,
             "--device-ids": "--device cuda:1, or CUDA_VISIBLE_DEVICES",
             "--enable-sleep-mode "
-            "--sleep-*": "models are unloaded when others need the room, and loaded again (docs/http.md)",
+            "--sleep-*": "models are unloaded when others need the room, and loaded again (docs/multiple-models.md)",
             "--enable-fault-tolerance --fault-tolerance-config "
             "--watchdog-config": "a lost process is started again, and its requests go on: --isolate-model",
             "--kv-transfer-config --ec-* --engram-config --enable-nccl-comm-suspend": reasons.TRANSFER,
