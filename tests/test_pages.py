@@ -29,7 +29,10 @@ from tests.pages import blocks_of, log_elsewhere, path_without_this_python, run_
 from tests.sources import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
-PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "dev/log.md")}
+PAGES |= {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "dev/log.md")
+}
 SERVED_AT = "http://127.0.0.1:8080"
 
 #: Pages whose programs run elsewhere, and where.

@@ -26,7 +26,7 @@ TGI: tuple[Flag, ...] = (
             "--disable-custom-kernels": reasons.KERNELS,
             "--shard-uds-path": "shards are started and found by themselves: --shards",
             "--prometheus-port": "metrics are at /metrics of the same port",
-            "--watermark-gamma --watermark-delta": "the field `watermark` is refused: a controller can mark a text",
+            "--watermark-gamma --watermark-delta": "a request has `watermark`, with both numbers",
             "--ngrok --ngrok-*": reasons.PROXY,
             "--disable-grammar-support": "constraints are always there; --policies can refuse them",
             "--env -e": "`bridle doctor`",
