@@ -171,7 +171,7 @@ def test_there_are_requests_of_each_kind() -> None:
 def test_commands_exist(page: str) -> None:
     text = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
     for line in re.findall(r"^(?:\$ )?bridle (.+)", text, re.MULTILINE):
-        words = shlex.split(re.split(r" [<|>] ", line)[0], comments=True)
+        words = shlex.split(re.split(r" (?:[<|>]|\|\|) ", line)[0], comments=True)
         if words[0] == "--config":
             words = words[2:]
         if words[0] != "runtime":  # reads its own

@@ -127,6 +127,10 @@ def _search(words: list[str]) -> int:
         _show(console, entry)
     if ranked:
         return 0
+    elsewhere = [known for word in words if (known := advice("--" + word.lstrip("-"))) is not None]
+    if elsewhere:
+        console.print(f"as another server's flag: {'; '.join(elsewhere)}", markup=False)
+        return 0
     console.print(f"nothing here speaks of {' '.join(words)!r}{_likely(entries, words)}", markup=False)
     return 1
 
@@ -146,9 +150,6 @@ def _show(console: Console, entry: HelpEntry) -> None:
 
 def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
     """Names that look like the words that were typed."""
-    elsewhere = [known for word in words if (known := advice("--" + word.lstrip("-"))) is not None]
-    if elsewhere:
-        return f"; as another server's flag: {'; '.join(elsewhere)}"
     names = {name.lstrip("-") for entry in entries for name in entry.names}
     parts = {part for name in names for part in name.split("-")}
     near = [match for word in words for match in difflib.get_close_matches(word, names | parts, 3, _MIN_LIKENESS)]

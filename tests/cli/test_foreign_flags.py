@@ -199,5 +199,5 @@ def test_arguments_of_the_runtime_are_not_ours_to_read() -> None:
 
 
 def test_help_knows_them_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "gpu-memory-utilization"]) == 1
+    assert main(["help", "gpu-memory-utilization"]) == 0
     assert "here it is --kv-memory" in " ".join(capsys.readouterr().out.split())
