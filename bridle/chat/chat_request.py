@@ -196,7 +196,8 @@ async def prepare_chat(
         kind = format_of(model.tokenizer) if offer.functions else None
         token = None if kind is None else _call_token(model, kind)
         is_calling = token is not None and offer.is_required
-        tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+        known_tags, channels = _known_marks(model.tokenizer)
+        tags = known_tags if steering.rewind is RewindPolicy.HOLD else None
         is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
         steered, is_vouched, budget = steering, False, conversation.thinking_budget
         if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
@@ -208,8 +209,8 @@ async def prepare_chat(
     if has_stream and steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
         where = "with tools" if tells_rewinds else "in streams of this route"
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
-    channels = harmony_of(model.tokenizer)
-    are_tags_special = (tags is not None and tags.are_special) or shows_special_tokens(kind or channels)
+    is_marked = channels is not None or (kind is not None and shows_special_tokens(kind))
+    are_tags_special = is_marked or (tags is not None and tags.are_special)
     if token is not None or are_tags_special:
         sampling = sampling.with_(skip_special_tokens=False)
     return ChatRequest(
@@ -266,14 +267,16 @@ def _texts_of_ends(tokenizer: Tokenizer, tags: ThinkTags | None) -> tuple[str, .
 
 
 #: What was found out about tokenizers, as long as they are there.
-_TAGS: WeakKeyDictionary[Tokenizer, ThinkTags | None] = WeakKeyDictionary()
+_MARKS: WeakKeyDictionary[Tokenizer, tuple[ThinkTags | None, Harmony | None]] = WeakKeyDictionary()
 _THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
 
-def _known_tags(tokenizer: Tokenizer) -> ThinkTags | None:
-    if tokenizer not in _TAGS:
-        _TAGS[tokenizer] = tags_of(tokenizer)
-    return _TAGS[tokenizer]
+def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:
+    """The tags of a model's thoughts, or the channels that it writes in."""
+    if tokenizer not in _MARKS:
+        channels = harmony_of(tokenizer)
+        _MARKS[tokenizer] = (tags_of(tokenizer) if channels is None else None), channels
+    return _MARKS[tokenizer]
 
 
 def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:

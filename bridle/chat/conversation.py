@@ -150,7 +150,7 @@ def prompt_text(
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
-    if template is None:
+    if template is None and any("tool_calls" in message for message in messages):
         messages = as_the_template_reads(model.tokenizer, messages)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
     render, variables = model.tokenizer.chat_template.render, conversation.options()

@@ -111,8 +111,6 @@ _STYLES: WeakKeyDictionary[Tokenizer, tuple[bool, bool]] = WeakKeyDictionary()
 def as_the_template_reads(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages in which earlier calls have the form that the model's template can write: some templates take arguments
     only as JSON text, some write calls only where there is no content."""
-    if not any(message.get("tool_calls") for message in messages):
-        return messages
     if tokenizer not in _STYLES:
         prober = prober_of(_renderer(tokenizer))
         _STYLES[tokenizer] = (False, False) if prober is None else (prober.is_text, prober.is_null)
@@ -161,6 +159,6 @@ def _by_words(tokenizer: Tokenizer) -> ToolFormat:
     return Hermes()
 
 
-def shows_special_tokens(kind: ToolFormat | None) -> bool:
+def shows_special_tokens(kind: ToolFormat) -> bool:
     """True if outputs must contain the text of special tokens for calls to be read."""
     return isinstance(kind, Harmony) or (isinstance(kind, InferredFormat) and kind.shows_special_tokens)
