@@ -3,9 +3,8 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8080
-MODEL ?= demo
-# What is served if nobody names a model: the demo model, and beside it the one that sees.
-SERVED := $(if $(filter file,$(origin MODEL)),demo demo-sees,$(MODEL))
+# Empty: SmolLM2-135M-Instruct, downloaded once.
+MODEL ?=
 ARGS ?=
 
 VENV := .venv
@@ -39,10 +38,10 @@ help: ## list these targets
 	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS='more flags'"
 	@echo "  TORCH_INDEX=$(TORCH_INDEX) (PyTorch for machines without an NVIDIA driver)"
 
-serve: $(STAMP)-core ## serve the demo models (or MODEL=...) on port 8080 (or PORT=...)
-	@$(PY) -m bridle serve $(SERVED) --host $(HOST) --port $(PORT) $(ARGS)
+serve: $(STAMP)-core ## serve SmolLM2-135M-Instruct (or MODEL=...) on port 8080 (or PORT=...)
+	@$(PY) -m bridle serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-chat: $(STAMP)-core ## talk to the demo model (or MODEL=...) in the terminal
+chat: $(STAMP)-core ## talk to SmolLM2-135M-Instruct (or MODEL=...) in the terminal
 	@$(PY) -m bridle chat $(MODEL) $(ARGS)
 
 test: $(STAMP)-test ## run the tests that every change must pass (minutes)

@@ -22,9 +22,9 @@ KNOWING = Group("Look closer", sort_key=5)
 HELP = Group("Help", sort_key=9)
 
 EPILOGUE = """\
-MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a hub id such as Qwen/Qwen3-0.6B (owner/name:Q4_K_M for a
-GGUF file there), or one of the small models that come with bridle and need no download: `demo`, and `demo-sees` for
-images.
+MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a short name that `bridle pull` lists such as smollm2, a
+hub id such as Qwen/Qwen3-0.6B (owner/name:Q4_K_M for a GGUF file there), or one of the toy models that come with bridle
+and need no download: `demo`, and `demo-sees` for images.
 
 Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64` (help pages show the names),
 and an entry of a YAML file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under
@@ -63,7 +63,9 @@ _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (USING, "generate", "generate", "[MODEL] PROMPT", "Continue a text."),
     (USING, "chat", "chat", "[MODEL]", "Talk to a model in the terminal."),
     (USING, "run-batch", "run_batch", "FILE", "Answer a file of requests in OpenAI's batch format, without a server."),
-    (USING, "pull", "models", "NAME", "Download a model and print its folder."),
+    (USING, "pull", "models", "[NAME]", "Download a model and print its folder."),
+    (USING, "show", "model_files", "NAME", "Show what a model on this machine is, without loading it."),
+    (USING, "rm", "model_files", "NAME", "Delete a model from this machine."),
     (ASKING, "infer", "control", "PROMPT", "Continue a text on a server."),
     (ASKING, "lmtp", "lmtp", "MODEL [HOST:PORT]", "Type prompts to an LMTP server, bridle's or LMQL's."),
     (ASKING, "ps", "models", "", "List the models and adapters that a running server has loaded or is loading."),

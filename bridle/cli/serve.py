@@ -13,6 +13,7 @@ from bridle.cli.access_options import AccessOptions
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.control_options import ControlOptions, ToolOptions
 from bridle.cli.limit_options import LimitOptions
+from bridle.cli.model_files import default_model
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.preflight import check_address, check_models
 from bridle.cli.signals import ending_at_once
@@ -246,19 +247,20 @@ def serve(
 ) -> int:
     """Serve models over HTTP and LMTP.
 
-    The server has the APIs of OpenAI, Anthropic, text-generation-inference and AICI. `bridle serve` serves the demo
-    model on http://127.0.0.1:8080, `bridle serve Qwen/Qwen3-0.6B --port 9000` another model on another port, and
-    `bridle serve auto --models-dir ~/models` any model in that folder.
+    The server has the APIs of OpenAI, Anthropic, Ollama, text-generation-inference and AICI. `bridle serve` serves
+    SmolLM2-135M-Instruct, downloaded once, on http://127.0.0.1:8080; `bridle serve Qwen/Qwen3-0.6B --port 9000` another
+    model on another port; `bridle serve auto --models-dir ~/models` any model in that folder.
 
     Parameters
     ----------
     names
-        Models to load at startup: folders, hub ids or `demo`; `auto` loads none. Default: demo.
+        Models to load at startup: folders, hub ids, names that `bridle pull` lists, or `demo`; `auto` loads none. Default:
+        smollm2.
     """
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)
     check_models(model.draft_model, model.tokenizer)
-    settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
+    settings = server.to_settings(names or (default_model(),), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)
     with ending_at_once():  # until the server itself listens to signals

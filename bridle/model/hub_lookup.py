@@ -13,8 +13,10 @@ from bridle.compat.suggestions import closest
 from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.shards import is_first_piece
+from bridle.load_progress import on_download
 from bridle.model.fetching import Progress, fetch
-from bridle.model.hub import ask_hub, is_cached
+from bridle.model.hub import ask_hub, is_cached, is_offline
+from bridle.model.library import LibraryEntry, find_entry, installed_path, pull_entry
 
 #: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
@@ -28,7 +30,7 @@ def resolve_model(model: str, revision: str | None = None, progress: Progress | 
     """The folder of `model`: a demo model (`demo`, `demo-sees`), a folder, a GGUF file, or a hub id, fetched or found
     in the hub's cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights
     are in one GGUF file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its
-    own.
+    own. A name of the list of `bridle pull` means its file or folder, pulled or found in the user's folder.
 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
     `UnsupportedModel` if the hub does not have it or cannot be reached.
@@ -36,6 +38,9 @@ def resolve_model(model: str, revision: str | None = None, progress: Progress | 
     local = local_path(model)
     if local is not None:
         return _unpacked(local, None)
+    entry = find_entry(model)
+    if entry is not None:
+        return _unpacked(pulled(entry, revision, progress), None)
     repository, kind = hub_name(model)
     if kind is not None:
         wanted = (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")
@@ -46,10 +51,35 @@ def resolve_model(model: str, revision: str | None = None, progress: Progress | 
 def check_available(model: str, revision: str | None = None) -> None:
     """Check that a model is on this machine or on the hub, without torch and before anything is loaded. Raises as
     `resolve_model` does."""
-    if local_path(model) is None:
+    if local_path(model) is not None:
+        return
+    entry = find_entry(model)
+    if entry is not None:
+        _check_pull(entry, revision)
+    else:
         repository, _ = hub_name(model)
         if not is_cached(repository, revision):
             ask_hub(repository, revision)
+
+
+def pulled(entry: LibraryEntry, revision: str | None = None, progress: Progress | None = None) -> Path:
+    """The file or folder of a model of the list, downloaded unless it is there. Raises `InvalidRequest` and
+    `UnsupportedModel`."""
+    _check_pull(entry, revision)
+    tell = progress or on_download()
+    return pull_entry(entry, lambda stage, share: tell(share))
+
+
+def _check_pull(entry: LibraryEntry, revision: str | None) -> None:
+    if revision is not None:
+        raise InvalidRequest(
+            f"revision is {revision!r}; {entry.name} has one pinned version, so leave --revision out", "revision"
+        )
+    if installed_path(entry) is None and is_offline():
+        raise UnsupportedModel(
+            f"{entry.name} is not on this machine, and offline mode is on: unset HF_HUB_OFFLINE, and run "
+            f"`bridle pull {entry.name}`"
+        )
 
 
 def local_path(model: str) -> Path | None:
@@ -61,7 +91,8 @@ def local_path(model: str) -> Path | None:
     if model and path.is_dir():
         return path.resolve()
     if not path.is_file():
-        return None
+        entry = find_entry(model)
+        return None if entry is None else installed_path(entry)
     if path.suffix.lower() != ".gguf":
         raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
     return path
@@ -74,7 +105,8 @@ def hub_name(model: str) -> tuple[str, str | None]:
     if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
         return repository, kind or None
     raise InvalidRequest(
-        f"{model!r} is neither 'demo', 'demo-sees', an existing folder, nor a hub id such as 'owner/name'"
+        f"{model!r} is neither 'demo', 'demo-sees', an existing folder, a model that `bridle pull` lists, nor a hub id "
+        f"such as 'owner/name'"
         f"{_neighbour(model)}",
         "model",
     )

@@ -1,4 +1,5 @@
-"""Where models on this machine come from, and what there is: models that come with bridle, and the hub's local cache.
+"""Where models on this machine come from, and what there is: models that come with bridle, pulled ones, and the hub's
+local cache.
 
 A further source is a class with the methods of `ModelSource` and a place in `SOURCES`. No torch.
 """
@@ -13,7 +14,8 @@ from typing import Protocol
 from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.errors import InvalidRequest
 from bridle.model.fetching import Progress
-from bridle.model.hub_lookup import hub_name, local_path, resolve_model
+from bridle.model.hub_lookup import hub_name, local_path, pulled, resolve_model
+from bridle.model.library import find_entry, installed_entries, installed_path, remove_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class ModelSource(Protocol):
     def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
         """Download a model, and return its folder. Raises `InvalidRequest` and `UnsupportedModel`."""
 
+    def remove(self, name: str) -> bool:
+        """Delete a model from this machine. Return whether it was there. Raises `InvalidRequest`."""
+
 
 class Packaged:
     """The demo models, which are part of the package."""
@@ -48,7 +53,7 @@ class Packaged:
             yield StoredModel(
                 name,
                 "packaged",
-                sum(file.st_size for file in files),
+                _num_bytes(demo_model_path(name)),
                 max((file.st_mtime for file in files), default=0.0),
             )
 
@@ -57,6 +62,31 @@ class Packaged:
 
     def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
         raise InvalidRequest(f"{name!r} comes with bridle: there is nothing to download", "NAME")
+
+    def remove(self, name: str) -> bool:
+        raise InvalidRequest(f"{name!r} comes with bridle, and cannot be removed", "NAME")
+
+
+class Library:
+    """The list of models with short names, and the user's folder of those that were pulled."""
+
+    def stored(self) -> Iterator[StoredModel]:
+        for entry in installed_entries():
+            path = installed_path(entry)
+            if path is not None:
+                yield StoredModel(entry.name, "pulled", _num_bytes(path), path.stat().st_mtime)
+
+    def has(self, name: str) -> bool:
+        return find_entry(name) is not None
+
+    def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
+        entry = find_entry(name)
+        assert entry is not None
+        return pulled(entry, revision, progress)
+
+    def remove(self, name: str) -> bool:
+        entry = find_entry(name)
+        return entry is not None and remove_entry(entry)
 
 
 class HubCache:
@@ -83,8 +113,26 @@ class HubCache:
         ask_hub(hub_name(name)[0], revision)  # its refusal says more than that of the download
         return resolve_model(name, revision, progress)
 
+    def remove(self, name: str) -> bool:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
 
-SOURCES: tuple[ModelSource, ...] = (Packaged(), HubCache())
+        try:
+            cache = scan_cache_dir()
+        except (CacheNotFound, ValueError):
+            return False
+        found = [each for each in cache.repos if each.repo_type == "model" and each.repo_id == name]
+        revisions = [revision.commit_hash for each in found for revision in each.revisions]
+        cache.delete_revisions(*revisions).execute()
+        return bool(revisions)
+
+
+def _num_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+SOURCES: tuple[ModelSource, ...] = (Packaged(), Library(), HubCache())
 
 
 def stored_models() -> Iterator[StoredModel]:
@@ -99,3 +147,16 @@ def pull_model(name: str, revision: str | None, progress: Progress) -> Path:
         if source.has(name):
             return source.pull(name, revision, progress)
     raise InvalidRequest(f"{name!r} is on this machine already: there is nothing to download", "NAME")
+
+
+def remove_model(name: str) -> None:
+    """Delete a model from this machine. Raises `InvalidRequest` for a name that no source has."""
+    for source in SOURCES:
+        if source.has(name):
+            if source.remove(name):
+                return
+            break
+    else:
+        if local_path(name) is not None:
+            raise InvalidRequest(f"NAME is {name!r}, a file or folder of your own; delete it yourself", "NAME")
+    raise InvalidRequest(f"NAME is {name!r}, which is not on this machine; `bridle list` shows what is", "NAME")
