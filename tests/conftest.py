@@ -13,6 +13,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
+os.environ["BRIDLE_MODELS"] = os.path.join(os.devnull, "models")  # what the user has pulled changes no test
 os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles interpreters in the background
 
 import inspect

@@ -44,12 +44,13 @@ def list_models(*, as_json: AsJson = False) -> int:
     if as_json:
         _print_json(asdict(model) for model in found)
         return 0
-    rows = [
-        (each.name, each.kind, megabytes(each.num_bytes), time.strftime("%Y-%m-%d %H:%M", time.localtime(each.modified)))
-        for each in found
-    ]
+    rows = [(each.name, each.kind, megabytes(each.num_bytes), _when(each.modified)) for each in found]
     print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
     return 0
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revision: str | None = None) -> int:

@@ -100,6 +100,11 @@ class ModelSetOptions:
     "Folder of models and GGUF files that requests may load by name."
     allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id of a model that requests may load by name. Repeatable."
+    allow_pull: bool | None = None
+    (
+        "Let requests load the models that `bridle pull` lists, and admins pull and delete them through Ollama's API. "
+        "Default: yes if no MODEL is named."
+    )
     static: Annotated[bool, Parameter(negative="")] = False
     "Keep the models of the command line loaded, and load no others."
     max_model_memory: Bytes = None
@@ -118,6 +123,7 @@ class ModelSetOptions:
             aliases=tuple(_alias(text) for text in self.model_alias),
             models_dir=self.models_dir,
             allow_hub=self.allow_hub,
+            allow_pull=bool(self.allow_pull),
             is_static=self.static,
             max_memory=self.max_model_memory,
         )
@@ -260,7 +266,10 @@ def serve(
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)
     check_models(model.draft_model, model.tokenizer)
-    settings = server.to_settings(names or (default_model(),), model, models, engine, access, control)
+    if not names:
+        names = (default_model(),)
+        models = replace(models, allow_pull=not models.static if models.allow_pull is None else models.allow_pull)
+    settings = server.to_settings(names, model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)
     with ending_at_once():  # until the server itself listens to signals

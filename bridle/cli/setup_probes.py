@@ -29,7 +29,7 @@ EXTRAS = {
 }
 _PREFIX = "BRIDLE_"
 #: Variables of ours that are no flags.
-_OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CONFIG", "BRIDLE_FULL")
+_OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CONFIG", "BRIDLE_FULL", "BRIDLE_MODELS")
 #: Names that look like variables, and what to do instead.
 _WITHOUT_FLAG = {"BRIDLE_MODEL": "name the model on the command line, as in `bridle serve MODEL`; unset it"}
 _LOW_SHARED_MEMORY = 64 << 20

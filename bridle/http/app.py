@@ -8,7 +8,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, openai, playground, socket_tickets, tgi, tool_results, traces
+from bridle.http import (
+    admin,
+    anthropic,
+    info_routes,
+    ollama,
+    openai,
+    playground,
+    socket_tickets,
+    tgi,
+    tool_results,
+    traces,
+)
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.api_route import refusing_for
@@ -35,6 +46,7 @@ ROUTERS = (
     *admin.routers,
     *tgi.routers,
     anthropic.router,
+    *ollama.routers,
     traces.router,
     tool_results.router,
     socket_tickets.router,
@@ -65,7 +77,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.http = state
-    refuse = refusing_for((*tgi.routers, anthropic.router))
+    refuse = refusing_for((*tgi.routers, anthropic.router, *ollama.routers))
     install_error_handlers(app, refuse)
     hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
     identify = Identifier(keys, state.settings.trusted_proxies, hosts, state.tickets)

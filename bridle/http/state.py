@@ -35,6 +35,7 @@ class HttpState(AppState):
     settings: HttpSettings
     metrics: Metrics
     num_uploads: int = 0
+    num_pulls: int = 0
     fronts: list[WebSocketFrontend] = field(default_factory=list)
     responses: ResponseStore = field(default_factory=ResponseStore)
     passing: ResponseStore = field(default_factory=ResponseStore)

@@ -97,7 +97,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["serve", "--keys", "k.db", "--no-auth"], "keys and no_auth exclude each other"),
         (["serve", "--static", "auto"], "static and auto exclude each other"),
         (["serve", "--static", "--allow-hub", "org/name"], "static serves only what is named at the start"),
-        (["serve", "auto"], "nothing may be loaded: give models_dir, allow_hub or a model_alias"),
+        (["serve", "auto"], "nothing may be loaded: give models_dir, allow_hub, allow_pull or a model_alias"),
         (["serve", "--model-alias", "name"], "model_alias is 'name'; must be NAME=MODEL"),
         (["serve", "--max-model-memory", "0"], "max_model_memory is 0; must be at least 1"),
         (["tag", "abc"], "TAG"),

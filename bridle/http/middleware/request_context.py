@@ -31,6 +31,8 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 GENERATING_ROUTES = frozenset(
     {
         "/",
+        "/api/chat",
+        "/api/generate",
         "/generate",
         "/generate_stream",
         "/invocations",
@@ -44,6 +46,8 @@ GENERATING_ROUTES = frozenset(
 )
 #: Routes that use a model: their calls are traced.
 _POOLING_ROUTES = (
+    "/api/embed",
+    "/api/embeddings",
     "/v1/embeddings",
     "/v1/score",
     "/score",
@@ -59,6 +63,7 @@ _POOLING_ROUTES = (
 MODEL_ROUTES = GENERATING_ROUTES | {*_POOLING_ROUTES}
 _OPERATIONS = {
     **dict.fromkeys(_POOLING_ROUTES, "embeddings"),
+    "/api/chat": "chat",
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",

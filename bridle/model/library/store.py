@@ -109,7 +109,9 @@ def _locked(root: Path, entry: LibraryEntry) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ModelUnavailable(f"{entry.name} is being pulled by another process; try again when it is done") from None
+            raise ModelUnavailable(
+                f"{entry.name} is being pulled by another process; try again when it is done"
+            ) from None
         yield
 
 

@@ -1,7 +1,7 @@
 """Which models may be loaded when a request names them, beside those that the operator named.
 
 A name from the network is looked up, never followed: it means a folder or a GGUF file under the models' folder, or a
-hub id that was allowed. No other name is loadable, whatever it looks like.
+hub id that was allowed, or a pulled model if these may be loaded. No other name is loadable, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.model.library import find_entry, installed_entries, installed_path
 from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub_name
 
 
@@ -19,7 +20,8 @@ class ModelCatalog:
     """Configurations of loadable models, by name. `base` says how models are loaded; an entry says which model.
 
     Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
-    is read when a request asks, so new ones need no restart.
+    is read when a request asks, so new ones need no restart. With `pulled`, so are the models of the list of
+    `bridle pull` that are on this machine.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class ModelCatalog:
         *,
         models_dir: Path | None = None,
         hub_ids: Iterable[str] = (),
+        pulled: bool = False,
     ) -> None:
         self._base = replace(base or ModelConfig(), revision=None, tokenizer=None)
+        self.may_pull = pulled
         self._hub_ids = tuple(dict.fromkeys(hub_ids))
         for hub_id in self._hub_ids:
             if not is_hub_name(hub_id):
@@ -44,15 +48,22 @@ class ModelCatalog:
         found = folder or (None if self._files is None else self._files.find(name))
         if found is not None:
             return replace(self._base, model=str(found))
-        return replace(self._base, model=name) if name in self._hub_ids else None
+        if name in self._hub_ids or self._is_pulled(name):
+            return replace(self._base, model=name)
+        return None
+
+    def _is_pulled(self, name: str) -> bool:
+        entry = find_entry(name) if self.may_pull else None
+        return entry is not None and entry.name == name and installed_path(entry) is not None
 
     def names(self) -> list[str]:
         """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
         folders = [] if self._folders is None else self._folders.names()
         files = [] if self._files is None else self._files.names()
-        return list(dict.fromkeys((*folders, *files, *self._hub_ids)))
+        pulled = [entry.name for entry in installed_entries()] if self.may_pull else []
+        return list(dict.fromkeys((*folders, *files, *self._hub_ids, *pulled)))
 
     @property
     def is_empty(self) -> bool:
         """Whether no model can ever be loaded from this catalog."""
-        return not self._hub_ids and self._folders is None
+        return not (self._hub_ids or self.may_pull) and self._folders is None

@@ -118,6 +118,11 @@ class ModelRegistry:
         """Every name that the catalog knows. Looks at the disk."""
         return self._catalog.names()
 
+    @property
+    def may_pull(self) -> bool:
+        """Whether models of the list of `bridle pull` may be pulled, and loaded by name."""
+        return self._keeper is not None and self._catalog.may_pull
+
     async def all_names(self) -> list[str]:
         """Every name that a request may use now, including loadable models. Reads the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))

@@ -41,29 +41,32 @@ class ModelSet:
     """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
 
     `aliases` are further names, with what they mean: a model of the set, or one that is then loaded on demand. So are
-    folders under `models_dir` and the hub ids in `allow_hub`, and nothing else. With `is_static` nothing is loaded or
-    unloaded after the start. `max_memory` bounds what all models take, in bytes (None: most of what is free).
+    folders under `models_dir`, the hub ids in `allow_hub`, with `allow_pull` pulled models, and nothing else. With
+    `is_static` nothing is loaded or unloaded after the start. `max_memory` bounds what all
+    models take, in bytes (None: most of what is free).
     """
 
     models: tuple[str, ...] = ("demo",)
     aliases: tuple[tuple[str, str], ...] = ()
     models_dir: Path | None = None
     allow_hub: tuple[str, ...] = ()
+    allow_pull: bool = False
     is_static: bool = False
     max_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.is_static and AUTO in self.models:
             raise InvalidRequest("static and auto exclude each other: name a model", "static")
-        if self.is_static and (self.models_dir is not None or self.allow_hub):
+        if self.is_static and (self.models_dir is not None or self.allow_hub or self.allow_pull):
             raise InvalidRequest(
-                "static serves only what is named at the start; drop models_dir and allow_hub", "static"
+                "static serves only what is named at the start; drop models_dir, allow_hub and allow_pull", "static"
             )
         if self.max_memory is not None and self.max_memory < 1:
             raise InvalidRequest(f"max_model_memory is {self.max_memory}; must be at least 1", "max_model_memory")
-        if not self.named and not (self.aliases or self.models_dir or self.allow_hub):
+        if not self.named and not (self.aliases or self.models_dir or self.allow_hub or self.allow_pull):
             raise InvalidRequest(
-                "auto loads what requests name, but nothing may be loaded: give models_dir, allow_hub or a model_alias",
+                "auto loads what requests name, but nothing may be loaded: give models_dir, allow_hub, allow_pull or a "
+                "model_alias",
                 "model",
             )
 
@@ -75,7 +78,7 @@ class ModelSet:
     @property
     def is_open(self) -> bool:
         """Whether models may be loaded beside the named ones."""
-        return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub)
+        return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub or self.allow_pull)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -181,7 +184,7 @@ def build_registry(
         raise InvalidRequest(
             "static serves only what is named at the start; drop adapters_dir and allow_adapter", "static"
         )
-    catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub)
+    catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub, pulled=models.allow_pull)
     known_adapters = AdapterCatalog(adapters)
     keeper = ModelManager(AdapterLoader(loader, known_adapters), _bound(models, base))
     registry = ModelRegistry(catalog=catalog, keeper=keeper, adapters=known_adapters)

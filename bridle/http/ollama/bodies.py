@@ -1,0 +1,55 @@
+"""How bodies of Ollama's API are read, and its errors.
+
+Ollama reads a body as JSON whatever its content type says, and the examples of its documentation send none. A browser
+may send such a body from any page without asking first, so a page of another origin is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from bridle.errors import BridleError, Unauthorized
+from bridle.http.api_route import ApiRoute, checked_body
+from bridle.http.errors import RefusedBody, error_body
+from bridle.http.ollama.options import with_options
+from bridle.http.state import http_state
+from bridle.serving.tenancy.allowed_origins import may_connect
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def ollama_error(error: BridleError, status: int | None = None) -> dict[str, Any]:
+    """Return the JSON body of an error."""
+    return {"error": error_body(error)["error"]["message"]}
+
+
+class OllamaRoute(ApiRoute):
+    """A route whose errors have Ollama's shape."""
+
+    schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "string"}},
+    }
+
+    @staticmethod
+    def shape(error: BridleError, status: int) -> dict[str, Any]:
+        return ollama_error(error, status)
+
+
+async def read_body(kind: type[Body], request: Request) -> Body:
+    """Return the checked body of a request, with its `options` among the fields."""
+    is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    if not is_json and not may_connect(request.headers.raw, http_state(request).settings.cors_origins):
+        raise RefusedBody(403, Unauthorized("a page of another origin must send its body as application/json"))
+    return checked_body(kind, with_options(await request.json()))
+
+
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the part of the API's description that says what a route's body is."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,82 @@
+"""`POST /api/embed`, and the older `POST /api/embeddings`: vectors of texts."""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.http.chunked_json import ChunkedJsonResponse
+from bridle.http.errors import json_response
+from bridle.http.middleware.request_context import call_of, run_while_connected
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.names import served_name
+from bridle.http.ollama.ndjson import nanoseconds
+from bridle.http.ollama.schemas import EmbedBody, EmbeddingsBody
+from bridle.http.openai.embeddings import TextsBody
+from bridle.http.state import serving_of
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.pooling_inputs import (
+    AS_FITS,
+    PoolingOptions,
+    check_embeds,
+    read_texts,
+    run_vectors,
+    shaped,
+)
+
+router = APIRouter(route_class=OllamaRoute)
+
+
+@router.post("/api/embed", summary="Vectors of texts (Ollama's API)", openapi_extra=described(EmbedBody))
+async def embed(request: Request) -> Response:
+    body = await read_body(EmbedBody, request)
+    texts, call = body.texts(), call_of(request.scope)
+    truncate = None if body.truncate is False else AS_FITS
+    rows, load_seconds = await run_while_connected(
+        request.receive, _vectors(body, texts, serving_of(request), truncate, body.dimensions)
+    )
+    fields = {
+        "model": body.model or call.model,
+        "total_duration": nanoseconds(time.monotonic() - call.began),
+        "load_duration": nanoseconds(load_seconds),
+        "prompt_eval_count": call.num_prompt,
+    }
+    call.resources.close()  # a slow reader keeps no place
+    return ChunkedJsonResponse(rows, "embeddings", fields)
+
+
+@router.post(
+    "/api/embeddings", summary="The vector of one text (Ollama's older API)", openapi_extra=described(EmbeddingsBody)
+)
+async def embeddings(request: Request) -> Response:
+    body = await read_body(EmbeddingsBody, request)
+    if not body.prompt:
+        return json_response({"embedding": []})
+    rows, _ = await run_while_connected(request.receive, _vectors(body, [body.prompt], serving_of(request), AS_FITS))
+    return json_response({"embedding": msgspec.Raw(rows[0])})
+
+
+async def _vectors(
+    body: TextsBody, texts: list[str], serving: RequestLifecycle, truncate: int | None, dimensions: int | None = None
+) -> tuple[list[bytes], float]:
+    """The vector of each text as JSON, and the seconds that the model took to be there."""
+    began = time.monotonic()
+    body.model = served_name(serving.host.registry, body.model)
+    if not texts:
+        await serving.acquire_model(body.model, body.adapter, generates=False, must_name=True)
+        return [], time.monotonic() - began
+    at_once = await body.hold(serving, len(texts))
+    load_seconds = time.monotonic() - began
+    check_embeds(serving.model, dimensions)
+    tokens = await read_texts(serving, texts, PoolingOptions(None, truncate))
+    rows = [b""] * len(tokens)
+
+    def keep(number: int, vector: array[float]) -> None:
+        rows[number] = msgspec.json.encode(shaped(serving.model, vector, dimensions).tolist())
+
+    await run_vectors(serving, tokens, at_once, keep)
+    return rows, load_seconds

@@ -1,0 +1,206 @@
+"""Routes of Ollama's API that describe: `/api/version`, `/api/tags`, `/api/ps` and `/api/show`.
+
+What a model is comes from the headers of its files, which are read once; of a model without files of its own, from the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle import __version__
+from bridle.errors import BridleError
+from bridle.http.errors import json_response
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.names import served_name
+from bridle.http.ollama.ndjson import Row, timestamp
+from bridle.http.ollama.options import DEFAULTS
+from bridle.http.ollama.schemas import NameBody
+from bridle.http.state import HttpState, http_state
+from bridle.model.description import ModelDescription, describe
+from bridle.model.hub_lookup import local_path
+from bridle.model.library import find_entry
+from bridle.serving import LoadedModel
+from bridle.serving.models.model_slot import Slot
+
+#: The version of Ollama whose API this is: clients ask for one that has what they need.
+OLLAMA_VERSION = "0.12.6"
+#: When a model is unloaded that stays until its memory is needed.
+_NEVER = "9999-12-31T23:59:59Z"
+_MAX_TEXT = 1 << 16
+
+router = APIRouter(route_class=OllamaRoute)
+
+
+@router.get("/api/version", summary="The version (Ollama's API)")
+async def version(request: Request) -> Response:
+    return json_response({"version": OLLAMA_VERSION, "bridle": __version__})
+
+
+@router.get("/api/tags", summary="List the models, loaded or not (Ollama's API)")
+async def tags(request: Request) -> Response:
+    http = http_state(request)
+    names = await http.registry.all_names()
+    rows = await asyncio.to_thread(_tag_rows, [(name, http.registry.slot_of(name)) for name in names])
+    rows += [_adapter_row(base, name) for base, name in await http.registry.all_adapters()]
+    return json_response({"models": rows})
+
+
+def _tag_rows(slots: list[tuple[str, Slot]]) -> list[Row]:
+    return [_tag_row(name, slot) for name, slot in slots]
+
+
+def _tag_row(name: str, slot: Slot) -> Row:
+    card = _card_of(slot)
+    modified = card.modified or (0.0 if slot.model is None else float(slot.model.created))
+    size = card.num_bytes or (0 if slot.model is None else slot.model.num_bytes)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(modified),
+        "size": size,
+        "digest": card.digest,
+        "details": _details(card.found),
+    }
+
+
+def _adapter_row(base: str, name: str) -> Row:
+    details = _details(None) | {"parent_model": base, "format": "adapter"}
+    digest = hashlib.sha256(f"{base}:{name}".encode()).hexdigest()
+    shared = {"modified_at": timestamp(0.0), "size": 0, "digest": digest}
+    return {"name": name, "model": name, **shared, "details": details}
+
+
+@router.get("/api/ps", summary="List the models in memory (Ollama's API)")
+async def ps(request: Request) -> Response:
+    http = http_state(request)
+    slots = [slot for slot in http.registry.slots if slot.model is not None]
+    rows = await asyncio.to_thread(_tag_rows, [(slot.name, slot) for slot in slots])
+    return json_response({"models": [row | _memory(slot) for row, slot in zip(rows, slots, strict=True)]})
+
+
+def _memory(slot: Slot) -> Row:
+    model = slot.model
+    if model is None:  # it was unloaded meanwhile
+        return {"size": 0, "size_vram": 0, "expires_at": _NEVER, "context_length": 0}
+    on_gpu = model.num_bytes if model.info.device.startswith("cuda") else 0
+    context = model.max_sequence_tokens
+    return {"size": model.num_bytes, "size_vram": on_gpu, "expires_at": _NEVER, "context_length": context}
+
+
+@router.post("/api/show", summary="Describe one model (Ollama's API)", openapi_extra=described(NameBody))
+async def show(request: Request) -> Response:
+    body, http = await read_body(NameBody, request), http_state(request)
+    name = served_name(http.registry, body.required()) or ""
+    slot = http.registry.slot_of(http.registry.choose(name).model)
+    return json_response(await asyncio.to_thread(_shown, http, slot, name))
+
+
+def _shown(http: HttpState, slot: Slot, name: str) -> Row:
+    card, model = _card_of(slot), slot.model
+    entry = find_entry(slot.name)
+    template = (card.found.template if card.found is not None else None) or ""
+    if model is not None:
+        template = model.tokenizer.chat_template.text or template
+    defaults = DEFAULTS if model is None else {**DEFAULTS, **model.defaults}
+    return {
+        **({} if entry is None else {"license": entry.licence}),
+        "modelfile": f"FROM {name}\n",
+        "parameters": "\n".join(f"{key:<30} {value}" for key, value in defaults.items()),
+        "template": template[:_MAX_TEXT],
+        "details": _details(card.found),
+        "model_info": _model_info(card.found, model),
+        "capabilities": _capabilities(card.found, model),
+        "modified_at": timestamp(card.modified),
+    }
+
+
+def _model_info(found: ModelDescription | None, model: LoadedModel | None) -> dict[str, Any]:
+    """What clients look up, such as `llama.context_length`."""
+    info: dict[str, Any] = {}
+    if found is not None:
+        arch = found.architecture
+        info |= {
+            "general.architecture": arch,
+            "general.parameter_count": found.num_parameters,
+            f"{arch}.context_length": found.context,
+            f"{arch}.embedding_length": found.embedding_length,
+        }
+        info = {**found.metadata, **info}
+    if model is not None:
+        arch = info.setdefault("general.architecture", "unknown")
+        info[f"{arch}.context_length"] = model.max_sequence_tokens
+    return info
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= 500)
+
+
+def _capabilities(found: ModelDescription | None, model: LoadedModel | None) -> list[str]:
+    if model is None:
+        return ["completion"] if found is None else found.capabilities
+    if model.info.task != "generate":
+        return ["embedding"]
+    known = [] if found is None else found.capabilities
+    text = model.tokenizer.chat_template.text or ""
+    further = {"tools": "tools" in text, "thinking": "<think>" in text, "vision": "image" in model.modalities}
+    return list(dict.fromkeys(["completion", *known, *(name for name, has in further.items() if has)]))
+
+
+def _details(found: ModelDescription | None) -> Row:
+    if found is None:
+        unknown = dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), "")
+        return {**unknown, "families": []}
+    return {
+        "parent_model": "",
+        "format": found.format,
+        "family": found.architecture,
+        "families": [found.architecture],
+        "parameter_size": found.parameter_size,
+        "quantization_level": found.quantization,
+        "context_length": found.context,
+        "embedding_length": found.embedding_length,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What is known of a model's files. `digest` names this version of them."""
+
+    found: ModelDescription | None
+    num_bytes: int
+    modified: float
+    digest: str
+
+
+def _card_of(slot: Slot) -> _Card:
+    """The card of a model; of one without files here, an empty one."""
+    model = None if slot.config is None else slot.config.model
+    try:
+        path = None if model is None else local_path(model)
+        if path is not None:
+            return _read_card(path, path.stat().st_mtime_ns, model or "")
+    except (OSError, BridleError):
+        pass
+    return _Card(None, 0, 0.0, hashlib.sha256(slot.name.encode()).hexdigest())
+
+
+@lru_cache(maxsize=256)
+def _read_card(path: Path, modified: int, model: str) -> _Card:
+    """The card of the files at `path`, which were changed at that time."""
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    num_bytes = sum(each.stat().st_size for each in files)
+    entry = find_entry(model)
+    digest = hashlib.sha256(f"{path.name}:{num_bytes}:{modified}".encode()).hexdigest()
+    found = describe(path)
+    found = replace(found, metadata={key: value for key, value in found.metadata.items() if _is_short(value)})
+    return _Card(found, num_bytes, modified / 1e9, digest if entry is None else entry.sha256)

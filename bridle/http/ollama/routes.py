@@ -1,0 +1,151 @@
+"""`POST /api/chat` and `POST /api/generate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.chat.chat_request import ChatRequest
+from bridle.errors import InvalidRequest
+from bridle.http.errors import json_response
+from bridle.http.middleware.identity import check_admin
+from bridle.http.middleware.request_context import call_of, run_while_connected
+from bridle.http.ollama.answer import OllamaAnswer, Shape, chat_shape, text_shape
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.names import served_name
+from bridle.http.ollama.ndjson import NdjsonResponse, Row, timestamp
+from bridle.http.ollama.schemas import GeneratingBody, OllamaChatBody, OllamaGenerateBody, is_zero
+from bridle.http.openai.chat import turn_of
+from bridle.http.state import http_state, serving_of
+from bridle.serving import LoadedModel
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+
+#: Tokens between which models for code fill in a text, by the families that have them.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+)
+
+router = APIRouter(route_class=OllamaRoute)
+MakeTurn = Callable[[RequestLifecycle], Awaitable[ChatRequest]]
+
+
+@router.post("/api/chat", summary="Answer in a conversation (Ollama's API)", openapi_extra=described(OllamaChatBody))
+async def chat(request: Request) -> Response:
+    body = await read_body(OllamaChatBody, request)
+    if not body.messages:
+        return await _load_or_unload(body, request, chat_shape)
+
+    async def turn(serving: RequestLifecycle) -> ChatRequest:
+        return await turn_of(body.chat(), serving, body.drawn(serving.model))
+
+    return await _answered(body, request, turn, chat_shape)
+
+
+@router.post(
+    "/api/generate", summary="Continue or answer a text (Ollama's API)", openapi_extra=described(OllamaGenerateBody)
+)
+async def generate(request: Request) -> Response:
+    body = await read_body(OllamaGenerateBody, request)
+    if not (body.prompt or body.suffix or body.images):
+        return await _load_or_unload(body, request, text_shape)
+
+    async def turn(serving: RequestLifecycle) -> ChatRequest:
+        if body.is_plain or not serving.model.tokenizer.chat_template.is_present:
+            made = await _plain_turn(body, serving)
+        else:
+            made = await turn_of(body.chat(), serving, body.drawn(serving.model))
+        if not body.context:
+            return made
+        (context,) = await serving.tokens([body.context])
+        return replace(made, prompt=(*context, *made.prompt), rendered="", continues="")
+
+    return await _answered(body, request, turn, text_shape, gives_context=not body.raw)
+
+
+async def _answered(
+    body: GeneratingBody, request: Request, make_turn: MakeTurn, shape: Shape, gives_context: bool = False
+) -> Response:
+    """The answer to a request that generates; everything that can be refused is refused here."""
+    body.check()
+    serving = serving_of(request, body.trace)
+    answer = await run_while_connected(request.receive, _answer(body, serving, make_turn, shape, gives_context))
+    if not body.streams:
+        return json_response(answer.whole())
+    return NdjsonResponse(answer.stream, call_of(request.scope), http_state(request).settings)
+
+
+async def _answer(
+    body: GeneratingBody, serving: RequestLifecycle, make_turn: MakeTurn, shape: Shape, gives_context: bool
+) -> OllamaAnswer:
+    began = time.monotonic()
+    model = await _acquire(body, serving)
+    load_seconds = time.monotonic() - began
+    turn = await make_turn(serving)
+    if body.think and turn.tags is None:
+        raise InvalidRequest(f"{model.name!r} does not support thinking; leave think out", "think")
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.wanted)
+    if not body.streams:
+        await generation.run()
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    name = body.model or model.name
+    return OllamaAnswer(generation, turn, name, shape, load_seconds, num_top, gives_context)
+
+
+async def _acquire(body: GeneratingBody, serving: RequestLifecycle) -> LoadedModel:
+    name = served_name(serving.host.registry, body.model)
+    return await serving.acquire_model(
+        name, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
+    )
+
+
+async def _plain_turn(body: OllamaGenerateBody, serving: RequestLifecycle) -> ChatRequest:
+    """A text that goes to the model without a chat template."""
+    if body.images:
+        raise InvalidRequest(f"{serving.model.name!r} has no chat template, so it takes no images", "images")
+    chat = body.chat()
+    steering = serving.steering(chat, chat.form(), chat.rewind)
+    prompt = await _plain_prompt(body, serving)
+    return ChatRequest(prompt, body.drawn(serving.model), steering, None, None, is_thinking=False, is_calling=False)
+
+
+async def _plain_prompt(body: OllamaGenerateBody, serving: RequestLifecycle) -> tuple[int, ...]:
+    text = body.prompt or ""
+    if not body.suffix:
+        parts = [body.system, text] if body.system else [text]
+        return (await serving.tokens(["\n\n".join(parts)]))[0]
+    tokenizer = serving.model.tokenizer
+    marks = next((ids for names in _INFILL if None not in (ids := [*map(tokenizer.id_of, names)])), None)
+    if marks is None:
+        raise InvalidRequest(f"{serving.model.name!r} does not support insert; leave suffix out", "suffix")
+    pieces = [list(await _tokens(serving, each)) for each in (text, body.suffix)]
+    begin, middle, end = (mark for mark in marks if mark is not None)
+    return (begin, *pieces[0], middle, *pieces[1], end)
+
+
+async def _tokens(serving: RequestLifecycle, text: str) -> tuple[int, ...]:
+    return (await serving.tokens([text], add_special_tokens=False))[0] if text else ()
+
+
+async def _load_or_unload(body: GeneratingBody, request: Request, shape: Shape) -> Response:
+    """Answer a request without a prompt: it loads the model, or with `keep_alive` 0 unloads it."""
+    http = http_state(request)
+    name = served_name(http.registry, body.model)
+    if not name:
+        raise InvalidRequest("model is required", "model")
+    if is_zero(body.keep_alive):
+        check_admin(request)
+        await http.registry.unload(name)
+        return json_response(_empty(body, shape, "unload"))
+    serving = serving_of(request)
+    await run_while_connected(request.receive, serving.acquire_model(name, body.adapter, generates=False))
+    return json_response(_empty(body, shape, "load"))
+
+
+def _empty(body: GeneratingBody, shape: Shape, reason: str) -> Row:
+    fields = {"model": body.model, "created_at": timestamp(), **shape("", "", [])}
+    return fields | {"done": True, "done_reason": reason}

@@ -1,0 +1,180 @@
+"""Bodies of Ollama's API. Beside Ollama's fields, generating routes take those that the other APIs have for sampling,
+controllers and constraints, at the top of the body or among the `options`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator
+
+from bridle.errors import InvalidRequest
+from bridle.http.fields import InnerFields
+from bridle.http.ollama.messages import to_messages, to_response_format, to_tools, with_images
+from bridle.http.ollama.options import DEFAULTS
+from bridle.http.openai.embeddings import TextsBody
+from bridle.http.openai.schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, JsonObjects, SamplingFields, objects, texts
+from bridle.safe_repr import short_repr
+from bridle.sampling import SamplingParams
+from bridle.serving import LoadedModel
+from bridle.serving.requests.sampling_defaults import filled
+
+_LEVELS = ("low", "medium", "high", "max")
+_DURATION = re.compile(r"-?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d+)?")
+_MAX_TOP = 20
+
+
+def _keep_alive(value: Any) -> Any:
+    """A duration in Go's notation, or a number of seconds."""
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and len(value) <= 40 and _DURATION.fullmatch(value):
+        return value
+    raise ValueError(f"keep_alive is {short_repr(value)}; must be a number of seconds or a duration such as '5m'")
+
+
+KeepAlive = Annotated[Any, BeforeValidator(_keep_alive)]
+
+
+def is_zero(keep_alive: Any) -> bool:
+    """Whether the model is to be unloaded."""
+    return keep_alive is not None and not re.search(r"[1-9]", str(keep_alive))
+
+
+class GeneratingBody(SamplingFields):
+    """What a chat and a text that is generated have in common."""
+
+    format: Any = None
+    keep_alive: KeepAlive = None
+    think: bool | str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is streamed, which is the default."""
+        return self.stream is not False
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for fields that contradict each other."""
+        if self.n is not None and self.n != 1:
+            raise InvalidRequest(f"n is {self.n}; an answer of this API is one text", "n")
+        if not 0 <= (self.top_logprobs or 0) <= _MAX_TOP:
+            raise InvalidRequest(
+                f"top_logprobs is {self.top_logprobs}; must be between 0 and {_MAX_TOP}", "top_logprobs"
+            )
+        if isinstance(self.think, str) and self.think not in _LEVELS:
+            raise InvalidRequest(
+                f"think is {short_repr(self.think)}; must be true, false or one of {', '.join(_LEVELS)}", "think"
+            )
+
+    def drawn(self, model: LoadedModel) -> SamplingParams:
+        """Return the sampling parameters. What is left out is as the checkpoint recommends, else Ollama's default."""
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        sampling = self.sampling(max_tokens=self.max_tokens, logprobs=num_logprobs)
+        defaults = {**DEFAULTS, **model.defaults}
+        return filled(sampling, defaults, {name for name in defaults if getattr(self, name, None) is not None})
+
+    def to_chat(self, messages: JsonObjects, tools: JsonObjects | None = None) -> ChatBody:
+        """Return the same request as a chat of the OpenAI API."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        given["response_format"] = to_response_format(self.format) or self.response_format
+        given["stream"] = self.streams
+        return ChatBody.model_construct(
+            **given,
+            messages=messages,
+            tools=to_tools(tools),
+            tool_choice=None,
+            parallel_tool_calls=None,
+            chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
+            reasoning_effort=self.think if isinstance(self.think, str) else None,
+        )
+
+
+class OllamaChatBody(GeneratingBody):
+    """`POST /api/chat`. Without messages it loads the model, or unloads it."""
+
+    messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+
+    def chat(self) -> ChatBody:
+        return self.to_chat(to_messages(self.messages or []), self.tools)
+
+
+class OllamaGenerateBody(GeneratingBody):
+    """`POST /api/generate`. Without a prompt it loads the model, or unloads it."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: Annotated[list[str] | None, texts("images")] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.template:
+            raise InvalidRequest(
+                "template is not taken here: the model's own chat template is used, and raw takes a whole prompt",
+                "template",
+            )
+        if self.raw and (self.system or self.context):
+            raise InvalidRequest("raw mode does not support template, system, or context", "raw")
+        if self.images and (self.raw or self.context or self.suffix):
+            raise InvalidRequest("images go with a prompt alone: leave raw, context and suffix out", "images")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt goes to the model without its chat template."""
+        return bool(self.raw or self.suffix)
+
+    def chat(self) -> ChatBody:
+        messages: JsonObjects = [{"role": "system", "content": self.system}] if self.system else []
+        content = with_images(self.prompt or "", self.images, "the prompt")
+        return self.to_chat([*messages, {"role": "user", "content": content}])
+
+
+class EmbedBody(TextsBody):
+    """`POST /api/embed`."""
+
+    must_name: ClassVar[bool] = True
+
+    input: Any = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: KeepAlive = None
+
+    def texts(self) -> list[str]:
+        """Return the texts to embed. Raises `InvalidRequest`."""
+        found = [self.input] if isinstance(self.input, str) else self.input
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise InvalidRequest(f"input is {short_repr(self.input)}; must be a string or a list of strings", "input")
+        return found
+
+
+class EmbeddingsBody(TextsBody):
+    """`POST /api/embeddings`, the older route for one text."""
+
+    must_name: ClassVar[bool] = True
+
+    prompt: str
+    keep_alive: KeepAlive = None
+
+
+class NameBody(InnerFields):
+    """The model that a request is about. `name` is an older name of the field."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    verbose: bool | None = None
+
+    def required(self) -> str:
+        """Return the name. Raises `InvalidRequest`."""
+        name = self.model or self.name
+        if not name or len(name) > 500:
+            raise InvalidRequest("model is required; it is a name of at most 500 characters", "model")
+        return name
