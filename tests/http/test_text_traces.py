@@ -39,6 +39,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/generate_stream": TGI,
     "/": TGI,
     "/invocations": TGI,
+    "/api/chat": {**CHAT, "stream": False, "options": {"num_predict": 40}},
+    "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 40}},
     "/v1/run": {"controller": "none", "controller_arg": "hi", "max_tokens": 40},
 }
 #: Those, and the other forms that some of them take.
@@ -47,6 +49,14 @@ BODIES = [*ROUTES.items(), ("/generate", SGLANG), ("/invocations", ROUTES["/v1/c
 IN_PIECES = ("/v1/run", "/generate_stream", "/v1/responses/compact")
 #: Routes that take a body and generate no text.
 OTHERS = {
+    "/api/blobs/{digest}",
+    "/api/copy",
+    "/api/create",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/pull",
+    "/api/push",
+    "/api/show",
     "/chat_tokenize",
     "/classify",
     "/detokenize",

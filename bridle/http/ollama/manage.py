@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -74,9 +74,7 @@ class _Pulling:
     http: HttpState
     entry: LibraryEntry | None
     _share: float = 0.0
-    _stage: str = ""
     _is_left: bool = False
-    _told: set[str] = field(default_factory=set)
 
     async def stream(self, writer: SseWriter) -> None:
         """Write how far the pull is."""
@@ -99,9 +97,11 @@ class _Pulling:
         self.http.num_pulls += 1
         try:
             pulling = asyncio.create_task(asyncio.to_thread(pull_entry, entry, self._report))
-            while not pulling.done():
-                await asyncio.wait({pulling}, timeout=_GLANCE)
-                yield self._row(entry)
+            told = -1.0
+            while not (await asyncio.wait({pulling}, timeout=_GLANCE))[0]:
+                if self._share != told:
+                    told = self._share
+                    yield self._row(entry)
             await pulling
             yield self._row(entry) | {"completed": entry.download_bytes}
             for status in ("verifying sha256 digest", "writing manifest"):

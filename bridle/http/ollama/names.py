@@ -8,13 +8,13 @@ from bridle.serving import ModelRegistry
 
 
 def served_name(registry: ModelRegistry, name: str | None) -> str | None:
-    """Return the name under which the registry knows a model; an unknown name stays as it is."""
+    """Return the name under which the registry knows a model. Any other name, such as an adapter's, stays as it is."""
     if not name:
         return None
     entry = find_entry(name)
     for each in (name, name.removesuffix(":latest"), entry.name if entry is not None else name):
         try:
-            registry.choose(each)
+            registry.slot_of(each)
         except UnknownModel:
             continue
         return each

@@ -77,7 +77,9 @@ class GeneratingBody(SamplingFields):
         defaults = {**DEFAULTS, **model.defaults}
         return filled(sampling, defaults, {name for name in defaults if getattr(self, name, None) is not None})
 
-    def to_chat(self, messages: JsonObjects, tools: JsonObjects | None = None) -> ChatBody:
+    def to_chat(
+        self, messages: JsonObjects, tools: JsonObjects | None = None, tool_choice: str | dict[str, Any] | None = None
+    ) -> ChatBody:
         """Return the same request as a chat of the OpenAI API."""
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         given["response_format"] = to_response_format(self.format) or self.response_format
@@ -86,7 +88,7 @@ class GeneratingBody(SamplingFields):
             **given,
             messages=messages,
             tools=to_tools(tools),
-            tool_choice=None,
+            tool_choice=tool_choice,
             parallel_tool_calls=None,
             chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
             reasoning_effort=self.think if isinstance(self.think, str) else None,
@@ -98,9 +100,10 @@ class OllamaChatBody(GeneratingBody):
 
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
 
     def chat(self) -> ChatBody:
-        return self.to_chat(to_messages(self.messages or []), self.tools)
+        return self.to_chat(to_messages(self.messages or []), self.tools, self.tool_choice)
 
 
 class OllamaGenerateBody(GeneratingBody):
