@@ -88,18 +88,6 @@ def rm(name: Annotated[str, Parameter(name="NAME")], /) -> int:
     return 0
 
 
-def list_library() -> None:
-    """Print the models that `bridle pull` knows by name."""
-    from bridle.cli.models import print_table
-    from bridle.model.library import installed_path, library_entries
-
-    rows = [
-        (entry.name, megabytes(entry.num_bytes), "yes" if installed_path(entry) else "no", entry.licence, entry.title)
-        for entry in library_entries()
-    ]
-    print_table(("NAME", "SIZE", "HERE", "LICENCE", "MODEL"), rows)
-
-
 def announce(entry: LibraryEntry) -> None:
     """Print what is about to be downloaded, and its licence, on standard error."""
     size = megabytes(entry.download_bytes)

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bridle import __version__
 from bridle.cli.api import Server
-from bridle.cli.model_files import announce, list_library, megabytes
+from bridle.cli.model_files import announce, megabytes
 from bridle.cli.signals import ending_at_once
 from bridle.cli.terminal import say
 
@@ -45,7 +45,7 @@ def list_models(*, as_json: AsJson = False) -> int:
         _print_json(asdict(model) for model in found)
         return 0
     rows = [(each.name, each.kind, megabytes(each.num_bytes), _when(each.modified)) for each in found]
-    print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
+    _print_table(("NAME", "KIND", "SIZE", "MODIFIED"), rows)
     return 0
 
 
@@ -71,7 +71,7 @@ def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revis
     from bridle.model.local_models import pull_model
 
     if name is None:
-        list_library()
+        _list_library()
         return 0
     entry = find_entry(name)
     if entry is not None and installed_path(entry) is None:
@@ -80,6 +80,17 @@ def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revis
         folder = pull_model(name, revision, lambda share: progress("downloading", share))
     print(folder)
     return 0
+
+
+def _list_library() -> None:
+    """Print the models that `bridle pull` knows by name."""
+    from bridle.model.library import installed_path, library_entries
+
+    rows = [
+        (entry.name, megabytes(entry.num_bytes), "yes" if installed_path(entry) else "no", entry.licence, entry.title)
+        for entry in library_entries()
+    ]
+    _print_table(("NAME", "SIZE", "HERE", "LICENCE", "MODEL"), rows)
 
 
 def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
@@ -94,7 +105,7 @@ def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
     if as_json:
         _print_json(rows)
     else:
-        print_table(("NAME", "STATE", "TASK", "CONTEXT", "BASE"), [_running(row) for row in rows])
+        _print_table(("NAME", "STATE", "TASK", "CONTEXT", "BASE"), [_running(row) for row in rows])
     return 0
 
 
@@ -131,8 +142,7 @@ def _running(row: dict[str, Any]) -> tuple[str, ...]:
     return (str(row.get("id")), state, *("-" if text is None else str(text) for text in texts))
 
 
-def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows under their titles, in columns."""
+def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -266,12 +266,13 @@ def serve(
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)
     check_models(model.draft_model, model.tokenizer)
-    if not names:
-        names = (default_model(),)
-        models = replace(models, allow_pull=not models.static if models.allow_pull is None else models.allow_pull)
-    settings = server.to_settings(names, model, models, engine, access, control)
+    if not names and models.allow_pull is None:
+        models = replace(models, allow_pull=not models.static)
+    settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)
+    if not names:  # last, so that a mistake in a flag is told before anything is downloaded
+        settings = _with_model(settings, default_model())
     with ending_at_once():  # until the server itself listens to signals
         from bridle.http.server.run import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front
@@ -284,3 +285,9 @@ def serve(
         )
         serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0
+
+
+def _with_model(settings: ServeSettings, name: str) -> ServeSettings:
+    """The same settings for another single model."""
+    models = None if settings.models is None else replace(settings.models, models=(name,))
+    return replace(settings, model=replace(settings.model, model=name), models=models)

@@ -107,7 +107,7 @@ OUTLINES: tuple[LibrarySymbol, ...] = (
     words(
         "outlines",
         "from_vllm from_sglang from_tgi from_openai from_anthropic from_lmstudio from_ollama",
-        "`bridle serve` answers the clients of vLLM, SGLang, TGI, OpenAI and Anthropic",
+        "`bridle serve` answers the clients of vLLM, SGLang, TGI, OpenAI, Anthropic and Ollama",
         exports="LLM",
     ),
     words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),

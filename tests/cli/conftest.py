@@ -33,7 +33,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _no_hub_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that only look at their settings ask no hub about the models in them, and try no port.
+    """Commands that only look at their settings ask no hub about the models in them, fetch none, and try no port.
     `test_preflight.py` does both in processes of its own."""
     monkeypatch.setattr("bridle.model.hub_lookup.ask_hub", lambda *_: None)
     monkeypatch.setattr("bridle.http.server.listening.try_address", lambda *_: None)
+    for command in ("serve", "chat"):
+        monkeypatch.setattr(f"bridle.cli.{command}.default_model", lambda: "demo")

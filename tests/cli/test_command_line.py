@@ -118,7 +118,10 @@ def test_mistakes_are_one_line(
 
 def test_defaults(served: Served) -> None:
     assert main(["serve"]) == 0
-    assert served.calls == [ServeSettings(models=ModelSet())]
+    assert served.calls == [ServeSettings(models=ModelSet(allow_pull=True))]
+    assert main(["serve", "--static"]) == main(["serve", "demo"]) == main(["serve", "--no-allow-pull"]) == 0
+    closed = ServeSettings(models=ModelSet())
+    assert served.calls[1:] == [ServeSettings(models=ModelSet(is_static=True)), closed, closed]
 
 
 def test_flags_become_settings(served: Served) -> None:
@@ -180,7 +183,7 @@ def test_flags_of_limits_become_settings(served: Served, monkeypatch: pytest.Mon
 def test_the_defaults_of_limits_are_those_of_the_settings(served: Served) -> None:
     assert main(["serve"]) == 0
     (settings,) = served.calls
-    assert LimitOptions().add_to(settings) == settings == ServeSettings(models=ModelSet())
+    assert LimitOptions().add_to(settings) == settings == ServeSettings(models=ModelSet(allow_pull=True))
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,10 @@ def test_a_pull_without_room_is_refused_before_it_begins(index: Index, monkeypat
 def test_one_process_pulls_a_model_at_a_time(index: Index, models: Path) -> None:
     entry = joined(index)
     models.mkdir()
-    with store._locked(models, entry), pytest.raises(ModelUnavailable, match="tiny:1m is being pulled by another process"):
+    with (
+        store._locked(models, entry),
+        pytest.raises(ModelUnavailable, match="tiny:1m is being pulled by another process"),
+    ):
         pull_entry(entry, quiet, index.pip)
 
 
