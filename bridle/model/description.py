@@ -51,7 +51,7 @@ class ModelDescription:
     template: str | None
     is_embedder: bool = False
     reads_images: bool = False
-    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def parameter_size(self) -> str:

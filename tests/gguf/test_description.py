@@ -1,0 +1,58 @@
+"""Descriptions of models from the headers of their files: a GGUF file and the checkpoint that it came from agree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridle.demo import demo_model_path
+from bridle.errors import UnsupportedModel
+from bridle.model.description import describe
+from tests.gguf.kit import pair
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_file_and_its_checkpoint_agree(family: str) -> None:
+    original, file = map(describe, pair(family))
+    assert (original.format, file.format) == ("safetensors", "gguf")
+    for name in ("num_parameters", "context", "embedding_length", "kv_values", "quantization", "num_bytes"):
+        assert getattr(original, name) == getattr(file, name) != 0, name
+    assert file.kv_bytes(10) == 40 * file.kv_values and file.kv_bytes(10, 2) == 20 * file.kv_values
+
+
+def test_the_type_of_a_file_is_named() -> None:
+    assert describe(pair("llama", "Q8_0", hidden_size=64, intermediate_size=64, head_dim=32)[1]).quantization == "Q8_0"
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    _, file = pair("llama")
+    (tmp_path / "one.gguf").write_bytes(file.read_bytes())
+    assert describe(tmp_path) == describe(tmp_path / "one.gguf")
+    (tmp_path / "two.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(UnsupportedModel, match="2 GGUF models instead of one"):
+        describe(tmp_path)
+
+
+def test_what_a_model_can_do() -> None:
+    demo, seeing = describe(demo_model_path()), describe(demo_model_path("demo-sees"))
+    assert demo.capabilities[:2] == ["completion", "tools"] and "vision" not in demo.capabilities
+    assert "vision" in seeing.capabilities and demo.parameter_size == "4.92M"
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x0a\0\0\0\0\0\0\0" + b'{"a":{}}  '])
+def test_damaged_weights_are_refused(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(header)
+    with pytest.raises(UnsupportedModel, match=r"no safetensors file|is damaged"):
+        describe(tmp_path)
+
+
+def test_torch_is_not_needed() -> None:
+    program = (
+        "import sys; from pathlib import Path; from bridle.model.description import describe; "
+        f"describe(Path({str(pair('llama')[1])!r})); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
