@@ -412,6 +412,19 @@ def test_hub_ids_are_those_allowed() -> None:
         ModelCatalog(hub_ids=["../name"])
 
 
+def test_pulled_models_have_names_if_the_operator_lets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_MODELS", str(tmp_path))
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "mine").mkdir()
+    catalog = ModelCatalog(pulled=True)
+    assert catalog.names() == ["minilm"] and not catalog.is_empty
+    assert catalog.find("minilm") == ModelConfig(str(tmp_path / "minilm"))
+    assert [name for name in ("all-minilm", "smollm2", "mine", str(tmp_path / "mine")) if catalog.find(name)] == []
+    assert catalog.find("demo") is not None
+    closed = ModelCatalog()
+    assert closed.is_empty and closed.names() == [] and closed.find("minilm") is closed.find("demo") is None
+
+
 async def test_aliases_mean_known_models_or_name_new_ones(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "models" / "local")
     elsewhere = model_folder(tmp_path / "elsewhere")

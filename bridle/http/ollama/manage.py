@@ -139,8 +139,8 @@ async def delete(request: Request) -> Response:
 async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
     """Unload a model before its files go. Raises `InvalidRequest` for one that the operator serves."""
     for slot in registry.slots:
-        served = None if slot.config is None else find_entry(slot.config.model)
-        if served is not entry:
+        named = slot.name if slot.is_passing or slot.config is None else slot.config.model
+        if find_entry(named) is not entry:
             continue
         if not slot.is_passing:
             raise InvalidRequest(f"{slot.name} was named when the server started, so it cannot be deleted", "model")

@@ -27,7 +27,7 @@ from bridle.http.ollama.schemas import NameBody
 from bridle.http.state import HttpState, http_state
 from bridle.model.description import ModelDescription, describe
 from bridle.model.hub_lookup import local_path
-from bridle.model.library import find_entry
+from bridle.model.library import find_entry, installed_entries, installed_path
 from bridle.serving import LoadedModel
 from bridle.serving.models.model_slot import Slot
 
@@ -188,18 +188,18 @@ def _card_of(slot: Slot) -> _Card:
     try:
         path = None if model is None else local_path(model)
         if path is not None:
-            return _read_card(path, path.stat().st_mtime_ns, model or "")
+            return _read_card(path, path.stat().st_mtime_ns)
     except (OSError, BridleError):
         pass
     return _Card(None, 0, 0.0, hashlib.sha256(slot.name.encode()).hexdigest())
 
 
 @lru_cache(maxsize=256)
-def _read_card(path: Path, modified: int, model: str) -> _Card:
+def _read_card(path: Path, modified: int) -> _Card:
     """The card of the files at `path`, which were changed at that time."""
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     num_bytes = sum(each.stat().st_size for each in files)
-    entry = find_entry(model)
+    entry = next((each for each in installed_entries() if installed_path(each) == path), None)
     digest = hashlib.sha256(f"{path.name}:{num_bytes}:{modified}".encode()).hexdigest()
     found = describe(path)
     found = replace(found, metadata={key: value for key, value in found.metadata.items() if _is_short(value)})

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridle.config import ModelConfig
+from bridle.demo import DEMO_MODELS, demo_model_path
 from bridle.errors import InvalidRequest
 from bridle.model.library import find_entry, installed_entries, installed_path
 from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub_name
@@ -21,7 +22,7 @@ class ModelCatalog:
 
     Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
     is read when a request asks, so new ones need no restart. With `pulled`, so are the models of the list of
-    `bridle pull` that are on this machine.
+    `bridle pull` that are on this machine, and the demo models, which are not listed.
     """
 
     def __init__(
@@ -46,15 +47,11 @@ class ModelCatalog:
         not be loaded."""
         folder = None if self._folders is None else self._folders.find(name)
         found = folder or (None if self._files is None else self._files.find(name))
+        if found is None and self.may_pull:
+            found = _pulled(name)
         if found is not None:
             return replace(self._base, model=str(found))
-        if name in self._hub_ids or self._is_pulled(name):
-            return replace(self._base, model=name)
-        return None
-
-    def _is_pulled(self, name: str) -> bool:
-        entry = find_entry(name) if self.may_pull else None
-        return entry is not None and entry.name == name and installed_path(entry) is not None
+        return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
         """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
@@ -67,3 +64,11 @@ class ModelCatalog:
     def is_empty(self) -> bool:
         """Whether no model can ever be loaded from this catalog."""
         return not (self._hub_ids or self.may_pull) and self._folders is None
+
+
+def _pulled(name: str) -> Path | None:
+    """The files of a demo model, or of the pulled model of exactly that name."""
+    if name in DEMO_MODELS:
+        return demo_model_path(name)
+    entry = find_entry(name)
+    return installed_path(entry) if entry is not None and entry.name == name else None
