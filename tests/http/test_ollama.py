@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from bridle.config import ModelConfig
 from bridle.errors import UnsupportedModel
 from bridle.http import HttpSettings, create_app
 from bridle.http.ollama import manage
 from bridle.http.ollama.options import with_options
+from bridle.load_progress import Report
 from bridle.model.library import find_entry, store
-from bridle.serving import ModelRegistry
+from bridle.serving import LoadedModel, ModelRegistry
 from bridle.serving.models.catalog import ModelCatalog
 from bridle.serving.models.model_loader import ModelManager
+from bridle.serving.models.model_memory import Needs
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import NAME, local_client, saying, scripted_model
 
@@ -280,10 +283,22 @@ def test_results_of_tools_find_their_calls() -> None:
 # -- pulling -------------------------------------------------------------------------------------------------
 
 
-def pulling_client(tmp_path: Path, keys: KeyStore | None = None) -> TestClient:
-    """A server that may pull, with a model that is there already. It never loads a pulled one."""
-    loader: Any = None
-    registry = ModelRegistry(catalog=ModelCatalog(pulled=True), keeper=ModelManager(loader))
+class Loader:
+    """Loads a scripted model for any name."""
+
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        return Needs(1, 0)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        return config
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        return scripted_model(next_token=saying(REPLY), name=name)
+
+
+def pulling_client(keys: KeyStore | None = None) -> TestClient:
+    """A server that may pull, with a model that is there already."""
+    registry = ModelRegistry(catalog=ModelCatalog(pulled=True), keeper=ModelManager(Loader()))
     registry.add(scripted_model(next_token=saying(REPLY)))
     return TestClient(create_app(registry, HttpSettings(), keys), raise_server_exceptions=False)
 
@@ -300,7 +315,7 @@ def test_a_pull_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return tmp_path
 
     monkeypatch.setattr(manage, "pull_entry", pull_entry)
-    with pulling_client(tmp_path) as client:
+    with pulling_client() as client:
         rows = rows_of(client.post("/api/pull", json={"model": "all-minilm:latest"}))
         assert rows[0] == {"status": "pulling manifest"} and rows[-1] == {"status": "success"}
         counts = [row for row in rows if "total" in row]
@@ -317,12 +332,12 @@ def test_a_pull_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         client.app.state.http.registry.close()  # type: ignore[attr-defined]
 
 
-def test_a_failed_pull_ends_in_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pull_ends_in_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def pull_entry(*_: Any) -> Path:
         raise UnsupportedModel("the index is away")
 
     monkeypatch.setattr(manage, "pull_entry", pull_entry)
-    with pulling_client(tmp_path) as client:
+    with pulling_client() as client:
         rows = rows_of(client.post("/api/pull", json={"model": "minilm"}))
         assert rows[-1] == {"error": "the index is away"}
         whole = client.post("/api/pull", json={"model": "minilm", "stream": False})
@@ -331,10 +346,33 @@ def test_a_failed_pull_ends_in_its_error(tmp_path: Path, monkeypatch: pytest.Mon
         client.app.state.http.registry.close()  # type: ignore[attr-defined]
 
 
+def test_a_pulled_model_is_loaded_by_name_and_unloaded_before_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDLE_MODELS", str(tmp_path))
+    (tmp_path / "minilm").mkdir()
+    body = {"model": "all-minilm:latest", **HELLO, "stream": False}
+    with pulling_client() as client:
+
+        def loaded() -> list[str]:
+            return [row["name"] for row in client.get("/api/ps").json()["models"]]
+
+        assert loaded() == [NAME]
+        assert client.post("/api/chat", json=body).json()["message"]["content"] == REPLY
+        assert loaded() == [NAME, "minilm"]
+        unloaded = client.post("/api/generate", json={"model": "minilm", "keep_alive": "0s"}).json()
+        assert unloaded["done_reason"] == "unload" and loaded() == [NAME]
+        client.post("/api/chat", json=body)
+        assert client.request("DELETE", "/api/delete", json={"model": "minilm"}).status_code == 200
+        assert loaded() == [NAME] and not (tmp_path / "minilm").exists()
+        assert client.post("/api/chat", json=body).status_code == 404
+        client.app.state.http.registry.close()  # type: ignore[attr-defined]
+
+
 def test_only_admins_manage_models(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.db")
     user, admin = keys.add("ann"), keys.add("root", is_admin=True)
-    with pulling_client(tmp_path, keys) as client:
+    with pulling_client(keys) as client:
         for headers, status in (({}, 401), ({"authorization": f"Bearer {user}"}, 403)):
             for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
                 answer = client.request(method, path, json={"model": "minilm"}, headers=headers)
