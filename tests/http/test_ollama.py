@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -17,12 +19,13 @@ from bridle.http.ollama import manage
 from bridle.http.ollama.options import with_options
 from bridle.load_progress import Report
 from bridle.model.library import find_entry, store
-from bridle.serving import LoadedModel, ModelRegistry
+from bridle.serving import LoadedModel, ModelRegistry, load_model
 from bridle.serving.models.catalog import ModelCatalog
 from bridle.serving.models.model_loader import ModelManager
 from bridle.serving.models.model_memory import Needs
 from bridle.serving.tenancy.keys import KeyStore
-from tests.http.harness import NAME, local_client, saying, scripted_model
+from tests.http.harness import NAME, local_client, saying, scripted_model, served
+from tests.sources import ROOT
 
 REPLY = "good day"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -203,7 +206,8 @@ def test_an_error_within_a_stream_is_its_last_object() -> None:
 
     with local_client(scripted_model(next_token=fails)) as client:
         rows = rows_of(client.post("/api/chat", json={**HELLO, "options": {"num_predict": 100}}))
-        assert rows[-1].keys() == {"error"} and rows[0]["message"]["content"]
+        assert rows[-1].keys() == {"error"} and rows[-1]["error"]
+        assert all(row["message"]["content"] and not row["done"] for row in rows[:-1])
 
 
 def test_embeddings(client: TestClient) -> None:
@@ -358,6 +362,8 @@ def test_a_pulled_model_is_loaded_by_name_and_unloaded_before_it_is_deleted(
             return [row["name"] for row in client.get("/api/ps").json()["models"]]
 
         assert loaded() == [NAME]
+        address = {"model": "http://127.0.0.1:8080", **HELLO, "stream": False}  # as some clients call the one model
+        assert client.post("/api/chat", json=address).json()["message"]["content"] == REPLY
         assert client.post("/api/chat", json=body).json()["message"]["content"] == REPLY
         assert loaded() == [NAME, "minilm"]
         unloaded = client.post("/api/generate", json={"model": "minilm", "keep_alive": "0s"}).json()
@@ -383,3 +389,33 @@ def test_only_admins_manage_models(tmp_path: Path) -> None:
         assert client.request("DELETE", "/api/delete", json={"model": "minilm"}, headers=as_admin).status_code == 404
         client.app.state.http.registry.close()  # type: ignore[attr-defined]
     keys.close()
+
+
+# -- the demo models -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("think", "thinks"), [(True, True), ("low", True), (False, False)])
+def test_thoughts_are_apart(demo_server: str, think: bool | str, thinks: bool) -> None:
+    fields = {"think": think, "options": {"temperature": 0, "num_predict": 80}}
+    question = "What is 12 + 34?"
+    ask = {"messages": [{"role": "user", "content": question}], "stream": False, **fields}
+    message = httpx.post(f"{demo_server}/api/chat", json=ask).json()["message"]
+    assert message["content"] == "12 + 34 = 46" and bool(message.get("thinking")) is thinks
+    streamed = httpx.post(f"{demo_server}/api/generate", json={"prompt": question, **fields})
+    rows = rows_of(streamed)
+    assert "".join(row["response"] for row in rows) == message["content"]
+    assert "".join(row.get("thinking", "") for row in rows) == message.get("thinking", "")
+
+
+def test_images() -> None:
+    data = base64.b64encode((ROOT / "examples/pictures/shapes.png").read_bytes()).decode()
+    options = {"stream": False, "options": {"temperature": 0}}
+    with served(load_model(ModelConfig("demo-sees", kv_memory=32 << 20))) as url:
+        turn = {"role": "user", "content": "What do you see?", "images": [data]}
+        message = httpx.post(f"{url}/api/chat", json={"messages": [turn], **options}).json()["message"]
+        assert "red circle" in message["content"]
+        text = httpx.post(f"{url}/api/generate", json={"prompt": "What do you see?", "images": [data], **options})
+        assert text.json()["response"] == message["content"]
+        assert "vision" in httpx.post(f"{url}/api/show", json={"model": "demo-sees"}).json()["capabilities"]
+        both = httpx.post(f"{url}/api/generate", json={"prompt": "x", "images": [data], "raw": True})
+        assert both.status_code == 400 and "leave raw" in both.json()["error"]

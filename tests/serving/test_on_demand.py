@@ -421,6 +421,7 @@ def test_pulled_models_have_names_if_the_operator_lets_them(tmp_path: Path, monk
     assert catalog.find("minilm") == ModelConfig(str(tmp_path / "minilm"))
     assert [name for name in ("all-minilm", "smollm2", "mine", str(tmp_path / "mine")) if catalog.find(name)] == []
     assert catalog.find("demo") is not None
+    assert not catalog.has_own and ModelCatalog(hub_ids=["org/name"]).has_own
     closed = ModelCatalog()
     assert closed.is_empty and closed.names() == [] and closed.find("minilm") is closed.find("demo") is None
 

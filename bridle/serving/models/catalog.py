@@ -63,7 +63,12 @@ class ModelCatalog:
     @property
     def is_empty(self) -> bool:
         """Whether no model can ever be loaded from this catalog."""
-        return not (self._hub_ids or self.may_pull) and self._folders is None
+        return not (self.has_own or self.may_pull)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the operator named a folder or hub ids for it."""
+        return bool(self._hub_ids) or self._folders is not None
 
 
 def _pulled(name: str) -> Path | None:

@@ -144,7 +144,7 @@ class ModelRegistry:
 
     def slot_of(self, name: str | None) -> Slot:
         """The slot behind a name or alias, only to look at. None, the empty name and `PLACEHOLDERS` mean the default;
-        so does an address, if there is one model and no other can be loaded. Raises `UnknownModel`."""
+        so does an address, if there is one model and no other can be loaded but pulled ones. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -281,7 +281,7 @@ class ModelRegistry:
 
     @property
     def _is_single(self) -> bool:
-        return self._catalog.is_empty and sum(not slot.is_passing for slot in self._slots.values()) == 1
+        return not self._catalog.has_own and sum(not slot.is_passing for slot in self._slots.values()) == 1
 
     def _default_slot(self) -> Slot:
         for slot in self._slots.values():
