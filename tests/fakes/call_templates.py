@@ -117,6 +117,9 @@ class CallTemplate:
             {"id": f"callid00{number}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
             for number, (name, arguments) in enumerate(calls)
         ]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": made}]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": content, "tool_calls": made},
+        ]
         text = self.render(messages, None, False).rpartition("<|im_start|>assistant\n")[2]
         return text.rstrip().removesuffix("<|im_end|>")

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.http.chunked_json import ChunkedJsonResponse
-from bridle.http.errors import json_response
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.bodies import OllamaRoute, described, read_body
 from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import nanoseconds
 from bridle.http.ollama.schemas import EmbedBody, EmbeddingsBody
 from bridle.http.openai.embeddings import TextsBody
-from bridle.http.state import serving_of
+from bridle.http.state import json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.requests.pooling_inputs import (
     AS_FITS,

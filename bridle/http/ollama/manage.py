@@ -20,7 +20,7 @@ from bridle.errors import (
     UnknownModel,
     UnsupportedFeature,
 )
-from bridle.http.errors import RefusedBody, json_response
+from bridle.http.errors import RefusedBody
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.bodies import OllamaRoute, described, read_body
@@ -28,7 +28,7 @@ from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import NdjsonResponse, Row, send_rows
 from bridle.http.ollama.schemas import NameBody
 from bridle.http.sse import SseWriter
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, http_state, json_response
 from bridle.model.library import LibraryEntry, find_entry, library_entries, pull_entry, remove_entry
 from bridle.serving import ModelRegistry
 

@@ -18,13 +18,12 @@ from starlette.responses import Response
 
 from bridle import __version__
 from bridle.errors import BridleError
-from bridle.http.errors import json_response
 from bridle.http.ollama.bodies import OllamaRoute, described, read_body
 from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import Row, timestamp
 from bridle.http.ollama.options import DEFAULTS
 from bridle.http.ollama.schemas import NameBody
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, http_state, json_response
 from bridle.model.description import ModelDescription, describe
 from bridle.model.hub_lookup import local_path
 from bridle.model.library import find_entry, installed_entries, installed_path

@@ -9,9 +9,8 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.chat_request import ChatRequest
+from bridle.chat.chat_request import ChatRequest, prepare_chat
 from bridle.errors import InvalidRequest
-from bridle.http.errors import json_response
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.answer import OllamaAnswer, Shape, chat_shape, text_shape
@@ -19,10 +18,10 @@ from bridle.http.ollama.bodies import OllamaRoute, described, read_body
 from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import NdjsonResponse, Row, timestamp
 from bridle.http.ollama.schemas import GeneratingBody, OllamaChatBody, OllamaGenerateBody, is_zero
-from bridle.http.openai.chat import turn_of
-from bridle.http.state import http_state, serving_of
+from bridle.http.state import http_state, json_response, serving_of
 from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.request_builder import EventOptions
 
 #: Tokens between which models for code fill in a text, by the families that have them.
 _INFILL = (
@@ -41,7 +40,7 @@ async def chat(request: Request) -> Response:
         return await _load_or_unload(body, request, chat_shape)
 
     async def turn(serving: RequestLifecycle) -> ChatRequest:
-        return await turn_of(body.chat(), serving, body.drawn(serving.model))
+        return await _chat_turn(body, serving)
 
     return await _answered(body, request, turn, chat_shape)
 
@@ -58,11 +57,12 @@ async def generate(request: Request) -> Response:
         if body.is_plain or not serving.model.tokenizer.chat_template.is_present:
             made = await _plain_turn(body, serving)
         else:
-            made = await turn_of(body.chat(), serving, body.drawn(serving.model))
+            made = await _chat_turn(body, serving)
         if not body.context:
             return made
         (context,) = await serving.tokens([body.context])
-        return replace(made, prompt=(*context, *made.prompt), rendered="", continues="")
+        events: EventOptions = {**made.events, "continues": ""}
+        return replace(made, prompt=(*context, *made.prompt), rendered="", events=events)
 
     return await _answered(body, request, turn, text_shape, gives_context=not body.raw)
 
@@ -88,12 +88,16 @@ async def _answer(
     turn = await make_turn(serving)
     if body.think and turn.tags is None:
         raise InvalidRequest(f"{model.name!r} does not support thinking; leave think out", "think")
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.wanted)
-    if not body.streams:
-        await generation.run()
+    whole = not body.streams
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **turn.events)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     name = body.model or model.name
     return OllamaAnswer(generation, turn, name, shape, load_seconds, num_top, gives_context)
+
+
+async def _chat_turn(body: OllamaChatBody | OllamaGenerateBody, serving: RequestLifecycle) -> ChatRequest:
+    chat = body.chat()
+    return await prepare_chat(serving, chat.conversation(), body.drawn(serving.model), chat)
 
 
 async def _acquire(body: GeneratingBody, serving: RequestLifecycle) -> LoadedModel:
@@ -110,7 +114,7 @@ async def _plain_turn(body: OllamaGenerateBody, serving: RequestLifecycle) -> Ch
     chat = body.chat()
     steering = serving.steering(chat, chat.form(), chat.rewind)
     prompt = await _plain_prompt(body, serving)
-    return ChatRequest(prompt, body.drawn(serving.model), steering, None, None, is_thinking=False, is_calling=False)
+    return ChatRequest(prompt, body.drawn(serving.model), steering, None, None, False, False, events={})
 
 
 async def _plain_prompt(body: OllamaGenerateBody, serving: RequestLifecycle) -> tuple[int, ...]:
