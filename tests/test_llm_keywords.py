@@ -16,8 +16,8 @@ from bridle.errors import UnknownKeyword
 from bridle.llm.kwargs import settle
 from bridle.llm.options import RunOptions
 from bridle.sampling import DEFAULT_SAMPLING
+from tests.fakes.sampling_fields import OTHER
 from tests.fakes.tiny_checkpoints import make_checkpoint
-from tests.test_sampling_fields import OTHER
 
 HI = [{"role": "user", "content": "Hi"}]
 

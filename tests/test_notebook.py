@@ -14,7 +14,7 @@ from bridle.controllers import SequenceView
 from bridle.llm import event_loop, notebook
 from bridle.outputs import ChatMessage, ToolCall
 from tests.http.harness import saying, scripted_model
-from tests.traces.test_colours import HOSTILE, Reader
+from tests.traces.records import HOSTILE, Reader
 
 TEXT = "good <b>day</b>"
 

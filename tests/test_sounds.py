@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile
 from starlette.testclient import TestClient
 
 from bridle import LLM
@@ -23,21 +20,11 @@ from bridle.multimodal.video_decoding import CHOSEN_RATE
 from bridle.multimodal.video_processor import Frames
 from tests.fakes import audio_checkpoints
 from tests.lmtp.harness import Setup
+from tests.multimodal.clips import TEXT, noise, wav
 from tests.multimodal.picture_server import served_pictures
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
-TEXT = "What is said?"
-
-
-def noise(seed: int = 0) -> np.ndarray[Any, Any]:
-    return (np.random.RandomState(seed).randint(-9_000, 9_000, 5_000) / 32_768).astype(np.float32)
-
-
-def wav(seed: int = 0) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, noise(seed), audio_checkpoints.RATE, format="WAV", subtype="FLOAT")
-    return file.getvalue()
 
 
 def encoded(seed: int = 0) -> str:

@@ -20,7 +20,7 @@ from bridle.llm.kwargs import settle
 from bridle.llm.options import ChatOptions
 from bridle.sampling import DEFAULT_SAMPLING
 from dev.coming_from import listed, names
-from tests.test_sampling_fields import OTHER
+from tests.fakes.sampling_fields import OTHER
 
 VLLM = listed("vLLM")
 ROWS = {row.name: row for row in FIELDS if "vLLM" in row.systems}

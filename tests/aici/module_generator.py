@@ -14,8 +14,7 @@ from bridle.aici.runtime import constraints, host, wasi
 from bridle.aici.runtime.wasm import HostFunction
 from bridle.aici.runtime.wasm_binary import encode_leb, sections
 from tests.aici.conftest import VOCAB_SIZE
-from tests.aici.guests import END, NOOP, force, guest1, guest2, load, result, sample, say, store
-from tests.aici.test_components import component, texts
+from tests.aici.guests import END, NOOP, component, force, guest1, guest2, load, result, sample, say, store, texts
 
 _HOST: tuple[HostFunction, ...] = (*host.FUNCTIONS, host.BIAS_NEW, *wasi.FUNCTIONS, *constraints.FUNCTIONS)
 _INTERESTING = (0, 1, -1, 2, 7, 63, 64, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0xFFFFF, 0x7FFFFFFF, -0x80000000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import wasmtime
 
@@ -13,88 +12,10 @@ from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.controller_tools import ToolExecutor, function_tools
 from bridle.outputs import Log
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
+from tests.aici.guests import component, texts
 from tests.aici.llm_side import Llm
 from tests.aici.steering import Steered
 from tests.waiting import PATIENCE, until
-
-_HOST = {
-    "log": '(func (param "text" string))',
-    "allow": '(func (param "tokens" (list u32)) (result u32))',
-    "allow-bits": '(func (param "bits" string) (result u32))',
-    "storage": '(func (param "command" string) (result string))',
-    "vocab-size": "(func (result u32))",
-    "sequence-id": "(func (result u64))",
-    "has-capability": '(func (param "name" string) (result bool))',
-    "constraint-new": '(func (param "kind" string) (param "spec" string) (result (result u32 (error string))))',
-    "constraint-allow": '(func (param "handle" u32) (result u32))',
-}
-_CORE = {
-    "log": "(param i32 i32)",
-    "allow": "(param i32 i32) (result i32)",
-    "allow-bits": "(param i32 i32) (result i32)",
-    "storage": "(param i32 i32 i32)",
-    "vocab-size": "(result i32)",
-    "sequence-id": "(result i64)",
-    "has-capability": "(param i32 i32) (result i32)",
-    "constraint-new": "(param i32 i32 i32 i32 i32)",
-    "constraint-allow": "(param i32) (result i32)",
-}
-
-
-def component(
-    steps: list[list[str]], create: str = "(i32.store8 (i32.const 32) (i32.const 0))", data: str = ""
-) -> bytes:
-    """A controller whose n-th call of `next` does the n-th step; each step leaves its decision by `$decide`."""
-    exports = "".join(f'(export "{name}" {kind})' for name, kind in _HOST.items())
-    lowered = "".join(
-        f'(core func ${name} (canon lower (func $host "{name}") (memory (core memory $libc "memory"))'
-        f' (realloc (core func $libc "realloc"))))'
-        for name in _HOST
-    )
-    imports = "".join(f'(import "host" "{name}" (func ${name} {kind}))' for name, kind in _CORE.items())
-    given = "".join(f'(export "{name}" (func ${name}))' for name in _HOST)
-    body = "".join(
-        f"(if (i32.eq (global.get $at) (i32.const {i})) (then (global.set $at (i32.const {i + 1}))"
-        f" {' '.join(step)} (return (i32.const 48))))"
-        for i, step in enumerate(steps)
-    )
-    lift = '(memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))'
-    text = f"""(component
-      (import "bridle:controller/host@0.1.0" (instance $host {exports}))
-      (core module $libcode (memory (export "memory") 4) (global $heap (mut i32) (i32.const 65536))
-        (func (export "realloc") (param i32 i32 i32 i32) (result i32)
-          (global.set $heap (i32.and (i32.add (global.get $heap) (i32.const 7)) (i32.const -8)))
-          (global.get $heap)
-          (global.set $heap (i32.add (global.get $heap) (local.get 3)))))
-      (core instance $libc (instantiate $libcode))
-      {lowered}
-      (core module $code (import "libc" "memory" (memory 1)) {imports}
-        (global $at (mut i32) (i32.const 0))
-        (func $decide (param $p i32) (param $n i32)
-          (i32.store (i32.const 48) (local.get $p)) (i32.store (i32.const 52) (local.get $n)))
-        (func (export "create") (param i32 i32) (result i32)
-          (call $log (local.get 0) (local.get 1)) {create} (i32.const 32))
-        (func (export "start") (param i32 i32) (result i32) (call $decide (local.get 0) (local.get 1)) (i32.const 48))
-        (func (export "next") (param i32 i32) (result i32) {body} (unreachable))
-        {data})
-      (core instance $it (instantiate $code (with "libc" (instance $libc)) (with "host" (instance {given}))))
-      (func (export "create") (param "argument" string) (result (result (error string)))
-        (canon lift (core func $it "create") {lift}))
-      (func (export "start") (param "prompt" string) (result string) (canon lift (core func $it "start") {lift}))
-      (func (export "next") (param "step" string) (result string) (canon lift (core func $it "next") {lift})))"""
-    return bytes(wasmtime.wat2wasm(text))
-
-
-def texts(*pieces: Any) -> tuple[str, list[str]]:
-    """A data segment, and for each piece the two numbers that point at it."""
-    data, numbers, place = "", [], 1024
-    for piece in pieces:
-        raw = (piece if isinstance(piece, str) else json.dumps(piece)).encode()
-        data += f'(data (i32.const {place}) "{"".join(f"{chr(92)}{b:02x}" for b in raw)}")'
-        numbers.append(f"(i32.const {place}) (i32.const {len(raw)})")
-        place += len(raw) + 8
-    return data, numbers
-
 
 NOTHING = {"when_sampled": [], "backtrack": 0, "ff_tokens": []}
 NOOP = {"branches": [{"splices": [NOTHING]}]}

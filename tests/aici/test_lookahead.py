@@ -28,12 +28,11 @@ from bridle.outputs import FinishReason, Log, Rewind, Stored, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, LOOP, NOOP, TRAP, Step, force, guest2, load, sample, say, store
+from tests.aici.instances import VOCABULARY
+from tests.aici.instances import load as load_instance
+from tests.aici.pool_kit import check, guest_request, make_engine, members, reference, run, workers
 from tests.aici.steering import Steered
-from tests.aici.test_pool_kills import members, workers
-from tests.aici.test_pool_properties import check, guest_request, make_engine, reference, run
-from tests.aici.test_wasm import VOCABULARY
-from tests.aici.test_wasm import load as load_instance
-from tests.engine.test_speculation import guess
+from tests.engine.random_labs import guess
 from tests.waiting import until
 
 

@@ -3,7 +3,6 @@ what lived there fails, the rest goes on, the service resumes, and nothing is le
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,12 +20,11 @@ from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, guest2, sample, say
+from tests.aici.pool_kit import TENANTS, members, start_streams, workers
 from tests.aici.steering import Steered
 from tests.waiting import until
 
-FOREVER = guest2([sample([65], VOCAB_SIZE)])
 SHORT = guest2([sample([66], VOCAB_SIZE), END])
-TENANTS = ("ada", "bob", "cy", "dee")
 
 rounds = pytest.mark.parametrize("num_streams", [8, pytest.param(100, marks=pytest.mark.slow)])
 
@@ -40,50 +38,6 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
     pool.shutdown()
     until(lambda: group is None or not members(group))
     assert not [name for name in os.listdir("/dev/shm") if f"bridle-{os.getpid()}-" in name]
-
-
-def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent, group."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return fields[0], int(fields[1]), int(fields[2])
-
-
-def members(group: int) -> dict[int, int]:
-    """Living processes of a group, and their parents."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                state, parent, leader = _stat(int(entry.name))
-                if leader == group and state != "Z":
-                    found[int(entry.name)] = parent
-    return found
-
-
-def workers(pool: RuntimePool) -> set[int]:
-    """Processes that the runtime's nursery made."""
-    assert pool.runtime_pid is not None
-    group = members(pool.runtime_pid)
-    nurseries = {pid for pid, parent in group.items() if parent == pool.runtime_pid}
-    return {pid for pid, parent in group.items() if parent in nurseries}
-
-
-def start_streams(pool: RuntimePool, num_streams: int) -> Steered:
-    """Controlled streams of four tenants, and as many plain ones; all are under way when this returns."""
-    steered = Steered(pool, num_blocks=160 * num_streams, max_num_batched_tokens=4 * num_streams)
-    module = steered.upload(FOREVER)
-    for number in range(num_streams):
-        steered.events[f"plain {number}"] = []
-        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
-        steered.engine.add(Request(f"plain {number}", (1, 2, 3), sampling))
-        tenant = TENANTS[number % len(TENANTS)]
-        name = f"{tenant} {number}"
-        steered.events[name] = []
-        controller = WasmController(module, auth=Auth(tenant, False))
-        sampling = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
-        steered.engine.add(Request(name, (1, 2, 3), sampling, controller=controller))
-    steered.run(until=lambda: all(steered.tokens(name) for name in steered.events))
-    return steered
 
 
 def names(steered: Steered, *tenants: str) -> list[str]:
@@ -179,7 +133,9 @@ _ROUTER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from tests.aici.test_pool_kills import RuntimeConfig, RuntimePool, VOCAB_SIZE, start_streams
+from bridle.aici.client import RuntimeConfig, RuntimePool
+from tests.aici.conftest import VOCAB_SIZE
+from tests.aici.pool_kit import start_streams
 from tests.waiting import PATIENCE, until
 config = RuntimeConfig(sys.argv[1], extra_args=("--store", sys.argv[2]), json_size=16)
 pool = RuntimePool(config, VOCAB_SIZE)

@@ -12,21 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
-from bridle.config import EngineConfig
-from bridle.controllers import PythonControllerPool
-from bridle.engine import Engine, Request
+from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.outputs import FinishReason, Rewind, TokenEvent
-from bridle.sampling import SamplingParams
-from bridle.testing.scripted import ScriptedExecutor
 from tests.aici import programs
-from tests.aici.conftest import EOS, VOCAB_SIZE
+from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import force, guest2, sample
-from tests.aici.steering import SharedRuntime, Steered
-from tests.engine.support import Replay, check_usage, replay
-from tests.fakes.reference_engine import ReferenceOutput, run_reference
-
-NUM_BLOCKS, BLOCK_SIZE = 40, 4
+from tests.aici.pool_kit import check, guest_request, make_engine, run
+from tests.aici.steering import Steered
 
 
 @pytest.fixture(scope="module")
@@ -35,37 +27,6 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
     pool = RuntimePool(config, VOCAB_SIZE)
     yield pool
     pool.shutdown()
-
-
-def make_engine(pool: RuntimePool, random: Random) -> Engine:
-    """Ample or cramped, so that there are preemptions and chunks among it."""
-    executor = ScriptedExecutor(VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, eos_token_ids=(EOS,))
-    config = EngineConfig(
-        max_num_batched_tokens=random.choice([3, 8, 100]),
-        max_num_seqs=random.choice([2, 50]),
-        enable_prefix_caching=random.random() < 0.7,
-        step_timeout=2.0,
-    )
-    return Engine(executor, config, pools=[SharedRuntime(pool), PythonControllerPool(VOCAB_SIZE)])
-
-
-def run(engine: Engine, requests: list[Request], random: Random) -> dict[str, Replay]:
-    events, arriving = [], list(requests)
-    while arriving or engine.has_work:
-        if arriving and (random.random() < 0.5 or not engine.has_work):
-            engine.add(arriving.pop(0))
-        events += engine.step()
-        engine.check_integrity()
-    return replay(events)
-
-
-def guest_request(pool: RuntimePool, random: Random, number: int) -> tuple[Request, programs.Node]:
-    """A request with a random program as a Wasm guest, and the program."""
-    root = programs.make(random)
-    prompt = tuple(random.randrange(200) for _ in range(programs.PROMPT_TOKENS))
-    sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=random.randrange(1 << 30), ignore_eos=True)
-    module = Steered(pool).upload(programs.compile_program(root))
-    return Request(f"wasm {number}", prompt, sampling, controller=WasmController(module)), root
 
 
 @settings(max_examples=max(settings().max_examples // 4, 5))
@@ -83,29 +44,6 @@ def test_a_program_gives_the_same_tokens_everywhere(pool: RuntimePool, seed: int
     pool.settle()
     for request in requests:
         check(engine, request, roots[request.id], replays[request.id])
-
-
-def reference(
-    engine: Engine, request: Request, root: programs.Node
-) -> dict[tuple[tuple[int, int], ...], ReferenceOutput]:
-    """What a naive reference makes of a program, by path."""
-    model = engine._executor.model  # type: ignore[attr-defined]
-    return run_reference(
-        model,
-        request,
-        lambda view: programs.decide(programs.lookup(root, view), request.sampling),
-        max_model_len=NUM_BLOCKS * BLOCK_SIZE,
-        eos_token_ids=(EOS,),
-    )
-
-
-def check(engine: Engine, request: Request, root: programs.Node, got: Replay) -> None:
-    expected = reference(engine, request, root)
-    assert set(got.by_path) == set(expected)
-    for path, output in got.by_path.items():
-        wanted: ReferenceOutput = expected[path]
-        assert (output.tokens, output.reason) == (wanted.tokens, wanted.reason), (request.id, path, output.finished)
-        check_usage(output.usage, wanted.usage)
 
 
 def test_forced_tokens_ride_along_without_pausing_anybody(pool: RuntimePool) -> None:

@@ -16,7 +16,7 @@ from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.wasi_components import EPOCH, TICK_NS
 from bridle.aici.runtime.wasm import GuestFault
-from tests.aici.test_wasm import VOCABULARY
+from tests.aici.instances import VOCABULARY
 
 _PURE = {
     "clocks/monotonic-clock": {"now": "u64", "resolution": "u64"},

@@ -8,7 +8,7 @@ import pytest
 
 from bridle.cli import main
 from tests.fakes import audio_checkpoints
-from tests.test_sounds import TEXT, wav
+from tests.multimodal.clips import TEXT, wav
 
 
 def test_the_command_line_takes_them(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,8 @@ from bridle.serving import ModelRegistry
 from bridle.traces import read
 from bridle.traces.replay_text import rebuild
 from tests.http.harness import saying, scripted_model
-from tests.http.test_borrowed_fields import of_eight
-from tests.http.test_fields import ROUTES
-from tests.http.test_tools import Says
+from tests.http.routes import ROUTES, of_eight
+from tests.http.tool_calls import Says
 
 
 def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:

@@ -103,3 +103,12 @@ class Scripts(Steered):
             if isinstance(event, Stored):
                 found[event.name] = found.get(event.name, b"") * event.is_append + event.value
         return found
+
+
+PRELUDE = "import pyaici.server as aici\nimport pyaici.server_native as native\nimport pyaici\n"
+
+
+def script(body: str, *, call: str = "start") -> str:
+    """`body` as the lines of a coroutine."""
+    lines = "".join(f"    {line}\n" for line in body.strip("\n").split("\n"))
+    return f"{PRELUDE}async def main():\n{lines}aici.{call}(main())\n"

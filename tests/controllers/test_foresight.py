@@ -15,10 +15,8 @@ from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import StoredValue
 from bridle.sampling import AUTO_DRAFTS
 from tests.engine.programs import VOCAB, RandomProgram
+from tests.engine.random_labs import SEED, DraftedLab, guess, random_draft, random_lab, random_request, run_staggered
 from tests.engine.support import Lab, Output, check_against_reference, check_output, make_request
-from tests.engine.test_draft_model import DraftedLab, random_draft
-from tests.engine.test_properties import SEED, random_lab, random_request, run_staggered
-from tests.engine.test_speculation import guess
 from tests.fakes.controller_runtime import Reply, View
 
 

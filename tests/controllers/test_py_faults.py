@@ -10,7 +10,7 @@ import pytest
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from tests.aici.conftest import VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
 from tests.controllers.conftest import Run, named
-from tests.controllers.test_py_functions import PRELUDE, script
+from tests.controllers.pykit import PRELUDE, script
 
 SKIP = "class Skip(aici.NextToken):\n    def mid_process(self): return aici.MidProcessResult.skip()\n"
 

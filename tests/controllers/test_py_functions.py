@@ -6,14 +6,7 @@ import pytest
 
 from tests.aici.conftest import BOS, EOS, HE, LL, VOCAB_SIZE
 from tests.controllers.conftest import Run
-
-PRELUDE = "import pyaici.server as aici\nimport pyaici.server_native as native\nimport pyaici\n"
-
-
-def script(body: str, *, call: str = "start") -> str:
-    """`body` as the lines of a coroutine."""
-    lines = "".join(f"    {line}\n" for line in body.strip("\n").split("\n"))
-    return f"{PRELUDE}async def main():\n{lines}aici.{call}(main())\n"
+from tests.controllers.pykit import script
 
 
 def test_tokens(py: Run) -> None:

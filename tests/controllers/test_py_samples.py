@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.controllers.conftest import Run
-from tests.controllers.test_py_functions import script
+from tests.controllers.pykit import script
 
 
 def test_yes_or_no(py: Run) -> None:

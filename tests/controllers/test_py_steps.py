@@ -11,7 +11,7 @@ from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.outputs import Finished
 from tests.aici.conftest import EOS, VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
 from tests.controllers.conftest import Run, named
-from tests.controllers.test_py_functions import PRELUDE, script
+from tests.controllers.pykit import PRELUDE, script
 from tests.sources import ROOT
 
 PAGE = (ROOT / "docs" / "scripts-python.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import json
 import textwrap
 
 from tests.controllers.conftest import Run
-from tests.controllers.test_py_functions import PRELUDE, script
+from tests.controllers.pykit import PRELUDE, script
 
 #: Names of `pyaici.server`: functions with their parameters as AICI's scripts may name them, in order.
 PY_FUNCTIONS = """

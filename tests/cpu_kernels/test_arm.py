@@ -13,7 +13,7 @@ import pytest
 
 from bridle.cpu_kernels.isa_targets import SOURCES, TARGETS
 from dev.cpu_kernels.zig import zig_cc
-from tests.cpu_kernels.test_sanitized import PROGRAM
+from tests.cpu_kernels.blocks import PROGRAM
 from tests.leftovers import kept_folder
 
 FLAGS = ("-static", "-std=gnu11", "-O2", "-ffp-contract=off", "-w", f"-I{SOURCES}")

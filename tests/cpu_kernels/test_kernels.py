@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import platform
-from functools import cache
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.cpu_kernels.features import cpu_features
 from bridle.cpu_kernels.ggml import TYPES, join_split, split_blocks
 from bridle.cpu_kernels.kernels import Kernels
-from bridle.cpu_kernels.library import fitting, load, try_out
+from bridle.cpu_kernels.library import try_out
 from bridle.cpu_kernels.packing import pack_blocks, pack_float32, pack_int8, unpack_blocks, unpack_float32, unpack_int8
 from bridle.errors import InternalError
 from bridle.model.quantize import Int8Linear
-from tests.cpu_kernels.blocks import random_blocks
+from tests.cpu_kernels.blocks import OBJECTS, kernels, random_blocks
 
-OBJECTS = [target.name for target in fitting(platform.system(), platform.machine(), cpu_features())]
 FORMS = ["int8", *TYPES, "float32"]
-
-
-@cache
-def kernels(name: str) -> Kernels:
-    (target,) = [one for one in fitting(platform.system(), platform.machine(), cpu_features()) if one.name == name]
-    found = load(target)
-    found.use_threads(2)
-    return found
 
 
 def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int):

@@ -17,7 +17,7 @@ from bridle.model.sampling.draw import draw_by_torch
 from bridle.model.sampling.filters import apply_filters, cuts_of
 from bridle.model.sampling.fixed_point_probs import UNIT, weights_of
 from bridle.sampling import SamplingParams
-from tests.cpu_kernels.test_kernels import OBJECTS, kernels
+from tests.cpu_kernels.blocks import OBJECTS, kernels
 
 each_object = pytest.mark.parametrize("name", OBJECTS)
 invariant = settings(max_examples=30, deadline=None)

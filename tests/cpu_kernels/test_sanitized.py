@@ -13,9 +13,9 @@ from bridle.cpu_kernels.features import cpu_features
 from bridle.cpu_kernels.isa_targets import SOURCES, IsaTarget
 from bridle.cpu_kernels.library import fitting
 from dev.cpu_kernels.zig import zig_cc
+from tests.cpu_kernels.blocks import PROGRAM
 
 TARGETS = list(fitting(platform.system(), platform.machine(), cpu_features()))
-PROGRAM = Path(__file__).with_name("sanitized.c")
 COMMON = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-w", f"-I{SOURCES}")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

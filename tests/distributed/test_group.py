@@ -16,11 +16,9 @@ from bridle.distributed.group import GroupExecutor, Members
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import ShardUnavailable
 from bridle.testing.scripted import ScriptedExecutor
+from tests.distributed.kit import IDLE
 from tests.distributed.ways import TwoRanks
 from tests.waiting import PATIENCE
-
-#: A rank that shows signs of life and does nothing else, until rank 0 is gone.
-IDLE = "import sys; from bridle.distributed.group import beat; beat(sys.stdout.buffer); sys.stdin.read()"
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 
 from tests.conftest import IS_FULL
 from tests.distributed.ways import WAYS, OneShard, Way
-from tests.engine import test_forks, test_properties, test_rewind
-from tests.engine.support import Lab, make_request
-from tests.engine.test_embedding import alone
+from tests.engine import engine_properties, fork_properties, rewind_properties
+from tests.engine.support import Lab, alone, make_request
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every property takes every way; what else holds of forks and rewinds only the first one, unless all is to be
     run."""
     name, _, module = metafunc.definition.name.partition("__")
-    is_property = module in ("test_properties", "")
+    is_property = module in ("engine_properties", "")
     ways = [
         key for key, way in WAYS.items() if name not in way.looks_inside and (is_property or IS_FULL or way is OneShard)
     ]
@@ -53,13 +52,13 @@ def again(invariant: Callable[..., None]) -> Any:
     few = settings(max_examples=100 if IS_FULL else 2)
     fresh = few(given(**test._given_kwargs)(test.inner_test))
     # Behind a shard devices are waited for, whether they answer late or not.
-    marks = [mark for mark in getattr(invariant, "pytestmark", []) if mark != test_properties.LABS.mark]
+    marks = [mark for mark in getattr(invariant, "pytestmark", []) if mark != engine_properties.LABS.mark]
     at_once = pytest.mark.parametrize("kind", [Lab]).mark
     fresh.pytestmark = marks if marks == invariant.pytestmark else [*marks, at_once]
     return fresh
 
 
-for module in (test_properties, test_forks, test_rewind):
+for module in (engine_properties, fork_properties, rewind_properties):
     for name, invariant in vars(module).items():
         if name.startswith("test_"):
             globals()[f"{name}__{module.__name__.rpartition('.')[2]}"] = again(invariant)

@@ -21,8 +21,7 @@ from bridle.serving.lora.adapter_registry import AdapterRegistry
 from bridle.serving.models.loading import LoadedModel
 from bridle.serving.outputs import output_collector
 from tests.fakes import tiny_checkpoints
-from tests.lora.kit import write_adapter
-from tests.lora.test_pool import SECONDS, Bench
+from tests.lora.kit import SECONDS, Bench, write_adapter
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from bridle.controller_tools import CALL_VARIABLE, Call, ToolExecutor, ToolLimits, function_tools
+from bridle.controller_tools import CALL_VARIABLE, Call, ToolExecutor, ToolLimits
 from bridle.controllers import Controller, SequenceView
 from bridle.controllers.composition import compose
 from bridle.controllers.plugins import make_demanded
@@ -21,10 +17,9 @@ from bridle.engine.control.decision import Decision
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from tests.distributed.replica_kit import replicated
+from tests.distributed.tools_kit import Tools, asks, desk_of, written
 from tests.engine.support import Replay, make_request, replay
 from tests.waiting import PATIENCE, until
-
-SIZE = 32
 
 
 class Asks(Controller):
@@ -54,57 +49,9 @@ class Draws(Controller):
         return Decision.sample()
 
 
-def asks(*calls: tuple[Any, ...]) -> Any:
-    return make_demanded(f"{__name__}:Asks", [list(call) for call in calls])
-
-
-class Tools:
-    """Functions that count, and one that waits until it is let go."""
-
-    def __init__(self) -> None:
-        self.num: Counter[str] = Counter()
-        self.is_open, self.is_reached = threading.Event(), threading.Event()
-        self.was_cancelled = threading.Event()
-
-    def count(self, key: str) -> str:
-        self.num[key] += 1
-        return f"{key}{self.num[key]}"
-
-    def waits(self, key: str) -> str:
-        self.num[key] += 1
-        self.is_reached.set()
-        self.is_open.wait(PATIENCE)
-        return f"{key}{self.num[key]}"
-
-    async def hangs(self) -> None:
-        self.is_reached.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.was_cancelled.set()
-            raise
-
-
-@pytest.fixture
-def tools() -> Iterator[Tools]:
-    made = Tools()
-    yield made
-    made.is_open.set()
-
-
-def desk_of(tools: Tools, **limits: int) -> ToolExecutor:
-    bounds = ToolLimits(**limits)
-    functions: dict[str, Callable[..., Any]] = {"count": tools.count, "waits": tools.waits, "hangs": tools.hangs}
-    return ToolExecutor(function_tools(functions, bounds), bounds)
-
-
 def read(stream: Any) -> Replay:
     (got,) = replay([event for events in stream for event in events]).values()
     return got
-
-
-def written(text: str) -> list[int]:
-    return [ord(char) % SIZE for char in text]
 
 
 def test_controllers_of_replicas_call_tools_of_the_router(tools: Tools) -> None:

@@ -33,8 +33,8 @@ from bridle.structured_output import Regex
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.distributed.replica_kit import PIECES, make_executor, replicated
+from tests.engine.random_labs import random_request
 from tests.engine.support import make_request, replay
-from tests.engine.test_properties import random_request
 from tests.waiting import PATIENCE, until
 
 

@@ -19,8 +19,7 @@ from bridle.distributed.link import Timings
 from bridle.distributed.replica_link import HEADER, _read
 from bridle.distributed.stall_detector import is_held_up
 from bridle.testing.scripted import ScriptedExecutor
-from tests.distributed.kit import hosted
-from tests.distributed.test_group import IDLE
+from tests.distributed.kit import IDLE, hosted
 from tests.waiting import PATIENCE, until
 
 

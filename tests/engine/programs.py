@@ -8,6 +8,7 @@ from random import Random
 
 from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
 from bridle.sampling import SamplingParams
+from tests.engine.support import Output
 from tests.fakes.controller_runtime import Program, Reply, View
 
 VOCAB = 16
@@ -86,3 +87,9 @@ def always(decision: Decision) -> Program:
 def script(*decisions: Decision) -> Program:
     """One decision after the other, then plain draws."""
     return lambda view: decisions[view.num_asks] if view.num_asks < len(decisions) else Decision.sample()
+
+
+def error_of(output: Output) -> BaseException:
+    assert output.finished is not None
+    assert output.finished.error is not None
+    return output.finished.error

@@ -349,3 +349,20 @@ def check_usage(usage: Usage, expected: Usage) -> None:
 def more(times: int) -> settings:
     """Settings for a test whose examples are quick: `times` as many as the profile says."""
     return settings(max_examples=settings().max_examples * times)
+
+
+def alone(prompt: list[int]) -> array[float]:
+    engine = Engine(ScriptedExecutor(8, 64, 4, embedding_size=5))
+    engine.add(make_request(prompt, id="alone", max_tokens=1, embeds=True))
+    (event,) = [event for event in run(engine) if isinstance(event, Embedded)]
+    return event.vector
+
+
+def run(engine: Engine, max_steps: int = 500) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(max_steps):
+        if not engine.has_work:
+            engine.check_integrity()
+            return events
+        events += engine.step()
+    raise AssertionError("it goes on")

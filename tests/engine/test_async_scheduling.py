@@ -16,8 +16,8 @@ from bridle.sampling import SamplingParams
 from bridle.testing.async_executor import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.programs import VOCAB, always, script
+from tests.engine.random_labs import KEEPINGS, LateLab, essence, random_lab, random_request
 from tests.engine.support import Lab, check_against_reference, make_request, replay
-from tests.engine.test_properties import KEEPINGS, LateLab, essence, random_lab, random_request
 from tests.fakes.controller_runtime import FakeController, Reply, View
 
 

@@ -16,8 +16,8 @@ from bridle.engine.guardrails import policy_enforcement
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason, Rewind
 from bridle.testing.text import PieceDecoder
+from tests.engine.random_labs import random_lab, random_request
 from tests.engine.support import Lab, Output, Replay, make_request, more
-from tests.engine.test_properties import random_lab, random_request
 from tests.fakes.controller_runtime import FakeController, Reply, View
 
 PIECES = ["a", "b", "c", "d", "ab", "bc", " d", "é", b"\xc3", b"\xa9", "cab", "", "x", "."]

@@ -21,8 +21,8 @@ from bridle.engine.scheduling.batching import Batching
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.errors import ContextOverflow, InvalidRequest
+from tests.engine.scheduler_loop import Loop, ample_loop
 from tests.engine.support import Lab, make_request
-from tests.engine.test_scheduler import Loop
 
 INFO = ExecutorInfo("m", 32, max_model_len=512, num_blocks=128, block_size=16, max_num_batched_tokens=64)
 SEED = st.integers(0, 1 << 40)
@@ -170,11 +170,6 @@ def observe(loop: Loop, known: dict[int, Sequence]) -> Step:
         else:
             step.decodes.add(row.seq_id)
     return step
-
-
-def ample_loop(random: Random, **knobs: Any) -> Loop:
-    """Nothing but the knobs keeps a prompt waiting."""
-    return Loop(num_blocks=400, block_size=4, budget=200, max_num_seqs=50, **knobs)
 
 
 @given(SEED)

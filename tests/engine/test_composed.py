@@ -23,8 +23,8 @@ from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.testing.text import PieceDecoder
 from tests.engine.programs import VOCAB, RandomProgram, always, script
+from tests.engine.random_labs import LATE, ON_TIME, PIECES, SEED, random_lab, random_request, run_staggered
 from tests.engine.support import Lab, Output, Replay, check_against_reference, make_request, more
-from tests.engine.test_properties import LATE, ON_TIME, PIECES, SEED, random_lab, random_request, run_staggered
 from tests.fakes.controller_runtime import FakeController, Program, View
 
 NEUTRAL = FakeController(always(Decision.sample()))

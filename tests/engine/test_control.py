@@ -10,16 +10,9 @@ from bridle.engine.control.decision import Branch, Decision, Splice, mask_of
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, DeadlineExceeded, InvalidRequest
 from bridle.outputs import FinishReason, Log, Stored, TokenEvent
-from tests.engine.programs import always, script
-from tests.engine.support import Lab, Output, check_against_reference, make_request
+from tests.engine.programs import always, error_of, script
+from tests.engine.support import Lab, check_against_reference, make_request
 from tests.fakes.controller_runtime import FakeController, Reply, View
-
-
-def error_of(output: Output) -> BaseException:
-    assert output.finished is not None
-    assert output.finished.error is not None
-    return output.finished.error
-
 
 # -- steering draws --------------------------------------------------------------------------------------------
 

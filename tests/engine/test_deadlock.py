@@ -14,8 +14,9 @@ from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.sequence import Sequence
 from bridle.errors import ControllerDeadlock
 from bridle.outputs import FinishReason
+from tests.engine.programs import error_of
 from tests.engine.support import Lab, make_request, make_sequence
-from tests.engine.test_control import View, error_of
+from tests.fakes.controller_runtime import View
 
 Action = tuple[str, str]
 

@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import given
 
 from bridle.config import EngineConfig
-from bridle.engine.engine import Engine
-from bridle.engine.spec_decode.draft_model import ModelDrafter
 from bridle.errors import BridleError
-from bridle.outputs import Event
 from bridle.sampling import AUTO_DRAFTS
-from bridle.testing.scripted import ScriptedExecutor
-from tests.engine.support import Lab, check_against_reference, make_request, more
-from tests.engine.test_properties import KEEPINGS, LATE, ON_TIME, SEED, random_lab, random_request, run_staggered
-
-
-class DraftedLab(Lab):
-    """A lab whose engine has a draft model that is right after a `share` of all texts."""
-
-    def __init__(self, *, share: float = 1.0, draft: dict[str, object] | None = None, **options: object) -> None:
-        self.share, self.options = share, draft or {}
-        super().__init__(**options)  # type: ignore[arg-type]
-
-    def make_one(self, config: EngineConfig) -> Engine:
-        chosen = {"num_blocks": 90, "block_size": 4, "max_num_batched_tokens": 64, **self.options}
-        vocab_size = self.executor.info.vocab_size
-        self.draft = ScriptedExecutor(vocab_size, next_token=self.guess, clock=self.clock, **chosen)  # type: ignore[arg-type]
-        executor = self.connect(self.executor)
-        return Engine(executor, config, pools=self.pools, decoder=self.decoder, clock=self.clock, draft=self.draft)
-
-    def guess(self, prefix: tuple[int, ...]) -> Sequence[float]:
-        random = Random(repr(prefix))
-        is_right = random.random() < self.share
-        tokens = prefix if is_right else (random.randrange(self.executor.info.vocab_size), *prefix)
-        return [float(value) for value in self.executor.model.row_after(tokens)]
-
-    @property
-    def drafter(self) -> ModelDrafter:
-        drafter = self.engine._scheduler.speculation.guessing._model
-        assert isinstance(drafter, ModelDrafter)
-        return drafter
-
-    def step(self) -> list[Event]:
-        events = super().step()
-        assert not self.draft.violations, self.draft.violations[0]
-        self.drafter.blocks.check_integrity(shadow.own for shadow in self.drafter._shadows.values())
-        return events
-
-    def check_empty(self) -> None:
-        super().check_empty()
-        assert not self.drafter._shadows
-        assert self.drafter.blocks.num_free == self.drafter.blocks.num_blocks
-
-
-def random_draft(random: Random) -> dict[str, object]:
-    """A draft model that has enough of everything, or too little of something."""
-    return {
-        "kv": random.choice(["paged", "sequences"]),
-        "num_blocks": random.choice([2, 7, 90]),
-        "block_size": random.choice([1, 4, 8]),
-        "max_num_batched_tokens": random.choice([1, 5, 64]),
-        "max_num_seqs": random.choice([1, 3, 64]),
-    }
+from tests.engine.random_labs import (
+    KEEPINGS,
+    LATE,
+    ON_TIME,
+    SEED,
+    DraftedLab,
+    random_draft,
+    random_lab,
+    random_request,
+    run_staggered,
+)
+from tests.engine.support import check_against_reference, make_request, more
 
 
 @KEEPINGS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from random import Random
 
 import pytest
@@ -12,26 +11,9 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.errors import UnsupportedFeature
-from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, TokenEvent
+from bridle.outputs import Embedded, Finished, FinishReason, PromptEvent, TokenEvent
 from bridle.testing.scripted import ScriptedExecutor
-from tests.engine.support import make_request
-
-
-def alone(prompt: list[int]) -> array[float]:
-    engine = Engine(ScriptedExecutor(8, 64, 4, embedding_size=5))
-    engine.add(make_request(prompt, id="alone", max_tokens=1, embeds=True))
-    (event,) = [event for event in run(engine) if isinstance(event, Embedded)]
-    return event.vector
-
-
-def run(engine: Engine, max_steps: int = 500) -> list[Event]:
-    events: list[Event] = []
-    for _ in range(max_steps):
-        if not engine.has_work:
-            engine.check_integrity()
-            return events
-        events += engine.step()
-    raise AssertionError("it goes on")
+from tests.engine.support import alone, make_request, run
 
 
 @given(st.integers(0, 1 << 40))

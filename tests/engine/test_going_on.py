@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest
 from bridle.testing.text import PieceDecoder
+from tests.engine.random_labs import PIECES, random_request
 from tests.engine.support import Lab, check_usage, make_request
-from tests.engine.test_properties import PIECES, random_request
 
 
 def make_lab() -> Lab:

@@ -22,8 +22,8 @@ from bridle.outputs import FinishReason
 from bridle.serving.policies import read_policies
 from bridle.testing.text import PieceDecoder
 from tests.engine.programs import RandomProgram
+from tests.engine.random_labs import random_lab, random_request
 from tests.engine.support import Lab, Output, Replay, make_request
-from tests.engine.test_properties import random_lab, random_request
 from tests.fakes.controller_runtime import FakeController, Reply, View
 
 PIECES: list[str | bytes] = [

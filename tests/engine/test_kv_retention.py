@@ -20,8 +20,8 @@ from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, ShardUnavailable
 from bridle.outputs import FinishReason
 from bridle.testing.scripted import ScriptedExecutor
+from tests.engine.random_labs import SEED, random_lab, random_request
 from tests.engine.support import Lab, Replay, check_against_reference, make_request
-from tests.engine.test_properties import SEED, random_lab, random_request
 
 BLOCK = 4
 

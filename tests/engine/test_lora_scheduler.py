@@ -17,8 +17,8 @@ from bridle.errors import AdapterRefused, BridleError, InvalidRequest, UnknownAd
 from bridle.outputs import FinishReason
 from bridle.testing.text import PieceDecoder
 from tests.engine.programs import VOCAB
+from tests.engine.random_labs import PIECES, random_request
 from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more
-from tests.engine.test_properties import PIECES, random_request
 
 SEED = st.integers(0, 1 << 40)
 NAMES = ("a", "b", "c", "d", "e", "f", "g")

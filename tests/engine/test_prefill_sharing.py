@@ -14,9 +14,9 @@ from bridle.engine.request import Request
 from bridle.engine.scheduling.prefill_sharing import MAX_PASSES
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.outputs import PromptEvent, TokenEvent
+from tests.engine.media_lab import PAD, FakeMediaStore, MediaLab, make_medium
+from tests.engine.scheduler_loop import ample_loop
 from tests.engine.support import Lab, check_against_reference, make_request, more
-from tests.engine.test_batching import ample_loop
-from tests.engine.test_multimodal_inputs import PAD, FakeMediaStore, MediaLab, make_medium
 
 SEED = st.integers(0, 1 << 40)
 

@@ -24,22 +24,10 @@ from bridle.engine.spec_decode.step_cost import AcceptanceRate, StepCost
 from bridle.engine.spec_decode.verifier import num_guessed
 from bridle.outputs import Rewind, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
+from tests.engine.random_labs import KEEPINGS, SEED, guess, random_lab, random_request, run_staggered
 from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more, replay
-from tests.engine.test_properties import KEEPINGS, SEED, random_lab, random_request, run_staggered
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
-
-
-def guess(random: Random, truth: list[int]) -> tuple[int, ...]:
-    """A prediction that is right for a while: all of it, or with tokens changed, lost or added here and there."""
-    told: list[int] = []
-    error_rate = random.choice([0.0, 0.1, 0.5])
-    for token in truth:
-        if random.random() >= error_rate:
-            told.append(token)
-        elif random.random() < 0.5:
-            told += [random.randrange(16), token]
-    return tuple(told)
 
 
 @KEEPINGS

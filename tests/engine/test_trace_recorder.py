@@ -1,5 +1,5 @@
 """Traces of outputs: what each record says, and that they are bounded. That they add up to the output and change
-nothing is checked beside the engine's other properties (`test_properties`)."""
+nothing is checked beside the engine's other properties (`engine_properties`)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from tests.gguf.kit import (
     rewritten,
     split_file,
 )
-from tests.model.test_engine_equality import Oracle, check_run, run
+from tests.model.oracle import Oracle, check_run, run
 
 
 @pytest.mark.parametrize("family", [*ALL_FAMILIES, *ALIASES])

@@ -37,7 +37,7 @@ from bridle.model.sequence_state import CachedRequestState
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from tests.fakes import tiny_checkpoints
-from tests.model.test_engine_equality import Oracle, check_run, run
+from tests.model.oracle import Oracle, check_run, run
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: Kernels by device.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from bridle.aici.client import RuntimePool
@@ -21,10 +24,12 @@ from bridle.controllers import PythonControllerPool
 from bridle.controllers.beams import BeamPool
 from bridle.controllers.composite_pool import with_composed
 from bridle.engine import AsyncEngine, Engine
+from bridle.engine.request import Request
 from bridle.http import HttpSettings, ServeSettings, create_app
 from bridle.http.server.listening import bind
 from bridle.http.server.run import uvicorn_config
 from bridle.http.server.websocket_frontend import SocketFrontMaker
+from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, ModelRegistry
 from bridle.serving.lifecycle.request_record import Tracing
 from bridle.serving.tenancy.keys import KeyStore
@@ -186,3 +191,64 @@ def serving(
         thread.join(PATIENCE)
         registry.close()
         assert not thread.is_alive()
+
+
+def without_template(folder: Path) -> Tokenizer:
+    save_tokenizer(folder)
+    for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
+        path.unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(folder)
+
+
+RECOMMENDED: Mapping[str, Any] = {
+    "temperature": 0.625, "top_p": 0.75, "top_k": 9, "min_p": 0.125, "typical_p": 0.875, "repetition_penalty": 1.25,
+}  # fmt: skip
+
+
+class Heard:
+    """Notes the requests that reach a model's engine."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.requests: list[Request] = []
+        submit = model.client.submit
+
+        def listen(request: Request, *more: Any) -> Any:
+            self.requests.append(request)
+            return submit(request, *more)
+
+        model.client.submit = listen  # type: ignore[method-assign]
+
+    def last(self) -> dict[str, Any]:
+        return recommended(self.requests[-1].sampling)
+
+
+def recommended(sampling: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in RECOMMENDED}
+
+
+def every_route(app: FastAPI) -> Iterator[Any]:
+    """Everything that answers, documented or not, those of included routers, too."""
+    for entry in app.routes:
+        router = getattr(entry, "original_router", None)
+        yield from [entry] if router is None else router.routes
+
+
+def calls(app: FastAPI) -> list[tuple[str, str]]:
+    """Methods and paths of all HTTP routes."""
+    found = {(method, route.path) for route in every_route(app) for method in getattr(route, "methods", None) or ()}
+    documented = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
+    assert {(method, path.replace(":path", "")) for method, path in found} >= documented, "some routes were not found"
+    return sorted(found)
+
+
+def raw_request(url: str, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent and nothing read."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection

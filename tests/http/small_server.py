@@ -5,10 +5,16 @@ Arguments: the grace period in seconds, and for HTTPS the files of a certificate
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
 import select
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, serve
@@ -45,3 +51,52 @@ if __name__ == "__main__":
     tls = TlsFiles(*files) if len(files) == 2 else None
     http = HttpSettings(policies=PolicyRegistry(files[0]) if len(files) == 1 else None)
     serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls, http=http), load)
+ROOT = Path(__file__).parents[2]
+
+
+class Server:
+    """The small server as a child process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.banner = [_readline(process.stdout) for _ in range(3)]
+        found = re.search(r"https?://[\d.:]+/", self.banner[0])
+        assert found is not None, self.banner
+        self.url = found.group()
+
+    def signal_and_wait(self, number: int, event: str = "draining") -> None:
+        """Send a signal and wait until the server says that it drains, or something else."""
+        self.process.send_signal(number)
+        while json.loads(_readline(self.process.stderr))["event"] != event:
+            pass
+
+    def hurry(self) -> None:
+        """Let the engine run at full speed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+def _readline(stream: IO[str] | None) -> str:
+    assert stream is not None
+    line = stream.readline()
+    assert line, "the server ended"
+    return line
+
+
+@contextlib.contextmanager
+def small_server(grace: float, *files: Path) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.http.small_server", str(grace), *map(str, files)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Server(process)
+    finally:
+        process.kill()
+        process.communicate()

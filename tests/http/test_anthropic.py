@@ -10,10 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-CITIES = ["Rome", "Oslo", "Lima"]
-WEATHER = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"],
-           "additionalProperties": False}  # fmt: skip
-TOOLS = [{"name": "get_weather", "description": "Weather of a city.", "input_schema": WEATHER}]
+from tests.http.tool_calls import CITIES, TOOLS
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from anthropic.types.raw_message_delta_event import Delta
 
 from bridle.http import HttpSettings
 from tests.http.harness import saying, scripted_model, served
-from tests.http.test_anthropic import TOOLS
+from tests.http.tool_calls import TOOLS
 from tests.waiting import PATIENCE
 
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}], "stream": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from tests.http.harness import scripted_model, served, tokenizer
-from tests.http.test_fields import ROUTES, post
+from tests.http.routes import ROUTES, of_eight, post, text_of
 
 ALLOWED = tuple(tokenizer().encode("xyz", False))
 
@@ -19,32 +18,6 @@ ALLOWED = tuple(tokenizer().encode("xyz", False))
 def server() -> Iterator[httpx.Client]:
     with served(scripted_model()) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client
-
-
-def text_of(answer: httpx.Response) -> str:
-    """What was generated, on any route."""
-    assert answer.status_code == 200, answer.text
-    if answer.request.url.path == "/v1/run":
-        lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        return "".join(fork.get("text", "") for line in lines for fork in line.get("forks", ()))
-    body: Any = answer.json()
-    match answer.request.url.path:
-        case "/v1/completions":
-            return str(body["choices"][0]["text"])
-        case "/v1/chat/completions":
-            return str(body["choices"][0]["message"]["content"])
-        case "/v1/responses":
-            return str(body["output"][0]["content"][0]["text"])
-        case "/v1/messages":
-            return str(body["content"][0]["text"])
-        case _:
-            return str(body["generated_text"])
-
-
-def of_eight(route: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, and a length of 8 tokens by its name on the route."""
-    (name,) = [name for name in ROUTES[route][0] if name.startswith("max_")]
-    return {name: 8} | fields
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -19,8 +19,7 @@ from bridle.http import create_app
 from bridle.http.curl_line import curl_line
 from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
-from tests.http.harness import scripted_model, serving
-from tests.http.test_foreign_clients import without_template
+from tests.http.harness import scripted_model, serving, without_template
 from tests.waiting import PATIENCE
 
 HTML = {"accept": "text/html"}

@@ -15,8 +15,7 @@ from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings
 from bridle.structured_output import JsonSchema
 from tests.http.harness import scripted_model, served, tokenizer
-from tests.http.test_borrowed_fields import of_eight, text_of
-from tests.http.test_fields import ROUTES, post
+from tests.http.routes import ROUTES, of_eight, post, text_of
 
 CODE = """
 from bridle import Controller, Decision

@@ -27,9 +27,8 @@ from bridle.serving import Admission
 from bridle.serving.tenancy.keys import KeyStore
 from bridle.serving.tenancy.loop_throttle import LoopThrottle
 from bridle.serving.tenancy.rate_limit import UserLimits
-from tests.http.harness import served
-from tests.http.test_lifecycle import raw_request
-from tests.http.test_websocket_protocol import Carrier
+from tests.http.carrier import Carrier
+from tests.http.harness import raw_request, served
 from tests.serving.fakes import fake_model, say
 from tests.waiting import PATIENCE, until
 

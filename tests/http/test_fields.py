@@ -8,7 +8,6 @@ import operator
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,13 +22,8 @@ from bridle.compat.routes import ROUTES as ROUTES_THERE
 from bridle.compat.schema import CompatField
 from bridle.compat.suggestions import nearest
 from bridle.http import HttpSettings
-from bridle.http.aici.routes import RunBody
-from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.fields import MAX_UNKNOWN, Fields
 from bridle.http.openai.embeddings import EmbeddingsBody
-from bridle.http.openai.responses.schemas import ResponsesBody
-from bridle.http.openai.schemas import ChatBody, CompletionBody
-from bridle.http.tgi.schemas import Parameters
 from bridle.launch.ray.settings import RaySettings
 from bridle.llm.options import RunOptions
 from bridle.sampling import SamplingParams, meanings
@@ -37,17 +31,8 @@ from bridle.structured_output.request_fields import NAMES, SHORT
 from dev.coming_from import paths
 from dev.compat import WORDS
 from tests.http.harness import scripted_model, served
+from tests.http.routes import MESSAGES, ROUTES, post
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
-#: Each route that makes text, its smallest body, and where its own fields are.
-ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
-    "/v1/completions": ({"prompt": "Say", "max_tokens": 1}, CompletionBody),
-    "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": 1}, ChatBody),
-    "/v1/responses": ({"input": "Hi", "max_output_tokens": 1}, ResponsesBody),
-    "/v1/messages": ({"messages": MESSAGES, "max_tokens": 1}, MessagesBody),
-    "/generate": ({"max_new_tokens": 1}, Parameters),
-    "/v1/run": ({"controller": "none", "controller_arg": "", "max_tokens": 1}, RunBody),
-}
 BODIES = [kind for _, kind in ROUTES.values()]
 ABSENT = [row for row in BY_NAME.values() if not row.here and not row.is_neutral]
 NEUTRAL = [row for row in BY_NAME.values() if row.is_neutral]
@@ -67,14 +52,6 @@ def strict_server() -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, timeout=600) as client,
     ):
         yield client
-
-
-def post(client: httpx.Client, route: str, fields: dict[str, Any], **headers: str) -> httpx.Response:
-    """A body with these fields, where they belong on the route."""
-    body = ROUTES[route][0] | fields
-    if route == "/generate":
-        body = {"inputs": "Say", "parameters": body}
-    return client.post(route, json=body, headers=headers)
 
 
 def told(answer: httpx.Response) -> str:

@@ -23,9 +23,7 @@ from bridle.http.middleware.content_coding import Gzip
 from bridle.http.openai.tgi_client_chunks import native_chunks
 from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
-from bridle.tokenizer import Tokenizer
-from tests.fakes.tiny_checkpoints import save_tokenizer
-from tests.http.harness import local_client, saying, scripted_model
+from tests.http.harness import local_client, saying, scripted_model, without_template
 from tests.serving.fakes import fake_model
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -168,16 +166,6 @@ def test_a_missing_key_has_the_type_of_each_api(tmp_path: Path) -> None:
         assert (ours.status_code, ours.json()["error"]["type"]) == (401, "authentication_error")
         theirs = client.post("/v1/messages", json={"messages": HELLO, "max_tokens": 1})
         assert (theirs.status_code, theirs.json()["error"]["type"]) == (401, "authentication_error")
-
-
-def without_template(folder: Path) -> Tokenizer:
-    save_tokenizer(folder)
-    for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
-        path.unlink(missing_ok=True)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.load(folder)
 
 
 def test_a_missing_chat_template_has_a_type_of_its_own(tmp_path: Path) -> None:

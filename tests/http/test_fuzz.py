@@ -13,18 +13,9 @@ from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings
 from bridle.http.openai.schemas import ChatBody, CompletionBody
+from tests.fakes.hostile_json import JSON, SMALL
 from tests.http.harness import local_client, saying, scripted_model
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.text(st.characters(codec="utf-8"), max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=8,
-)
-SMALL = st.integers(1, 12) | st.integers(-2, 12)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text(max_size=8)}
 )

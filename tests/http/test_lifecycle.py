@@ -20,7 +20,7 @@ from bridle.http.middleware.request_context import RequestContext, run_while_con
 from bridle.http.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.serving import LoadedModel, ModelRegistry
-from tests.http.harness import local_client, saying, scripted_model, served
+from tests.http.harness import local_client, raw_request, saying, scripted_model, served
 from tests.serving.fakes import FakeClient, fake_model, prompt_event, say
 from tests.waiting import PATIENCE
 
@@ -36,16 +36,6 @@ BODIES = [
 def fake_of(model: LoadedModel) -> FakeClient:
     client: Any = model.client
     return client  # type: ignore[no-any-return]
-
-
-def raw_request(url: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent and nothing read."""
-    host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)))
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
 
 
 def ended_by(event: Finished) -> Any:

@@ -22,8 +22,7 @@ from bridle.serving import LoadedModel, ModelRegistry
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.admission import Admission
-from tests.http.harness import scripted_model, served
-from tests.http.test_recommended import Heard
+from tests.http.harness import Heard, scripted_model, served
 
 LIMIT = 9
 CONTEXT = 512

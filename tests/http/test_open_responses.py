@@ -18,7 +18,7 @@ from bridle.http import create_app
 from bridle.http.openai.responses.routes import KEPT_BYTES
 from bridle.serving import ModelRegistry, load_model
 from tests.http.harness import local_client, saying, scripted_model
-from tests.http.test_parking import HERMES, a_tokenizer
+from tests.http.tool_calls import HERMES, a_tokenizer, events_of
 from tests.multimodal.picture_server import served_pictures
 
 #: What the specification's schema of a response requires, and of which type it is.
@@ -57,12 +57,6 @@ def client() -> Iterator[TestClient]:
 def calling() -> Iterator[TestClient]:
     """A client of a model that says a word, and calls a function of a namespace."""
     yield from clients("Well. \n" + CALL)
-
-
-def events_of(answer: Any) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def ask(client: TestClient, said: Any, **options: Any) -> dict[str, Any]:

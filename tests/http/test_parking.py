@@ -6,37 +6,37 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from io import StringIO
 from typing import Any
 
 import pytest
 from rich.console import Console
 from starlette.testclient import TestClient
-from transformers import PreTrainedTokenizerFast
 
 from bridle.cli.top_view import frame
 from bridle.config import EngineConfig
 from bridle.serving.models.loading import LoadedModel
-from bridle.tokenizer import Tokenizer
-from tests.http.harness import local_client, saying, scripted_model, tokenizer_folder
-from tests.leftovers import kept_folder
+from tests.http.harness import local_client, saying, scripted_model
+from tests.http.tool_calls import (
+    ARGUMENTS,
+    BEGIN,
+    BLOCK,
+    CALLS,
+    END,
+    HERMES,
+    NAME,
+    PARAMETERS,
+    QUESTION,
+    TAGGED,
+    a_tokenizer,
+)
 from tests.waiting import PATIENCE, until
 
-BLOCK = 16
-USER = "{% if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% else %}"
-END = "</s>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-BEGIN = "{% for m in messages %}" + USER + "<|im_start|>assistant\n{{ m.content }}"
-# Templates that write calls otherwise than models do.
-CALLS = "{% for c in m.tool_calls or () %}"
-NAME, ARGUMENTS = '"{{ c.function.name }}"', "{{ c.function.arguments | tojson }}"
-HERMES = BEGIN + CALLS + '<tool_call>{"name":' + NAME + ',"arguments":' + ARGUMENTS + "}</tool_call>{% endfor %}" + END
 THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
 THINKING = HERMES.replace("{{ m.content }}" + CALLS, THOUGHTS + "{{ m.content }}" + CALLS)
 LLAMA = BEGIN + CALLS + '{ "name" : ' + NAME + ' , "parameters": ' + ARGUMENTS + "}{% endfor %}" + END
 LISTED = '[TOOL_CALLS]  [ {% for c in m.tool_calls %}{"name": ' + NAME + ', "arguments": ' + ARGUMENTS
 MISTRAL = BEGIN + "{% if m.tool_calls %}" + LISTED + "ID}{% endfor %} ]{% endif %}" + END
-TAGGED = '<tool_call>\n{"name": "find", "arguments": {"city": "Rome", "day": 1}}\n</tool_call>'
 SAID = {
     "hermes": (HERMES, TAGGED),
     "hermes with content": (HERMES, "Well. \n" + TAGGED),
@@ -44,21 +44,6 @@ SAID = {
     "llama": (LLAMA, '{"name": "find", "parameters": {"city": "Rome"}}'),
     "mistral": (MISTRAL.replace("ID", ""), '[TOOL_CALLS][{"name": "find", "arguments": {"city": "Rome"}}]'),
 }
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "day": {"type": "integer"}}}
-QUESTION = "Where is it, and what is there, and when did they build it, and who? " * 4
-
-
-@cache
-def a_tokenizer(template: str) -> Tokenizer:
-    fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
-    special = ["<|im_start|>", "<|im_end|>", *(["[TOOL_CALLS]"] if "[TOOL_CALLS]" in template else [])]
-    fast.add_special_tokens({"additional_special_tokens": special})
-    if "<think>" in template:
-        fast.add_tokens(["<think>", "</think>"])
-    fast.chat_template = template
-    folder = kept_folder("bridle-http-tests-")
-    fast.save_pretrained(folder)
-    return Tokenizer.load(folder)
 
 
 @contextmanager

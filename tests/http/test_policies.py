@@ -23,8 +23,7 @@ from bridle.serving import ModelRegistry
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
-from tests.http.test_borrowed_fields import text_of
-from tests.http.test_fields import ROUTES, post
+from tests.http.routes import ROUTES, post, text_of
 from tests.lmtp.harness import Setup
 from tests.sources import ROOT
 

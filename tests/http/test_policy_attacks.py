@@ -27,7 +27,7 @@ from bridle.serving.controller_runtime import upload_module
 from bridle.serving.policies import PolicyRegistry, read_policies
 from tests.aici.guests import END, Step, by_branch, force, guest2, mask, result, sample, say, splice, store
 from tests.http.harness import saying, scripted_model, tokenizer, tokenizer_folder
-from tests.http.test_fields import ROUTES
+from tests.http.routes import ROUTES
 from tests.lmtp.harness import Setup
 
 NO_RULES = read_policies({})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 
 from bridle import LLM
 from bridle.cli.options import SamplingOptions
-from bridle.engine.request import Request
 from bridle.lmtp.messages import Generate
 from bridle.lmtp.server.requests import generation_of
 from bridle.sampling import SamplingParams
@@ -21,33 +20,8 @@ from bridle.serving import LoadedModel, ModelRegistry
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.admission import Admission
-from tests.http.harness import scripted_model, served
-from tests.http.test_fields import ROUTES, post
-
-RECOMMENDED: Mapping[str, Any] = {
-    "temperature": 0.625, "top_p": 0.75, "top_k": 9, "min_p": 0.125, "typical_p": 0.875, "repetition_penalty": 1.25,
-}  # fmt: skip
-
-
-class Heard:
-    """Notes the requests that reach a model's engine."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self.requests: list[Request] = []
-        submit = model.client.submit
-
-        def listen(request: Request, *more: Any) -> Any:
-            self.requests.append(request)
-            return submit(request, *more)
-
-        model.client.submit = listen  # type: ignore[method-assign]
-
-    def last(self) -> dict[str, Any]:
-        return recommended(self.requests[-1].sampling)
-
-
-def recommended(sampling: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in RECOMMENDED}
+from tests.http.harness import RECOMMENDED, Heard, recommended, scripted_model, served
+from tests.http.routes import ROUTES, post
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from bridle.serving.tenancy.loop_throttle import MAX_USELESS
 from tests.http.harness import local_client, saying, scripted_model
-from tests.http.test_open_responses import events_of
-from tests.http.test_parking import HERMES, a_tokenizer
+from tests.http.tool_calls import HERMES, a_tokenizer, events_of
 from tests.waiting import PATIENCE, until
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -20,58 +15,10 @@ import pytest
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings, ServeSettings, serve
 from bridle.http.server.listening import bind
+from tests.http.small_server import small_server
 from tests.waiting import PATIENCE
 
-ROOT = Path(__file__).parents[2]
 LONG = {"prompt": "a", "max_tokens": 4000, "seed": 1, "stream": True}  # about 400 s at the small server's slow pace
-
-
-class Server:
-    """The small server as a child process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.banner = [_readline(process.stdout) for _ in range(3)]
-        found = re.search(r"https?://[\d.:]+/", self.banner[0])
-        assert found is not None, self.banner
-        self.url = found.group()
-
-    def signal_and_wait(self, number: int, event: str = "draining") -> None:
-        """Send a signal and wait until the server says that it drains, or something else."""
-        self.process.send_signal(number)
-        while json.loads(_readline(self.process.stderr))["event"] != event:
-            pass
-
-    def hurry(self) -> None:
-        """Let the engine run at full speed."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-
-def _readline(stream: IO[str] | None) -> str:
-    assert stream is not None
-    line = stream.readline()
-    assert line, "the server ended"
-    return line
-
-
-@contextlib.contextmanager
-def small_server(grace: float, *files: Path) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.http.small_server", str(grace), *map(str, files)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Server(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def chunks_of(lines: Iterator[str]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from bridle.http import create_app
 from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import saying, scripted_model
-from tests.http.test_parking import BLOCK, HERMES, PARAMETERS, QUESTION, TAGGED, a_tokenizer
+from tests.http.tool_calls import BLOCK, HERMES, PARAMETERS, QUESTION, TAGGED, a_tokenizer
 
 TOOLS: Any = [{"type": "function", "name": "find", "parameters": PARAMETERS}]
 

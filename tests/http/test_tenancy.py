@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.routing import WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
@@ -16,6 +14,7 @@ from bridle.http import HttpSettings, create_app
 from bridle.lmtp.server import websocket_front
 from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
+from tests.http.harness import calls, every_route
 from tests.serving.fakes import fake_model
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -48,21 +47,6 @@ ADMIN_ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/load_lora_adapter"): {"lora_name": "a", "lora_path": "a"},
     ("POST", "/v1/unload_lora_adapter"): {"lora_name": "a"},
 }
-
-
-def every_route(app: FastAPI) -> Iterator[Any]:
-    """Everything that answers, documented or not, those of included routers, too."""
-    for entry in app.routes:
-        router = getattr(entry, "original_router", None)
-        yield from [entry] if router is None else router.routes
-
-
-def calls(app: FastAPI) -> list[tuple[str, str]]:
-    """Methods and paths of all HTTP routes."""
-    found = {(method, route.path) for route in every_route(app) for method in getattr(route, "methods", None) or ()}
-    documented = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
-    assert {(method, path.replace(":path", "")) for method, path in found} >= documented, "some routes were not found"
-    return sorted(found)
 
 
 def concrete(path: str) -> str:

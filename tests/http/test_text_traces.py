@@ -21,9 +21,8 @@ from bridle.http.settings import HttpSettings
 from bridle.serving.tracing.trace_store import BOUNDS, TRACE_EVENTS, TraceStore, wish_of
 from bridle.traces import LogRecord, Trace, TraceHeader, decode_record, encode_trace, read
 from bridle.traces.replay_text import rebuild
-from tests.http.harness import local_client, saying, scripted_model
-from tests.http.test_tenancy import calls
-from tests.serving.test_per_user_store import check_counts
+from tests.http.harness import calls, local_client, saying, scripted_model
+from tests.serving.fakes import check_counts
 
 REPLY = "good day"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

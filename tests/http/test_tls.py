@@ -15,7 +15,7 @@ from bridle.cli.access_options import AccessOptions
 from bridle.errors import InvalidRequest
 from bridle.http.server.tls import TlsFiles
 from tests.http.certificates import make_certificate
-from tests.http.test_signals import small_server
+from tests.http.small_server import small_server
 from tests.waiting import PATIENCE
 
 

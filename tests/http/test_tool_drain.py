@@ -14,7 +14,7 @@ from bridle.http.server.listening import bind
 from bridle.http.server.run import DrainingServer, uvicorn_config
 from bridle.serving import ModelRegistry
 from tests.http.harness import scripted_model
-from tests.http.test_tools import Says, told
+from tests.http.tool_calls import Says, told
 from tests.waiting import PATIENCE, until
 
 ASKING = {"prompt": "x", "max_tokens": 8, "stream": True, "controller": "class:Says", "controller_arg": "ask"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,35 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle import Controller, Decision
-from bridle.controller_tools import Call, ClientTool, ToolExecutor, function_tools
+from bridle.controller_tools import ClientTool, ToolExecutor, function_tools
 from bridle.controller_tools.access import ToolPermission
-from bridle.controllers import SequenceView
 from bridle.http import HttpSettings
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import scripted_model, served
-from tests.http.test_borrowed_fields import of_eight, text_of
-from tests.http.test_fields import ROUTES, post
+from tests.http.routes import ROUTES, of_eight, post, text_of
+from tests.http.tool_calls import Says, told
 from tests.waiting import until
 
 KEYS: dict[str, str] = {}
-
-
-class Says(Controller):
-    """Writes what a tool answers, or why it does not."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.call: Call | None = None
-
-    def next(self, view: SequenceView) -> Decision:
-        if view.generated:
-            return Decision.stop()
-        if self.call is None:
-            self.call = view.tool(self.name)
-        if not self.call.is_done:
-            return Decision.wait_for(self.call)
-        return Decision.splice(0, view.encode("refused" if self.call.error else self.call.text))
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +64,6 @@ def test_calls_are_counted(server: httpx.Client) -> None:
 
 
 # -- tools of the client -------------------------------------------------------------------------------------
-
-
-def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
-    """The id of the call that a stream tells of next, and what it says."""
-    for line in lines:
-        found = re.search(r"tool_call:([\w-]+)", line)
-        if found is not None:
-            value = re.search(r'"value": ?"([0-9a-f]+)"', line)
-            assert value is not None
-            return found[1], json.loads(bytes.fromhex(value[1]))
-    raise AssertionError("the stream ended without telling of a call")
 
 
 @pytest.mark.parametrize("route", ["/v1/run", "/v1/completions", "/v1/chat/completions"])

@@ -16,6 +16,7 @@ from bridle.http.server import websocket_protocol
 from bridle.http.server.uvicorn_protocol import MAX_DROPPED
 from bridle.http.server.websocket_protocol import MAX_FRAMES, bounded_frames
 from bridle.serving.tenancy.loop_throttle import MAX_USELESS, LoopThrottle, RateBudget
+from tests.http.carrier import Carrier
 
 HANDSHAKE = (
     b"GET /lmtp HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -28,38 +29,6 @@ def frame(opcode: int, data: bytes) -> bytes:
     assert len(data) < 1 << 16
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
     return bytes([0x80 | opcode]) + size + b"\0\0\0\0" + data
-
-
-class Carrier(asyncio.Transport):
-    """A transport that remembers what is written, and whether it is read."""
-
-    def __init__(self) -> None:
-        super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.2", 2)})
-        self.written = b""
-        self.is_read = True
-        self.is_aborted = False
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def pause_reading(self) -> None:
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        self.is_read = True
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Kept(LoopThrottle):

@@ -25,7 +25,7 @@ from bridle.launch.ray.tools import EngineCalls, FrontCalls
 from bridle.outputs import Event
 from bridle.testing.text import PieceDecoder
 from tests.distributed.replica_kit import PIECES, make_executor
-from tests.distributed.test_replica_tools import SIZE, Tools, asks, desk_of, tools, written
+from tests.distributed.tools_kit import SIZE, Tools, asks, desk_of, tools, written
 from tests.engine.support import Replay, make_request, replay
 from tests.waiting import PATIENCE, until
 

@@ -25,7 +25,7 @@ from bridle.model.memory_estimate import weights_of
 from bridle.serving.models.loading import load_model
 from tests.gguf.kit import folder, pair
 from tests.http.harness import local_client
-from tests.llamacpp.test_parity import prompt_plan, started
+from tests.llamacpp.kit import prompt_plan, started
 from tests.lmtp.harness import running
 from tests.lora.kit import ALL_LINEAR, write_adapter
 

@@ -19,20 +19,11 @@ from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
 from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, mxfp4_file, pair
-from tests.model.test_engine_equality import Oracle, check_run, run
+from tests.llamacpp.kit import prompt_plan, started
+from tests.model.oracle import Oracle, check_run, run
 
 #: llama.cpp takes GELU from a table of halves, and adds in another order.
 GAP = 0.05
-
-
-def started(family: str, kind: str = "F32", **settings: Any) -> LlamaExecutor:
-    _, file = pair(family, kind)
-    config = {"num_blocks": 32, "block_size": 8, "dtype": "float32", "num_threads": 1, **settings}
-    return load_executor(ModelConfig(str(file), backend="llamacpp", **config))
-
-
-def prompt_plan(step: int, seq_id: int, tokens: list[int], num_logits: int) -> StepPlan:
-    return StepPlan(step, [PlanRow(seq_id, 0, len(tokens), num_logits, 0, tuple(tokens), num_prompt=len(tokens))])
 
 
 @pytest.mark.parametrize("family", [*ALL_FAMILIES, *ALIASES])

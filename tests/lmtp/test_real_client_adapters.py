@@ -9,7 +9,7 @@ import pytest
 
 from bridle import LLM, SamplingParams
 from bridle.demo import demo_model_path
-from tests.lmtp.test_real_client import python, run_program, serving  # noqa: F401 - a fixture
+from tests.lmtp.real_client.programs import python, run_program, serving  # noqa: F401 - a fixture
 from tests.serving.fake_adapters import write_demo_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -12,7 +12,7 @@ from bridle.errors import BridleError
 from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.lmtp.messages import EventMessage
 from tests.http.harness import NAME, scripted_model
-from tests.http.test_tools import Says
+from tests.http.tool_calls import Says
 from tests.lmtp.harness import Object, Setup, Wire, running
 from tests.waiting import until_async
 

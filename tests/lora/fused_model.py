@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.model.test_adapters import Loaded, all_logits
+from tests.model.loaded_adapters import Loaded, all_logits
 
 
 def check_model(family: str, folder: Path, **settings: Any) -> None:

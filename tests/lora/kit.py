@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bridle.lora import LayerShape
+from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, LayerShape
+from bridle.testing.clock import FakeClock
+from tests.waiting import PATIENCE
 
 LAYERS = {
     f"model.layers.{number}.{name}": LayerShape(*sides)
@@ -64,3 +67,93 @@ def write_adapter(
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(targets), **fields}
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+SECONDS = PATIENCE
+
+
+class FakeDevice:
+    """Remembers what it was told; may be held up, made to fail, or lost."""
+
+    def __init__(self) -> None:
+        self.layers: Mapping[str, LayerShape] = LAYERS
+        self.epoch = 0
+        self.host: set[str] = set()
+        self.device: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.most_on_device = self.most_on_host = self.num_reads = 0
+
+    def read(self, key: str, files: AdapterFiles) -> None:
+        self.num_reads += 1
+        assert self.gate.wait(SECONDS)
+        if self.fault is not None:
+            raise self.fault
+        self.host.add(key)
+        self.most_on_host = max(self.most_on_host, len(self.host))
+
+    def place(self, key: str) -> None:
+        assert key in self.host
+        if self.fault is not None:
+            raise self.fault
+        self.device.add(key)
+        self.most_on_device = max(self.most_on_device, len(self.device))
+
+    def displace(self, key: str) -> None:
+        self.device.discard(key)
+
+    def drop(self, key: str) -> None:
+        self.host.discard(key)
+
+    def clear(self) -> None:
+        self.host.clear()
+        self.device.clear()
+
+    def lose(self) -> None:
+        self.clear()
+        self.epoch += 1
+
+
+def size_of(files: AdapterFiles) -> int:
+    """What it takes where the model computes."""
+    return AdapterLimits(LAYERS, 4, 0, 0).device_bytes(files)
+
+
+class Bench:
+    """A pool over a fake device, with room for so many adapters of one size on either tier."""
+
+    def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
+        self.files = files
+        self.device = FakeDevice()
+        self.clock = FakeClock()
+        self.pool = AdapterPool(
+            self.device,
+            item_size=4,
+            device_memory=num_device * size_of(files),
+            host_memory=num_host * files.num_bytes,
+            clock=self.clock,
+        )
+        self.changed = threading.Event()
+        self.pool.on_change = self.changed.set
+
+    def add(self, *keys: str, use: bool = True) -> None:
+        for key in keys:
+            self.pool.add(key, self.files)
+            if use:
+                self.pool.open(key)
+
+    def step(self, *keys: str) -> set[str]:
+        """One step that wants `keys` and lets all that are there compute."""
+        available = self.pool.begin_step(keys)
+        assert available <= self.device.device, "the step would not find what it was promised"
+        return available
+
+    def step_until(self, wanted: set[str], *keys: str) -> int:
+        """Steps until one has all of `wanted`; gives their number."""
+        for number in range(10_000):
+            self.changed.clear()
+            if wanted <= self.step(*keys):
+                return number
+            self.changed.wait(0.01)
+        raise AssertionError(f"{wanted} never came together; there is {self.device.device}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,107 +15,16 @@ from hypothesis import strategies as st
 
 from bridle.engine import EngineStatistics
 from bridle.errors import AdapterRefused, EngineClosed, ModelUnavailable, ShardUnavailable, UnknownAdapter
-from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, LayerShape, open_adapter
+from bridle.lora import AdapterFiles, open_adapter
 from bridle.lora.cache_policy import TURN_STEPS, CachedAdapter, Residency
 from bridle.lora.layout import AdapterPlacement, IndexRange, make_layout
 from bridle.lora.negative_cache import FAILURE_SECONDS
-from bridle.testing.clock import FakeClock
-from tests.lora.kit import LAYERS, write_adapter
-from tests.waiting import PATIENCE
-
-SECONDS = PATIENCE
-
-
-class FakeDevice:
-    """Remembers what it was told; may be held up, made to fail, or lost."""
-
-    def __init__(self) -> None:
-        self.layers: Mapping[str, LayerShape] = LAYERS
-        self.epoch = 0
-        self.host: set[str] = set()
-        self.device: set[str] = set()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fault: Exception | None = None
-        self.most_on_device = self.most_on_host = self.num_reads = 0
-
-    def read(self, key: str, files: AdapterFiles) -> None:
-        self.num_reads += 1
-        assert self.gate.wait(SECONDS)
-        if self.fault is not None:
-            raise self.fault
-        self.host.add(key)
-        self.most_on_host = max(self.most_on_host, len(self.host))
-
-    def place(self, key: str) -> None:
-        assert key in self.host
-        if self.fault is not None:
-            raise self.fault
-        self.device.add(key)
-        self.most_on_device = max(self.most_on_device, len(self.device))
-
-    def displace(self, key: str) -> None:
-        self.device.discard(key)
-
-    def drop(self, key: str) -> None:
-        self.host.discard(key)
-
-    def clear(self) -> None:
-        self.host.clear()
-        self.device.clear()
-
-    def lose(self) -> None:
-        self.clear()
-        self.epoch += 1
+from tests.lora.kit import LAYERS, SECONDS, Bench, size_of, write_adapter
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> AdapterFiles:
     return open_adapter(write_adapter(tmp_path_factory.mktemp("adapter")))
-
-
-def size_of(files: AdapterFiles) -> int:
-    """What it takes where the model computes."""
-    return AdapterLimits(LAYERS, 4, 0, 0).device_bytes(files)
-
-
-class Bench:
-    """A pool over a fake device, with room for so many adapters of one size on either tier."""
-
-    def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
-        self.files = files
-        self.device = FakeDevice()
-        self.clock = FakeClock()
-        self.pool = AdapterPool(
-            self.device,
-            item_size=4,
-            device_memory=num_device * size_of(files),
-            host_memory=num_host * files.num_bytes,
-            clock=self.clock,
-        )
-        self.changed = threading.Event()
-        self.pool.on_change = self.changed.set
-
-    def add(self, *keys: str, use: bool = True) -> None:
-        for key in keys:
-            self.pool.add(key, self.files)
-            if use:
-                self.pool.open(key)
-
-    def step(self, *keys: str) -> set[str]:
-        """One step that wants `keys` and lets all that are there compute."""
-        available = self.pool.begin_step(keys)
-        assert available <= self.device.device, "the step would not find what it was promised"
-        return available
-
-    def step_until(self, wanted: set[str], *keys: str) -> int:
-        """Steps until one has all of `wanted`; gives their number."""
-        for number in range(10_000):
-            self.changed.clear()
-            if wanted <= self.step(*keys):
-                return number
-            self.changed.wait(0.01)
-        raise AssertionError(f"{wanted} never came together; there is {self.device.device}")
 
 
 @pytest.fixture

@@ -26,9 +26,8 @@ from bridle.model.quantization.codes import Codes, make_codes
 from bridle.model.quantization.on_device import DeviceForms, find_problem
 from bridle.model.quantization.weight_reading import read_packed_model
 from tests.gguf.kit import logits
-from tests.model.packed_kit import make
+from tests.model.packed_kit import make, random_weight
 from tests.model.paged_properties import dot_by_rows, watched
-from tests.model.test_codes import random_weight
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 

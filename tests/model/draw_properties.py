@@ -26,8 +26,7 @@ from bridle.model.sampling import device_draw
 from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
 from bridle.model.sampling.logprobs import FLOOR
 from tests.model.addresses import check_owned, watched
-from tests.model.sampling_kit import random_logits, row, run
-from tests.model.test_sampler_properties import HISTORIES, LOGITS, VOCAB, rows
+from tests.model.sampling_kit import HISTORIES, LOGITS, VOCAB, random_logits, row, rows, run
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 

@@ -34,12 +34,11 @@ from bridle.model.sequence_state import CachedRequestState
 from bridle.model.static_step import StaticStep, StepCapacity
 from tests.fakes import tiny_checkpoints
 from tests.model.addresses import check_owned, watched
+from tests.model.attention_pool import CPU, Pool, attend, layer_options
+from tests.model.loaded_adapters import Loaded, all_logits, load_late
+from tests.model.oracle import _oracle, check_run, run
 from tests.model.paged_properties import dot_by_rows, grown, large_pools
 from tests.model.tape import TapedKernels, TapeRecorder
-from tests.model.test_adapters import Loaded, all_logits
-from tests.model.test_async_sampling import load_late
-from tests.model.test_engine_equality import _oracle, check_run, run
-from tests.model.test_kernels import CPU, Pool, attend, layer_options
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 

@@ -34,9 +34,9 @@ from bridle.model.kv_cache import KVCache
 from bridle.model.rope import Angles, angles_of
 from bridle.model.sequence_state import CachedRequestState
 from tests.fakes import tiny_checkpoints
+from tests.model.attention_pool import CPU
 from tests.model.paged_properties import watched
 from tests.model.rank_threads import Ranks, part_of
-from tests.model.test_kernels import CPU
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 

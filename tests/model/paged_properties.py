@@ -27,7 +27,7 @@ from bridle.model.kernels.self_test import find_problem, tried_kernel
 from bridle.model.sequence_state import CachedRequestState
 from tests.fakes import tiny_checkpoints
 from tests.model.addresses import check_owned, watched
-from tests.model.test_kernels import CPU, Pool, attend, check_kernel, layer_options
+from tests.model.attention_pool import CPU, Pool, attend, check_kernel, layer_options
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"
 

@@ -11,7 +11,7 @@ import torch
 
 from bridle.config import ModelConfig
 from bridle.engine import AsyncEngine, Engine, Request
-from bridle.engine.interfaces import HistoryLookup, find_async
+from bridle.engine.interfaces import find_async
 from bridle.engine.scheduling.step_plan import (
     PlanRow,
     SampleBatch,
@@ -23,59 +23,15 @@ from bridle.engine.scheduling.step_plan import (
 from bridle.errors import DeviceLost, InternalError
 from bridle.model import executor as executor_module
 from bridle.model.async_sampling import AsyncSampling
-from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
-from bridle.model.sampler import StandardSampler
 from bridle.model.sequence_state import CachedRequestState
 from bridle.sampling import SamplingParams
 from tests.fakes import tiny_checkpoints
-from tests.model.test_engine_equality import _oracle, check_run, run
+from tests.model.loaded_adapters import Drawing, LateHere, load_late
+from tests.model.oracle import _oracle, check_run, run
 
 GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
-
-
-class Drawing:
-    """Draws under way. With `tokens` the device has them at hand."""
-
-    def __init__(self, result: StepResult, *, has_tokens: bool) -> None:
-        self._result = result
-        if has_tokens:
-            self.tokens = torch.tensor(result.tokens)
-
-    def take(self) -> StepResult:
-        return self._result
-
-
-class LateSampler:
-    """The standard sampler, that draws first and tells later."""
-
-    def __init__(self, *, has_tokens: bool = True) -> None:
-        self._sampler, self._has_tokens = StandardSampler(), has_tokens
-
-    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        return self._sampler(logits, batch, history)
-
-    def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> Drawing:
-        return Drawing(self(logits, batch, history), has_tokens=self._has_tokens)
-
-
-class LateHere(LocalExecutor):
-    """Says on a CPU, too, that it answers late. `num_named` counts the rows whose last token had a name."""
-
-    is_async = True
-    num_named = 0
-
-    def forward(self, plan: StepPlan) -> None:
-        self.num_named += sum(row.new_tokens[-1:] < (0,) for row in plan.rows if row.new_tokens)
-        super().forward(plan)
-
-
-def load_late(config: ModelConfig, *, has_tokens: bool = True) -> LateHere:
-    executor = load_executor(config, sampler=LateSampler(has_tokens=has_tokens))
-    executor.__class__ = LateHere
-    assert isinstance(executor, LateHere)
-    return executor
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

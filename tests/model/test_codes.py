@@ -24,30 +24,9 @@ from bridle.model.quantization.codes import join_codes, make_codes
 from bridle.model.quantization.on_device import DeviceForms, keeps_bits
 from bridle.model.quantization.weights import Grouped
 from tests.kernels import check_properties, needs_triton
+from tests.model.packed_kit import random_weight
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-def random_weight(
-    seed: int, form: int | str, num_outputs: int, num_inputs: int, group: int, has_zeros: bool, is_ordered: bool
-) -> Grouped:
-    """A weight in groups of so many inputs, the last of which may have fewer."""
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.arange(num_inputs) // group
-    if is_ordered:
-        index = index[torch.randperm(num_inputs, generator=generator)]
-    groups = int(index.max()) + 1
-    scales = torch.rand(num_outputs, groups, generator=generator).half() + 0.1
-    if form == "float8":
-        values = torch.randn(num_outputs, num_inputs, generator=generator).to(torch.float8_e4m3fn)
-        return Grouped(values, scales.float(), None, index, 8)
-    bits = 8 if form == "int8" else int(form)
-    top = 1 << bits
-    values = torch.randint(0, top, (num_outputs, num_inputs), generator=generator).to(torch.uint8)
-    zeros = torch.randint(0, top, (num_outputs, groups), generator=generator).to(torch.int16)
-    if form == "int8":
-        return Grouped(values.view(torch.int8), scales, zeros - 128 if has_zeros else None, index, 8)
-    return Grouped(values, scales, zeros if has_zeros else torch.full_like(zeros, top // 2), index, bits)
 
 
 FORMS = st.sampled_from([2, 4, 8, "int8", "float8"])

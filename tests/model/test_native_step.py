@@ -29,7 +29,7 @@ from bridle.model.native_step import try_native_step
 from bridle.model.sequence_state import CachedRequestState
 from tests.fakes import tiny_checkpoints
 from tests.model.driver import NaiveDriver, argmax_sampler
-from tests.model.test_engine_equality import Wanderer, run
+from tests.model.oracle import Wanderer, run
 
 FOUND = kernels()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no kernels for this machine")

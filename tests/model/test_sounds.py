@@ -22,7 +22,7 @@ from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import audio_checkpoints
 from tests.model.driver import load
-from tests.model.test_pictures import LIMIT, Prompt, error, make_ready, play, pool_of, run_packed
+from tests.model.image_prompts import LIMIT, Prompt, error, make_ready, play, pool_of, run_packed
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.request import Request
 from bridle.model.batch_inputs import grid_positions
-from bridle.multimodal import Picture
+from bridle.multimodal import Picture, open_reader
 from bridle.multimodal.video_processor import WATCHING
 from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import vision_checkpoints
 from tests.model.driver import load, skip_older
-from tests.model.test_pictures import LIMIT, Eyes, Prompt, error, make_ready, open_reader, play, pool_of, run_packed
+from tests.model.image_prompts import LIMIT, Eyes, Prompt, error, make_ready, play, pool_of, run_packed
 
 VIDEO = vision_checkpoints.IMAGE - 3
 PLACES = {

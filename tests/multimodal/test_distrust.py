@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import resource
-import struct
 import subprocess
 import sys
-import zlib
 from random import Random
 from typing import Any
 
@@ -17,6 +15,7 @@ from PIL import Image
 
 from bridle.errors import MediaRefused
 from bridle.multimodal import MediaLimits, check_picture, open_picture
+from tests.multimodal.hostile_images import header_of_png
 
 LIMITS = MediaLimits()
 
@@ -29,17 +28,6 @@ def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 def noise(width: int = 40, height: int = 30, channels: int = 3, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (height, width, channels), dtype=np.uint8))
-
-
-def header_of_png(width: int, height: int) -> bytes:
-    """A PNG that claims this size; its data is a few zeros."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = chunk(b"IDAT", zlib.compress(bytes(64)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + data + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -135,7 +123,7 @@ BOMB = """
 import resource, sys, struct, zlib
 from bridle.multimodal import MediaLimits, open_picture
 from bridle.errors import MediaRefused
-from tests.multimodal.test_distrust import header_of_png
+from tests.multimodal.hostile_images import header_of_png
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for size in ((12_000, 12_000), (16_384, 3_900)):
     try:

@@ -25,7 +25,7 @@ from bridle.multimodal.video_processor import WATCHING
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_template import Look, prepare
 from tests.fakes import vision_checkpoints
-from tests.multimodal.test_video_rules import clip, library
+from tests.multimodal.clips import clip, library
 
 CLIPS = ((2, 30.0), (7, 30.0), (300, 30.0), (301, 29.97), (2_497, 23.976), (9, 1.0), (50_000, 25.0))
 

@@ -1,10 +1,7 @@
 """Which frames of a video are seen, how large, and in what order: the library's own rules say the same."""
 
 from __future__ import annotations
-import __future__
 
-import ast
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,31 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from bridle.multimodal import open_reader
-from bridle.multimodal.video_decoding import Clip
 from bridle.multimodal.video_processor import WATCHING, Frames, SelectedFrames, patches_of
 from bridle.tokenizer import Tokenizer
 from tests.fakes import vision_checkpoints
+from tests.multimodal.clips import clip, library
 
 FAMILIES = ("qwen2_vl", "qwen3_vl")
-
-
-def library(family: str, name: str, **more: Any) -> Any:
-    """A function of the library's video processor, whose module cannot be imported without torchvision."""
-    path = Path(transformers.__file__).parent / "models" / family / f"video_processing_{family}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
-    names: dict[str, Any] = {"torch": torch, "np": np, "math": math, **more}
-    code = ast.Module([found], [])
-    exec(compile(code, str(path), "exec", __future__.annotations.compiler_flag, dont_inherit=True), names)
-    return names[name]
-
-
-def clip(count: int, rate: float, width: int = 64, height: int = 48) -> Clip:
-    return Clip(count, rate, width, height, lambda indices: iter(()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

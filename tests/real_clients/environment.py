@@ -102,3 +102,15 @@ def _folder(packages: tuple[str, ...]) -> Path:
 def _environment() -> dict[str, str]:
     """Nothing of ours on the path of theirs, nor in their settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
+
+
+OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
+#: Which packages a script is run with.
+PYTHON = {
+    "script_guidance.py": ("guidance==0.3.1", OPENAI),
+    "script_instructor.py": ("instructor==1.17.0", ANTHROPIC),
+    "script_langchain.py": ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI),
+    "script_litellm.py": ("litellm==1.106.2", "mcp==2.3.0"),
+    "script_outlines.py": ("outlines==1.3.3", OPENAI, "huggingface_hub==0.36.2", "aiohttp==3.14.5"),
+    "script_pydantic_ai.py": ("pydantic-ai-slim[anthropic,openai]==2.68.0", OPENAI, ANTHROPIC),
+}

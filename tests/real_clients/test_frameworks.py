@@ -11,20 +11,10 @@ import pytest
 from bridle.config import ModelConfig
 from bridle.serving import load_model
 from tests.http.harness import served
-from tests.real_clients.environment import foreign_node, foreign_python, run_in_node, run_script
+from tests.real_clients.environment import PYTHON, foreign_node, foreign_python, run_in_node, run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
-OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
-#: Which packages a script is run with.
-PYTHON = {
-    "script_guidance.py": ("guidance==0.3.1", OPENAI),
-    "script_instructor.py": ("instructor==1.17.0", ANTHROPIC),
-    "script_langchain.py": ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI),
-    "script_litellm.py": ("litellm==1.106.2", "mcp==2.3.0"),
-    "script_outlines.py": ("outlines==1.3.3", OPENAI, "huggingface_hub==0.36.2", "aiohttp==3.14.5"),
-    "script_pydantic_ai.py": ("pydantic-ai-slim[anthropic,openai]==2.68.0", OPENAI, ANTHROPIC),
-}
 ZOD = "zod@4.6.7"
 NODE = {
     "script_ai_sdk.cjs": (

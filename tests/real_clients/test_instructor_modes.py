@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.http.harness import saying, scripted_model, served, tokenizer
-from tests.real_clients.environment import foreign_python, run_script
-from tests.real_clients.test_frameworks import PYTHON
+from tests.real_clients.environment import PYTHON, foreign_python, run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).parent / "script_instructor_modes.py"

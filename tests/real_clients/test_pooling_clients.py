@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.http.harness import served
-from tests.http.test_routes import embedder, loaded, ranker, sorter
+from tests.http.pooling_models import embedder, loaded, ranker, sorter
 from tests.real_clients.environment import foreign_python, run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -17,6 +17,7 @@ from bridle.serving import Admission, LoadedModel, ModelRegistry
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.keys import Identity
+from bridle.serving.tenancy.per_user_store import PerUserStore
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -205,3 +206,14 @@ async def served_by(model: LoadedModel, identity: Identity | None = None) -> Req
     serving = RequestLifecycle(host, RequestRecord(id="c", identity=identity), ExitStack())
     await serving.acquire_model(None)
     return serving
+
+
+def check_counts(book: PerUserStore[Any]) -> None:
+    """The counts are those of what is kept, within the bounds."""
+    entries, bounds = book._entries, book.bounds
+    assert book.num_bytes == sum(entry.num_bytes for entry in entries.values()) <= bounds.max_bytes
+    assert {name for share in book._shares.values() for name in share.names} == entries.keys()
+    assert len(entries) <= bounds.max_entries
+    for share in book._shares.values():
+        assert share.num_bytes == sum(entries[name].num_bytes for name in share.names) <= bounds.max_bytes_of_user
+        assert 0 < len(share.names) <= bounds.max_of_user

@@ -7,9 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bridle.config import ModelConfig
-from bridle.errors import UnsupportedModel
-from bridle.serving import LoadedModel
+from bridle.errors import (
+    UnsupportedModel,
+)
+from bridle.serving import (
+    LoadedModel,
+    ModelRegistry,
+)
+from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.model_loader import ModelManager
 from bridle.serving.models.model_memory import Needs
+from bridle.serving.models.model_slot import Slot
+from bridle.testing.clock import FakeClock
 from tests.serving.fakes import fake_model
 from tests.waiting import PATIENCE
 
@@ -61,3 +70,21 @@ class FakeLoader:
         model.num_bytes = self.sizes[config.model] * MIB + kv + (config.reserved_memory or 0)
         self.configs[name], self.models[name] = config, model
         return model
+
+
+def registry_of(
+    loader: FakeLoader,
+    max_mib: int | None = None,
+    clock: FakeClock | None = None,
+    named: tuple[str, ...] = (),
+    kv_mib: int | None = None,
+) -> ModelRegistry:
+    """A registry whose catalog knows what the loader has."""
+    base = ModelConfig(kv_memory=None if kv_mib is None else kv_mib * MIB)
+    keeper = ModelManager(loader, None if max_mib is None else max_mib * MIB, clock or FakeClock())
+    registry = ModelRegistry(catalog=ModelCatalog(base, hub_ids=loader.sizes), keeper=keeper)
+    slots = [Slot(name, ModelConfig(name), is_pinned=True) for name in named]
+    for slot in slots:
+        registry.add_slot(slot)
+    keeper.fill(slots, keeps_share=True)
+    return registry

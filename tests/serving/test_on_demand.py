@@ -22,29 +22,10 @@ from bridle.load_progress import on_download
 from bridle.serving import AdapterSet, AdapterSpec, Lease, ModelRegistry, ModelSet, ModelState, build_registry
 from bridle.serving.models.catalog import ModelCatalog
 from bridle.serving.models.model_loader import FAILURE_SECONDS, ModelManager
-from bridle.serving.models.model_slot import Slot
 from bridle.testing.clock import FakeClock
 from tests.serving.fake_adapters import AdapterFakes, write_adapter
-from tests.serving.loaders import MIB, FakeLoader
+from tests.serving.loaders import MIB, FakeLoader, registry_of
 from tests.waiting import PATIENCE, until_async
-
-
-def registry_of(
-    loader: FakeLoader,
-    max_mib: int | None = None,
-    clock: FakeClock | None = None,
-    named: tuple[str, ...] = (),
-    kv_mib: int | None = None,
-) -> ModelRegistry:
-    """A registry whose catalog knows what the loader has."""
-    base = ModelConfig(kv_memory=None if kv_mib is None else kv_mib * MIB)
-    keeper = ModelManager(loader, None if max_mib is None else max_mib * MIB, clock or FakeClock())
-    registry = ModelRegistry(catalog=ModelCatalog(base, hub_ids=loader.sizes), keeper=keeper)
-    slots = [Slot(name, ModelConfig(name), is_pinned=True) for name in named]
-    for slot in slots:
-        registry.add_slot(slot)
-    keeper.fill(slots, keeps_share=True)
-    return registry
 
 
 async def until(registry: ModelRegistry, name: str, stage: str) -> None:

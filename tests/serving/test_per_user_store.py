@@ -3,27 +3,15 @@ too much."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.serving.tenancy.per_user_store import OVERHEAD, PerUserStore, StoreBounds
 from bridle.testing.clock import FakeClock
+from tests.serving.fakes import check_counts
 
 BOUNDS = StoreBounds(10.0, 6, 4, 9_000, 5_000)
 KEPT = st.tuples(st.sampled_from("uvw"), st.sampled_from("0123456789"), st.integers(0, 4_000))
-
-
-def check_counts(book: PerUserStore[Any]) -> None:
-    """The counts are those of what is kept, within the bounds."""
-    entries, bounds = book._entries, book.bounds
-    assert book.num_bytes == sum(entry.num_bytes for entry in entries.values()) <= bounds.max_bytes
-    assert {name for share in book._shares.values() for name in share.names} == entries.keys()
-    assert len(entries) <= bounds.max_entries
-    for share in book._shares.values():
-        assert share.num_bytes == sum(entries[name].num_bytes for name in share.names) <= bounds.max_bytes_of_user
-        assert 0 < len(share.names) <= bounds.max_of_user
 
 
 def test_nobody_finds_what_others_keep_and_nothing_lasts() -> None:

@@ -23,8 +23,7 @@ from bridle.serving.requests.request_builder import EMBEDDING
 from bridle.serving.requests.steering import Steering
 from bridle.serving.tenancy.keys import Identity
 from tests.http.harness import leisurely_model, saying, scripted_model
-from tests.serving.loaders import FakeLoader
-from tests.serving.test_on_demand import registry_of
+from tests.serving.loaders import FakeLoader, registry_of
 from tests.waiting import PATIENCE
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from html.parser import HTMLParser
 from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 
-from bridle.traces import KINDS, Cost, Draw, Odds, TraceHeader
+from bridle.traces import (
+    KINDS,
+    Cost,
+    Draw,
+    Odds,
+    TraceHeader,
+)
 
 INTEGERS = st.integers(0, 1 << 53)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,3 +58,21 @@ _LEAVES[Draw | None] = st.none() | DRAWS
 _LEAVES[Cost | None] = st.none() | made(Cost)
 HEADERS = made(TraceHeader, version=st.just(TraceHeader("").version))
 RECORDS = st.one_of([made(kind) for kind in KINDS.values()])
+HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=y>'
+
+
+class Reader(HTMLParser):
+    """The elements, attributes and text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.names: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.names |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

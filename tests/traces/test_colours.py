@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from random import Random
 
 from hypothesis import given
@@ -23,10 +22,9 @@ from bridle.traces import (
 )
 from bridle.traces.highlight import html_of, spans
 from bridle.traces.replay_text import rebuild
+from tests.engine.random_labs import random_lab, random_request, run_staggered
 from tests.engine.support import replay
-from tests.engine.test_properties import random_lab, random_request, run_staggered
-
-HOSTILE = '<script>alert("x")</script>\'"&<img src=x onerror=y>'
+from tests.traces.records import HOSTILE, Reader
 
 
 @given(st.integers(0, 1 << 40))
@@ -40,23 +38,6 @@ def test_colours_leave_nothing_out(seed: int) -> None:
         for output in rebuild(trace):
             kept = [each for each in spans(trace, output.index, prompt=False) if each.origin != "rewound"]
             assert "".join(each.text for each in kept) == output.text
-
-
-class Reader(HTMLParser):
-    """The elements, attributes and text of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.names: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.names |= {name for name, _ in attrs}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def made(*texts: str) -> Trace:

@@ -1,0 +1,163 @@
+"""Prompts with images for executors of models that see."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bridle.engine.engine import Engine
+from bridle.engine.multimodal.encoder_cache import EncoderCache
+from bridle.engine.multimodal.multimodal_inputs import (
+    PROMPT_IDS,
+    MultiModalItem,
+    PlaceholderRange,
+    align_to_item,
+)
+from bridle.engine.request import Request
+from bridle.engine.scheduling.step_plan import PlanRow, StepPlan
+from bridle.model.executor import LocalExecutor
+from bridle.multimodal import MediaReader, Picture
+from bridle.outputs import Event, Finished, TokenEvent
+from bridle.tokenizer import Tokenizer
+from tests.fakes import vision_checkpoints
+
+#: The largest error that rounding explains, relative to the largest logit.
+LIMIT = 1e-5
+
+
+@dataclass
+class Eyes:
+    """A checkpoint of one family: the library's model of it, and what is ours."""
+
+    family: str
+    folder: Path
+    whole: Any
+    reader: MediaReader
+    tokenizer: Tokenizer
+
+    def prompt(self, *parts: str | Picture) -> Prompt:
+        """Text and pictures in order."""
+        text = "".join(
+            part if isinstance(part, str) else vision_checkpoints.placeholder_of(self.family) for part in parts
+        )
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
+        return Prompt(placed, sights.runs, sights.media, pictures)
+
+    def picture(self, seed: int, height: int = 24, width: int = 30) -> Picture:
+        numbers = np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8)
+        return self.reader.read(Image.fromarray(numbers))
+
+    def logits(self, prompt: Prompt, more: Sequence[int] = ()) -> Tensor:
+        """[L, V] of the library's eager pass with pixels."""
+        ids = torch.tensor([[*prompt.tokens, *more]])
+        inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
+        if self.family == "gemma3":
+            inputs["token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
+        if prompt.media and prompt.media[0].arrays[0].name == PROMPT_IDS:  # the prompt's are 0
+            inputs["token_type_ids"] = (torch.arange(ids.shape[1]) >= len(prompt.tokens)).int()[None]
+        if prompt.runs and prompt.runs[0].grid is not None:
+            inputs["mm_token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
+            self.whole.model.rope_deltas = None
+        with torch.inference_mode():
+            return self.whole(**inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+    def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
+        """The arrays of all pictures, of equal sizes, as the library takes them."""
+        found: dict[str, list[Tensor]] = {}
+        for picture in prompt.pictures:
+            for array in picture.medium.arrays:
+                numbers = np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()
+                found.setdefault(array.name, []).append(torch.from_numpy(numbers))
+        side = 1 if "pixel_attention_mask" in found else 0
+        return {name: torch.cat(parts, side) for name, parts in found.items()}
+
+
+@dataclass
+class Prompt:
+    tokens: tuple[int, ...]
+    runs: tuple[PlaceholderRange, ...]
+    media: tuple[MultiModalItem, ...]
+    pictures: list[Picture]
+
+
+def pool_of(executor: LocalExecutor) -> EncoderCache:
+    assert executor.media is not None
+    return EncoderCache(executor.media)
+
+
+def make_ready(executor: LocalExecutor, media: Sequence[MultiModalItem]) -> None:
+    """Have all of `media` encoded; waits for the thread that does it."""
+    store, changed = pool_of(executor), threading.Event()
+    store.on_change = changed.set
+    for medium in media:
+        store.open(medium)
+    keys = list(dict.fromkeys(medium.key for medium in media))
+    while store.begin_step(keys) != set(keys):
+        assert not (failures := store.take_failures()), failures
+        assert changed.wait(120)
+        changed.clear()
+    store.close()
+
+
+def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Sequence[int]) -> list[Tensor]:
+    """Logits [L, V] of all positions of each prompt, computed side by side in chunks of these lengths in turn."""
+    size = executor.info.block_size
+    free = iter([*range(1, executor.info.num_blocks, 2), *range(0, executor.info.num_blocks, 2)])
+    done, blocks = [0] * len(prompts), [0] * len(prompts)
+    parts: list[list[Tensor]] = [[] for _ in prompts]
+    number = 0
+    while any(done[i] < len(prompt.tokens) for i, prompt in enumerate(prompts)):
+        rows = []
+        for i, prompt in enumerate(prompts):
+            count = min(chunks[(number + i) % len(chunks)], len(prompt.tokens) - done[i])
+            if not count:
+                continue
+            count = align_to_item(prompt.runs, done[i], done[i] + count) - done[i]
+            needed = -(-(done[i] + count) // size) - blocks[i]
+            row = PlanRow(i, done[i], count, num_logits=count, num_kept_blocks=blocks[i], num_prompt=len(prompt.tokens))
+            if not done[i]:
+                row.new_tokens, row.runs = prompt.tokens, prompt.runs
+            else:
+                row.num_kept = len(prompt.tokens)
+            row.new_blocks = tuple(next(free) for _ in range(needed))
+            blocks[i] += needed
+            rows.append(row)
+        number += 1
+        executor.forward(StepPlan(number, rows))
+        logits = executor._logits
+        assert logits is not None
+        for row, part in zip(rows, torch.split(logits, [row.num_logits for row in rows]), strict=True):
+            parts[row.seq_id].append(part)
+            done[row.seq_id] += row.num_scheduled
+    executor.reset()
+    return [torch.cat(part) for part in parts]
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest logit."""
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, int], list[int]], list[Finished]]:
+    """The tokens of all outputs, the requests being added together."""
+    for request in requests:
+        engine.add(request)
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check_integrity()
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for event in events:
+        if isinstance(event, TokenEvent):
+            tokens.setdefault((event.request_id, event.index), []).append(event.token)
+    return tokens, [event for event in events if isinstance(event, Finished)]
