@@ -202,13 +202,13 @@ _HOMES = {
     "bridle.controller_tools.call": ("Call",),
     "bridle.controller_tools.limits": ("ToolLimits",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [*sorted(_HOME_OF), "__version__"]  # type checkers read the imports above
+__all__ = [*sorted(HOME_OF), "__version__"]  # type checkers read the imports above
 
 
 def _load(name: str) -> Any:
-    module = _HOME_OF.get(name)
+    module = HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'bridle' has no attribute {name!r}")
     value = getattr(import_module(module), name)

@@ -23,7 +23,7 @@ LogFormat = Literal["auto", "console", "full", "json"]
 _FORMAT, _LEVEL = "BRIDLE_LOG_FORMAT", "BRIDLE_LOG_LEVEL"
 _LEVELS = ("debug", "info", "warning", "error")
 #: What child processes are told; empty until this process has set up its own logs.
-_told: dict[str, str] = {}
+shown: dict[str, str] = {}
 
 
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
@@ -31,7 +31,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     import structlog
 
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format != "json"
-    _told.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
+    shown.update({_FORMAT: ("full" if log_format == "full" else "console") if is_console else "json", _LEVEL: level})
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
@@ -99,7 +99,7 @@ def configure_logs_as_told(default: LogFormat = "auto") -> None:
 
 def log_variables() -> dict[str, str]:
     """The environment variables that make a child process log as this one does."""
-    return dict(_told)
+    return dict(shown)
 
 
 def log_failures() -> None:
@@ -107,7 +107,7 @@ def log_failures() -> None:
     logs a traceback stays as Python prints it."""
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _told.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):
+        if shown.get(_FORMAT) != "json" or issubclass(kind, KeyboardInterrupt):
             sys.__excepthook__(kind, error, trace)
         else:
             _log.critical("uncaught exception", exc_info=(kind, error, trace))

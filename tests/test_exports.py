@@ -14,7 +14,7 @@ from tests.sources import PACKAGE, ROOT, tree
 @pytest.mark.parametrize("name", bridle.__all__)
 def test_member_exists(name: str) -> None:
     member = getattr(bridle, name)
-    home = bridle._HOME_OF.get(name)
+    home = bridle.HOME_OF.get(name)
     if home is not None:
         assert member is getattr(importlib.import_module(home), name)
     else:
@@ -23,7 +23,7 @@ def test_member_exists(name: str) -> None:
 
 def test_all_is_sorted_and_complete() -> None:
     assert list(bridle.__all__) == sorted(bridle.__all__)
-    assert set(bridle.__all__) == {*bridle._HOME_OF, "__version__"}
+    assert set(bridle.__all__) == {*bridle.HOME_OF, "__version__"}
     assert dir(bridle) == bridle.__all__
 
 
@@ -32,7 +32,7 @@ def test_type_checkers_see_the_same_names() -> None:
     for node in ast.walk(tree(PACKAGE / "__init__.py")):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bridle."):
             seen |= {alias.name: node.module or "" for alias in node.names}
-    assert seen == bridle._HOME_OF
+    assert seen == bridle.HOME_OF
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

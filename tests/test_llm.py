@@ -172,7 +172,7 @@ def test_what_the_engine_refuses_cancels_the_rest(llm: LLM) -> None:
 
 
 def test_more_prompts_than_may_wait_are_fed_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_handle, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(request_handle, "RETRY_SECONDS", 0.0)
     with LLM(folder, max_waiting=2, max_num_seqs=2) as small:
         outputs = small.generate([f"prompt {i}" for i in range(9)], GREEDY)
     assert len({output.request_id for output in outputs}) == 9

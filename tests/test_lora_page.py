@@ -10,7 +10,7 @@ import pytest
 
 from bridle.cli import main
 from bridle.http import create_app
-from bridle.http.metrics.metrics import _MAX_ADAPTER_LABELS
+from bridle.http.metrics.metrics import MAX_ADAPTER_LABELS
 from bridle.lora.peft_config import MAX_RANK
 from bridle.serving import ModelRegistry
 from tests.serving.fakes import fake_model
@@ -43,4 +43,4 @@ def test_the_routes_are_there() -> None:
 
 
 def test_the_figures() -> None:
-    assert f"ranks up\nto {MAX_RANK}" in PAGE and f"the first {_MAX_ADAPTER_LABELS} adapters" in PAGE
+    assert f"ranks up\nto {MAX_RANK}" in PAGE and f"the first {MAX_ADAPTER_LABELS} adapters" in PAGE

@@ -21,7 +21,7 @@ import pytest
 
 from bridle import LLM
 from bridle.cli.app import app
-from bridle.cli.run import _settings_file
+from bridle.cli.run import settings_file
 from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
@@ -185,7 +185,7 @@ def test_the_settings_file_is_read(tmp_path: Path) -> None:
     (text,) = blocks("docs/deploying.md", "yaml")
     (tmp_path / "bridle.yaml").write_text(text)
     words = ["--config", str(tmp_path / "bridle.yaml"), "serve"]
-    with _settings_file(words):
+    with settings_file(words):
         _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     assert bound.args == ("demo",) and bound.kwargs["server"].max_requests == 256
 

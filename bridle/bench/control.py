@@ -54,10 +54,10 @@ def _parts(
     checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
 ) -> dict[str, Callable[[], list[dict[str, Any]]]]:
     return {
-        "critical_path": lambda: _critical_path(folder, settings),
-        "composed": lambda: _composed(folder, settings),
-        "mask_in_sampler": lambda: _masks(settings),
-        "slowdown": lambda: _slowdown(checkpoint, folder, settings),
+        "critical_path": lambda: time_critical_path(folder, settings),
+        "composed": lambda: time_composed(folder, settings),
+        "mask_in_sampler": lambda: time_masks(settings),
+        "slowdown": lambda: slowdown(checkpoint, folder, settings),
     }
 
 
@@ -88,7 +88,7 @@ def _mask_rounds(settings: BenchSettings) -> int:
     return 5 if settings.quick else 40
 
 
-def _critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
+def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """For each number of sequences and kind of controller: from the device's end to the sampler, beside none."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
@@ -122,7 +122,7 @@ def _critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]
     return figures
 
 
-def _composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
+def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """What neutral controllers cost beside a module that allows everything: on the critical path, and in processor time
     of the engine's process, beyond the module alone."""
     from bridle.bench import control_guests as guests
@@ -155,7 +155,7 @@ def _composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     return figures
 
 
-def _masks(settings: BenchSettings) -> list[dict[str, Any]]:
+def time_masks(settings: BenchSettings) -> list[dict[str, Any]]:
     """Time of the sampler with a mask in every row, less that without."""
     import torch
 
@@ -181,7 +181,7 @@ def _masks(settings: BenchSettings) -> list[dict[str, Any]]:
     return figures
 
 
-def _slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
+def slowdown(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """On a real forward pass."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs

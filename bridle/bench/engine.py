@@ -82,7 +82,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
             # Measured between all others, the best of a few is the least disturbed one.
             bandwidth, triad = max(bandwidth, read_bandwidth()), max(triad, triad_bandwidth())
             for race in races:
-                _compare(race, checkpoint, bandwidth)
+                compare(race, checkpoint, bandwidth)
             _print_table(console, checkpoint, races)
             figures += chain.from_iterable(races)
     console.print(f"memory: {bandwidth / 1e9:.1f} GB/s read, {triad / 1e9:.1f} GB/s triad")
@@ -178,7 +178,7 @@ def _race(
             for length in (1, num_new):
                 return_memory()  # or a peer that sizes its cache by what is free finds no room after another's batch
                 run = peer.generate(prompts, length)
-                _check_lengths(peer, run.outputs, length)
+                check_lengths(peer, run.outputs, length)
                 best[peer.name, length] = better(run, best.get((peer.name, length)))
     reference = best[peers[0].name, num_new].outputs
     return [
@@ -216,29 +216,29 @@ def _figure(
         first_seconds=first.seconds,
         cpu_seconds=full.cpu_seconds,
         first_cpu_seconds=first.cpu_seconds,
-        agreement=_agreement(full.outputs, reference),
+        agreement=agreement_of(full.outputs, reference),
     )
 
 
-def _check_lengths(peer: Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
+def check_lengths(peer: Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
     """A peer that ends early would look fast."""
     short = [len(output) for output in tokens if len(output) != num_new]
     if short:
         raise RuntimeError(f"{peer.name} gave {short[0]} tokens where {num_new} were asked for")
 
 
-def _agreement(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
+def agreement_of(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
     same = sum(list(ours) == list(theirs) for ours, theirs in zip(outputs, reference, strict=True))
     return same / len(reference)
 
 
-def _compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
+def compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
     """Fill in the speeds and what they are relative to. The first figure is the reference."""
     for figure in figures:
         figure.tokens_per_second = figure.new_tokens / figure.seconds
         later = figure.new_tokens - figure.batch  # the first token of each sequence belongs to the prefill
         figure.decode_per_second = later / max(figure.seconds - figure.first_seconds, 1e-9)
-        figure.roof_share = figure.decode_per_second / _roof(figure, checkpoint, bandwidth)
+        figure.roof_share = figure.decode_per_second / roof(figure, checkpoint, bandwidth)
     reference = figures[0]
     for figure in figures:
         figure.ratio = reference.seconds / figure.seconds
@@ -251,7 +251,7 @@ def _decode_cpu(figure: EngineFigure) -> float:
     return max(figure.cpu_seconds - figure.first_cpu_seconds, 1e-9)
 
 
-def _roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) -> float:
+def roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) -> float:
     """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32

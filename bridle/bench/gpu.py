@@ -95,7 +95,7 @@ def _run_part(bench: Bench, name: str) -> list[dict[str, Any]]:
     end = time.monotonic() + PARTS[name]
     found = []
     try:
-        for figure in _WORK[name](bench, name, lambda: time.monotonic() < end):
+        for figure in WORK[name](bench, name, lambda: time.monotonic() < end):
             bench.tell(name, figure)
             found.append({"part": name, **figure})
     except Exception as error:  # out of memory, a kernel that fails: the other parts may do
@@ -204,7 +204,7 @@ def _small(bench: Bench, batch: int, num_steps: int) -> Any:
     return make_executor(name, bench.device, bench.dtype, num_tokens=room, num_seqs=batch)[0]
 
 
-_WORK: dict[str, Callable[[Bench, str, Callable[[], bool]], Figures]] = {
+WORK: dict[str, Callable[[Bench, str, Callable[[], bool]], Figures]] = {
     "probe": _probe,
     "0.6b": _race,
     "8b": _race,

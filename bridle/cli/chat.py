@@ -218,7 +218,7 @@ class TerminalChat:
         try:
             stream = self._stream(turns)
             reply = self._print(stream)
-            self._keep(stream)
+            self.keep_stream(stream)
         except ContextOverflow as error:
             self._note(f"{error}. /reset or /undo makes room.")
             return
@@ -236,7 +236,7 @@ class TerminalChat:
         request = serving.request(chat.prompt, chat.sampling, chat.steering, adapter=self.adapter, **events)
         return TerminalTextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
-    def _keep(self, stream: TerminalTextStream) -> None:
+    def keep_stream(self, stream: TerminalTextStream) -> None:
         """Write the traces of all replies so far."""
         from bridle.serving.tracing.trace_header import traces_of
 

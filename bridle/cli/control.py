@@ -24,7 +24,7 @@ from bridle.errors import InvalidRequest
 from bridle.traces import parse
 
 _FAILED = 1
-_PATIENCE = 120.0  # seconds to come back again and again
+PATIENCE = 120.0  # seconds to come back again and again
 #: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
 _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
 
@@ -235,7 +235,7 @@ def _run(
     server says so, the request is sent again later: the server compiles an interpreter once, before the first script
     runs."""
     report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), output.level)
-    patience = _PATIENCE
+    patience = PATIENCE
     while True:
         try:
             code = _run_once(api, report, output, is_stale)

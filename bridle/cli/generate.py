@@ -100,7 +100,7 @@ def generate(
     with loaded_model(config, adapters=specs, control=control, tools=tools.desk()) as loaded:
         loaded.policies = demands
         params = sampling.to_params(loaded, steering.by_name())
-        request = _request(loaded, prompt, params, chosen, steering, ask, tracing.is_wanted)
+        request = build_request(loaded, prompt, params, chosen, steering, ask, tracing.is_wanted)
         if ask.as_json:
             _print_json(loaded, request, prompt, tracing)
         else:
@@ -108,7 +108,7 @@ def generate(
     return 0
 
 
-def _request(
+def build_request(
     loaded: LoadedModel,
     prompt: str,
     params: SamplingParams,

@@ -177,7 +177,7 @@ def _show(console: Console, old: Trace, new: Trace, found: Comparison, *, is_cha
         harmless(f"{old.header.request_id} on {old.header.model}, {old.header.made}"), style="bold", markup=False
     )
     if is_changed:
-        _show_beside(console, old, new)
+        show_beside(console, old, new)
     for each in found.differences:
         for number, move in enumerate(each.before, each.number - len(each.before)):
             console.print(harmless(f"  {number}: {move}", on_one_line=True), markup=False, soft_wrap=True)
@@ -189,7 +189,7 @@ def _say(console: Console, sentences: Sequence[str]) -> None:
         console.print(harmless(sentence, on_one_line=True), markup=False, soft_wrap=True)
 
 
-def _show_beside(console: Console, old: Trace, new: Trace) -> None:
+def show_beside(console: Console, old: Trace, new: Trace) -> None:
     from rich.table import Table
     from rich.text import Text
 

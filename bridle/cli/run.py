@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show_overview()
             return 0
         _warn_of_variables(words)
-        with _settings_file(words), asked_for(words) as known:
+        with settings_file(words), asked_for(words) as known:
             result = app(_in_our_words(known), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _complain(f"{_told(error, words)} (see: {_help_hint(words)})", MISUSE)
@@ -111,7 +111,7 @@ def _warn_of_variables(words: Sequence[str]) -> None:
 
 
 @contextmanager
-def _settings_file(words: list[str]) -> Iterator[None]:
+def settings_file(words: list[str]) -> Iterator[None]:
     """Let a YAML file set flags that command line and environment leave open. `--config` before the command, or
     BRIDLE_CONFIG, names the file; the flag is removed from `words`."""
     from bridle.cli.app import app

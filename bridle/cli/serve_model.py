@@ -78,8 +78,8 @@ class LmtpOptions:
 
 
 _LMTP_DEFAULT = LmtpOptions()
-_MODELS_DEFAULT = ModelSetOptions()
-_ACCESS_DEFAULT = AccessOptions()
+MODELS_DEFAULT = ModelSetOptions()
+ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 _ADAPTER_DEFAULT = AdapterOptions()
 _POLICY_DEFAULT = PolicyOptions()
@@ -91,8 +91,8 @@ def serve_model(
     /,
     *,
     lmtp: LmtpOptions = _LMTP_DEFAULT,
-    models: ModelSetOptions = _MODELS_DEFAULT,
-    access: AccessOptions = _ACCESS_DEFAULT,
+    models: ModelSetOptions = MODELS_DEFAULT,
+    access: AccessOptions = ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
     adapters: AdapterOptions = _ADAPTER_DEFAULT,
     policies: PolicyOptions = _POLICY_DEFAULT,
@@ -113,7 +113,7 @@ def serve_model(
     check_models(None if name == "auto" else name)
     from bridle.lmtp.server import LmtpSettings
 
-    settings = _settings(name, lmtp, models, access)
+    settings = serve_settings(name, lmtp, models, access)
     http = replace(settings.http, policies=policies.book())
     settings = adapters.add_to(replace(settings, http=http, control=control.to_settings()))
     settings = tools.add_to(settings)
@@ -123,11 +123,11 @@ def serve_model(
     if lmtp.transport == "stdio":
         _serve_lines(settings, limits, lmtp.verbose)
     else:
-        _serve_sockets(settings, limits, lmtp)
+        serve_sockets(settings, limits, lmtp)
     return 0
 
 
-def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: AccessOptions) -> ServeSettings:
+def serve_settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: AccessOptions) -> ServeSettings:
     from bridle.http.settings import HttpSettings, ServeSettings
     from bridle.serving import model_name
 
@@ -155,7 +155,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
     )
 
 
-def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptions) -> None:
+def serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptions) -> None:
     from bridle.http.server.run import serve
     from bridle.lmtp.server import websocket_front
 
@@ -168,7 +168,7 @@ def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOpti
             _say(f"[{model.name} ready on device {model.info.device}]")
 
     with ending_at_once():
-        serve(settings, fronts=[websocket_front(limits, _say_short if lmtp.verbose else None)], announce=announce)
+        serve(settings, fronts=[websocket_front(limits, say_short if lmtp.verbose else None)], announce=announce)
 
 
 def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
@@ -183,7 +183,7 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     from bridle.serving.policies import PolicyRegistry
 
     configure_logs(settings.log_format, settings.log_level)
-    echo = (lambda text: _say_short(text, sys.stderr)) if verbose else None
+    echo = (lambda text: say_short(text, sys.stderr)) if verbose else None
 
     async def run() -> None:
         host = LocalHost(registry, Admission(), policies=settings.http.policies or PolicyRegistry())
@@ -224,7 +224,7 @@ def _constructor(config: ModelConfig) -> str:
     return f"bridle.LLM({config.model!r}{options})"
 
 
-def _say_short(text: str, stream: TextIO | None = None) -> None:
+def say_short(text: str, stream: TextIO | None = None) -> None:
     """What a client sent, on one line of bounded length, whatever it holds."""
     shown = text[:_MAX_ECHO_CHARS].encode("unicode_escape").decode() if not text.isprintable() else text
     _say(shown if len(shown) <= _MAX_ECHO_CHARS else f"{shown[:_MAX_ECHO_CHARS]}... ({len(text)} characters)", stream)

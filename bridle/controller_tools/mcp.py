@@ -39,7 +39,7 @@ class McpTool:
 
     def __init__(self, name: str, server: McpServer, pause: float = _PAUSE) -> None:
         self._name, self._server, self._pause = name, server, pause
-        self._life: _Life | None = None
+        self.life: _Life | None = None
         self._failed_at = -1e9
         self._failure = ""
         self.num_starts = 0
@@ -66,11 +66,11 @@ class McpTool:
 
     async def _ready(self) -> _Life:
         """The server's present life; a new one if the last has ended. Those who come meanwhile wait for the same."""
-        life = self._life
+        life = self.life
         if life is None or life.is_over:
             if time.monotonic() - self._failed_at < self._pause:
                 raise ToolFailed(f"{self._name} could not be started a moment ago: {self._failure}")
-            life = self._life = _Life(self._name, self._server)
+            life = self.life = _Life(self._name, self._server)
             self.num_starts += 1
         try:
             await asyncio.shield(life.ready)
@@ -81,8 +81,8 @@ class McpTool:
 
     async def close(self) -> None:
         """End the server, if it runs."""
-        if self._life is not None:
-            await self._life.close()
+        if self.life is not None:
+            await self.life.close()
 
 
 class _Forgotten(ToolFailed):

@@ -21,7 +21,7 @@ from bridle.errors import ControllerError
 
 #: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
 #: the shorter time no further token is looked at, because the engine waits.
-_SLOW, _ENOUGH = 0.01, 0.002
+SLOW_SECONDS, ENOUGH_SECONDS = 0.01, 0.002
 
 
 @dataclass(slots=True)
@@ -73,6 +73,11 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         self._desk: Desk = desk or ToolExecutor()
         self._encode = encode
         self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no request has a controller here, waiting or not."""
+        return super().is_empty and not self._held
 
     def accepts(self, controller: object) -> bool:
         return isinstance(controller, Controller)
@@ -136,11 +141,11 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         del ahead[num_same([told.token for told in ahead], tokens) :]
         began, before = time.thread_time(), instance.seconds_ahead
         for token in tokens[len(ahead) :]:
-            if instance.seconds_ahead > _ENOUGH:
+            if instance.seconds_ahead > ENOUGH_SECONDS:
                 break
             told = _tell_copy(ahead[-1].copy if ahead else instance, seq_id, token)
             instance.seconds_ahead = before + time.thread_time() - began
-            instance.is_slow = instance.seconds_ahead > _SLOW
+            instance.is_slow = instance.seconds_ahead > SLOW_SECONDS
             if told is None:
                 break
             ahead.append(told)

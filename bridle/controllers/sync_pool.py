@@ -23,6 +23,11 @@ class SyncControllerPool(ControllerPool, Generic[_Instance]):
         self._live: dict[int, _Instance] = {}
         self._answers: dict[int, Answer] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no request has a controller here."""
+        return not (self._opened or self._live or self._answers)
+
     def abandon(self, request: Request) -> None:
         self._opened.pop(request.id, None)
 

@@ -20,10 +20,10 @@ _PAGE = 2 << 20  # bytes of a large page
 _REGION = 32 * _PAGE
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector
 _lock = Lock()
-_last: ReferenceType[_Region] | None = None
+last: ReferenceType[Region] | None = None
 
 
-class _Region(mmap.mmap):
+class Region(mmap.mmap):
     """Memory of its own, of which the first `used` bytes are given out."""
 
     used = 0
@@ -36,25 +36,25 @@ def alloc_huge_pages(num_bytes: int) -> Tensor:
     if num_bytes >= _REGION // 4:
         region = _region(num_bytes)
         return _cut(region, num_bytes)
-    global _last
+    global last
     with _lock:
-        shared = None if _last is None else _last()
+        shared = None if last is None else last()
         if shared is None or shared.used + num_bytes > len(shared):
             shared = _region(_REGION - _PAGE)
-            _last = ref(shared)
+            last = ref(shared)
         return _cut(shared, num_bytes)
 
 
-def _region(num_bytes: int) -> _Region:
+def _region(num_bytes: int) -> Region:
     """Room for so many bytes, from a border of large pages on."""
-    region = _Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region = Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages refuses to be asked for them
         region.madvise(mmap.MADV_HUGEPAGE)
     region.used = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % _PAGE
     return region
 
 
-def _cut(region: _Region, num_bytes: int) -> Tensor:
+def _cut(region: Region, num_bytes: int) -> Tensor:
     begin = region.used
     region.used = -(-(begin + num_bytes) // _ALIGNMENT) * _ALIGNMENT
     whole = torch.frombuffer(region, dtype=torch.uint8)

@@ -42,7 +42,7 @@ _HEADER = struct.Struct(">I")
 
 
 #: How often a rank shows a sign of life, and how long it may be silent before it counts as hung, in seconds.
-_BEAT_SECONDS, _SILENCE_SECONDS = 0.25, 1.0
+_BEAT_SECONDS, SILENCE_SECONDS = 0.25, 1.0
 
 
 def end_group(reason: str) -> None:
@@ -68,8 +68,8 @@ class Members:
         self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
         # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
         # do.
-        self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
+        self.thread.start()
         self._are_started.wait()
 
     def _run(self) -> None:
@@ -107,8 +107,8 @@ class Members:
             if status is not None:
                 self._lose(f"rank {rank} (pid {process.pid}) ended with status {status}")
                 return
-            silence = _SILENCE_SECONDS
-        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {_SILENCE_SECONDS:g} s or more")
+            silence = SILENCE_SECONDS
+        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {SILENCE_SECONDS:g} s or more")
         process.wait()
 
     def _lose(self, reason: str) -> None:
@@ -139,7 +139,7 @@ class Members:
         self._is_closed = True
         for process in self._processes:
             process.kill()
-        self._thread.join()
+        self.thread.join()
         for process in self._processes:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

@@ -20,7 +20,7 @@ RUNNING_TOKENS = 32
 #: replica. One block takes about 100 bytes.
 MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
 #: A replica with the prefix may be ahead of the least loaded one by the prefix, and by so many tokens, or this factor.
-_SLACK_TOKENS = 256
+SLACK_TOKENS = 256
 _SLACK_FACTOR = 1.5
 
 
@@ -70,7 +70,7 @@ class PrefixRouter:
             return None
         chain = chain_of(prompt, salt, self._block_size)
         chosen, num_blocks = self._home(chain)
-        limit = max(least * _SLACK_FACTOR, least + _SLACK_TOKENS) + num_blocks * self._block_size
+        limit = max(least * _SLACK_FACTOR, least + SLACK_TOKENS) + num_blocks * self._block_size
         if chosen is None or loads[chosen] > limit:
             self._next = chosen = first_from(self._next + 1, loads, least)
             _, num_blocks = self._home(chain, chosen)

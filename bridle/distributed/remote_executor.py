@@ -70,16 +70,16 @@ class ShardExecutor:
         self._closed = threading.Event()
         self._pace = StepTimeEstimator(self._timings.least_step, self._timings.first_step)
         self._names = SamplingNames()
-        self._used: ShardLink | None = None  # the link whose shard has our mirrors
+        self.used: ShardLink | None = None  # the link whose shard has our mirrors
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
-        self._link: ShardLink | None = self._first_link(start_timeout, is_starting)
-        self._info, self.num_bytes = self._link.info, self._link.num_bytes
+        self.link: ShardLink | None = self._first_link(start_timeout, is_starting)
+        self._info, self.num_bytes = self.link.info, self.link.num_bytes
         self.adapters = CalledDevice(
-            self._link.adapter_layers,
+            self.link.adapter_layers,
             lambda request: self._reachable().load_adapter(request),
             lambda request: self._reachable().unload_adapter(request),
         )
-        self.media = self._called_media(self._link)
+        self.media = self._called_media(self.link)
         self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
         self._keeper.start()
 
@@ -103,23 +103,23 @@ class ShardExecutor:
     @property
     def is_up(self) -> bool:
         """Whether the shard is connected, as far as is known. Safe from any thread."""
-        link = self._link
+        link = self.link
         return link is not None and not link.is_lost
 
     def forward(self, plan: StepPlan) -> None:
         """Send the plan without waiting. Its errors are raised by `sample`, except `ShardUnavailable`, which is raised
         here."""
         link = self._reachable()
-        if self._used not in (None, link):
+        if self.used not in (None, link):
             raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
-        if self._used is None:
-            self._used, self._names = link, SamplingNames()
+        if self.used is None:
+            self.used, self._names = link, SamplingNames()
         self._plan = plan.step, plan.num_tokens, time.monotonic()
         link.send(pb.StepRequest(plan=encode_plan(plan)))
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
-        link = self._used
+        link = self.used
         if link is None:
             raise InternalError(f"the batch of step {batch.step} came without a forward pass")
         step, num_tokens, began = self._plan
@@ -134,7 +134,7 @@ class ShardExecutor:
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Ask for the vectors of these rows, in portions that fit a message. Raises the shard's error, or
         `ShardUnavailable`."""
-        link, size = self._used, self._info.embedding_size
+        link, size = self.used, self._info.embedding_size
         if link is None:
             raise InternalError(f"embeddings of step {step} are asked for without a forward pass")
         most = max(MAX_NUMBERS // max(size, 1), 1)
@@ -168,14 +168,14 @@ class ShardExecutor:
 
     def reset(self) -> None:
         """Forget all adapters and KV that the last shard had. The next plan may go to another shard."""
-        link, self._used = self._used, None
+        link, self.used = self.used, None
         if link is not None and not link.is_lost:
             link.send(pb.StepRequest(reset=pb.Reset()))
 
     # -- any thread ----------------------------------------------------------------------------------------
 
     def _reachable(self) -> ShardLink:
-        link = self._link
+        link = self.link
         if link is None or link.is_lost:
             raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
         return link
@@ -183,7 +183,7 @@ class ShardExecutor:
     def close(self) -> None:
         """Disconnect from the shard. Idempotent."""
         self._closed.set()
-        link = self._link
+        link = self.link
         if link is not None:
             link.leave()
         self._keeper.join()
@@ -203,20 +203,20 @@ class ShardExecutor:
     def _keep(self) -> None:
         """Watch the link, and find the next one when it is lost, until closed."""
         while not self._closed.is_set():
-            link = self._link
+            link = self.link
             if link is None:
                 self._find()
                 continue
             link.watch()
-            self._link, self._why = None, link.reason
+            self.link, self._why = None, link.reason
             link.close()
             if not self._closed.is_set():
                 self.num_losses += 1
                 _log.error("the shard at %s is lost: %s", self.address, link.reason)
                 self._tell(lambda link=link: self._on_loss(link.pid, link.reason))  # type: ignore[misc]
                 self._tell(self.on_change)
-        if self._link is not None:
-            self._link.close()
+        if self.link is not None:
+            self.link.close()
 
     def _find(self) -> None:
         """Try to reach the shard again and again, until it answers or this executor is closed."""
@@ -241,7 +241,7 @@ class ShardExecutor:
             self.adapters.epoch += 1
             if self.media is not None:
                 self.media.epoch += 1
-            self._link = link
+            self.link = link
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)
             return

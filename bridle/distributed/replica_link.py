@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 #: A replica that is silent for this many seconds counts as hung, unless the machine holds it up; it sends a message
 #: four times as often.
-_SILENCE_SECONDS = 1.0
+SILENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 
 
@@ -118,7 +118,7 @@ class ReplicaLink:
         while not self._closed.is_set():
             try:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                sock.settimeout(_SILENCE_SECONDS)
+                sock.settimeout(SILENCE_SECONDS)
                 sock.connect(self._path)
             except OSError:
                 sock.close()
@@ -147,7 +147,7 @@ class ReplicaLink:
                     is_proven = True
                     self._on_proven(pid)
         except TimeoutError:
-            reason = f"no sign of life for {_SILENCE_SECONDS:g} s or more"
+            reason = f"no sign of life for {SILENCE_SECONDS:g} s or more"
         except (OSError, EOFError) as error:
             reason = f"the connection ended: {error or 'closed by the replica'}"
         except (ProtocolError, ShardUnavailable) as error:
@@ -216,7 +216,7 @@ def _read(sock: socket.socket, size: int, pid: int) -> bytes:
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
-    view, deadline = memoryview(data), time.monotonic() + 10 * _SILENCE_SECONDS
+    view, deadline = memoryview(data), time.monotonic() + 10 * SILENCE_SECONDS
     while view:
         try:
             view = view[sock.send(view) :]

@@ -94,7 +94,7 @@ class WireEvent(Wire):
     index: int
 
 
-class _Form:
+class Form:
     """The wire form of one kind of event: a message of the same name with the same fields, in their order."""
 
     def __init__(self, kind: type[Event]) -> None:
@@ -127,8 +127,8 @@ def _kinds() -> list[type[Event]]:
     return [kind for kind in Event.__subclasses__() if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
 
 
-_FORM_OF: dict[type[Event], _Form] = {kind: _Form(kind) for kind in _kinds()}
-_KIND_OF = {form.message: form for form in _FORM_OF.values()}
+FORM_OF: dict[type[Event], Form] = {kind: Form(kind) for kind in _kinds()}
+_KIND_OF = {form.message: form for form in FORM_OF.values()}
 _AnyEvent = functools.reduce(operator.or_, _KIND_OF)
 
 
@@ -225,7 +225,7 @@ def unpack_request(message: Submit, grammar: CompiledGrammar | None = None) -> R
 
 def pack_event(event: Event) -> WireEvent:
     """The event as a message of the same name."""
-    return _FORM_OF[type(event)].pack(event)
+    return FORM_OF[type(event)].pack(event)
 
 
 def unpack_event(message: WireEvent) -> Event:

@@ -67,13 +67,13 @@ class ReplicaCalls(Generic[Replica]):
 
     def __init__(self, desk: ToolExecutor, send: AnswerSender[Replica], lock: threading.RLock) -> None:
         self._desk, self._send, self._lock = desk, send, lock
-        self._books: dict[str, _Book] = {}
-        self._asked: dict[tuple[Replica | None, int], _Made] = {}
-        self._num_kept = 0
+        self.books: dict[str, _Book] = {}
+        self.asked: dict[tuple[Replica | None, int], _Made] = {}
+        self.num_kept = 0
 
     def ask(self, replica: Replica, request: Request, message: ToolAsked) -> None:
         """Make a call that a replica asks for, or find the one that was made before."""
-        book, asker = self._books.setdefault(request.id, _Book()), (replica, message.number)
+        book, asker = self.books.setdefault(request.id, _Book()), (replica, message.number)
         key = (message.request_id, message.name, message.arguments, message.timeout)
         made = book.find(key)
         if made is not None:
@@ -88,7 +88,7 @@ class ReplicaCalls(Generic[Replica]):
             arguments = msgspec.json.decode(message.arguments)
             made = _Made(key, caller.call(message.name, arguments, message.timeout, message.call_id), asker)
             book.made.append(made)
-        self._asked[asker] = made
+        self.asked[asker] = made
         self._follow(request.id, made, asker)
 
     def _follow(self, request_id: str, made: _Made, asker: tuple[Replica, int]) -> None:
@@ -99,37 +99,37 @@ class ReplicaCalls(Generic[Replica]):
                 call = made.call
                 answer = sendable(call.text if call.error is None else "")
                 self._keep(request_id, made, len(answer))
-                if self._asked.pop(asker, None) is not None:
+                if self.asked.pop(asker, None) is not None:
                     self._send(asker[0], ToolAnswered(asker[1], answer, call.error and sendable(call.error)))
 
         made.call.when_done(tell)
 
     def _keep(self, request_id: str, made: _Made, size: int) -> None:
         """Count what is kept of a request's answers; none is any more, once they are too much."""
-        book = self._books.get(request_id)
+        book = self.books.get(request_id)
         if book is None or made.size is not None:
             return
         made.size = size
         book.num_kept += size
-        self._num_kept += size
-        if not book.is_whole or book.num_kept > MAX_KEPT or self._num_kept > MAX_KEPT_OF_ALL:
-            self._num_kept -= book.num_kept
+        self.num_kept += size
+        if not book.is_whole or book.num_kept > MAX_KEPT or self.num_kept > MAX_KEPT_OF_ALL:
+            self.num_kept -= book.num_kept
             book.num_kept, book.is_whole = 0, False
             book.made = [each for each in book.made if each.size is None]
 
     def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
         """End a call that nobody wants any more."""
-        made = self._asked.pop((replica, message.number), None)
+        made = self.asked.pop((replica, message.number), None)
         if made is not None:
             made.call.cancel()
 
     def begin_again(self, request_id: str) -> ControllerError | None:
         """A request is about to begin anew; returns an error if that would make its calls a second time."""
-        book = self._books.get(request_id)
+        book = self.books.get(request_id)
         if book is None:
             return None
         for made in book.made:
-            self._asked.pop(made.asker or (None, -1), None)
+            self.asked.pop(made.asker or (None, -1), None)
             made.asker = None
         if book.is_whole:
             return None
@@ -140,12 +140,12 @@ class ReplicaCalls(Generic[Replica]):
 
     def forget(self, request_id: str) -> None:
         """A request is over, and so are its calls."""
-        book = self._books.pop(request_id, None)
+        book = self.books.pop(request_id, None)
         if book is None:
             return
-        self._num_kept -= book.num_kept
+        self.num_kept -= book.num_kept
         for made in book.made:
-            self._asked.pop(made.asker or (None, -1), None)
+            self.asked.pop(made.asker or (None, -1), None)
             made.call.cancel()
 
 

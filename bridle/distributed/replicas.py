@@ -80,7 +80,7 @@ class ReplicaSet:
         tools: ToolExecutor | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        self._calls = ReplicaCalls(tools or ToolExecutor(), self._send, self._lock)
+        self.calls = ReplicaCalls(tools or ToolExecutor(), self._send, self._lock)
         self.adapters = ReplicatedLoRAStore(self._send)
         self._clock = clock
         self._links: list[ReplicaConnection] = [
@@ -89,13 +89,13 @@ class ReplicaSet:
         ]
         self._make_router = make_router
         self._router: Router | None = None
-        self._homes: SessionAffinity | None = None
+        self.homes: SessionAffinity | None = None
         self._up: dict[int, Heartbeat | None] = {}  # the replicas that are connected, and the last beat of each
-        self._loads = [AWAY] * len(self._links)
+        self.loads = [AWAY] * len(self._links)
         self._live: dict[str, RoutedRequest] = {}
         self._hello: Handshake | None = None
         self._intake: InputProcessor | None = None
-        self._first = threading.Condition(self._lock)
+        self.changed = threading.Condition(self._lock)
         self._is_closed = False
         self.num_losses = 0
 
@@ -106,11 +106,11 @@ class ReplicaSet:
         for link in self._links:
             link.start()
         remaining = timeout
-        with self._first:
+        with self.changed:
             while len(self._up) < num_needed:
                 if not is_starting() or remaining <= 0:
                     raise ShardUnavailable(f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s")
-                self._first.wait(0.1)
+                self.changed.wait(0.1)
                 remaining -= 0.1
         return self
 
@@ -162,7 +162,7 @@ class ReplicaSet:
     def release_retained_kv(self, request_id: str) -> None:
         """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
-            number = None if self._homes is None else self._homes.release(request_id)
+            number = None if self.homes is None else self.homes.release(request_id)
             if number is not None and number in self._up:
                 self._links[number].send(Unpark(request_id))
 
@@ -176,13 +176,13 @@ class ReplicaSet:
 
     def close(self, drain: float = 0.0) -> None:
         """Disconnect from the replicas. Streams that are not over end with `EngineClosed`. Idempotent."""
-        with self._first:
-            self._first.wait_for(lambda: not self._live, drain)
+        with self.changed:
+            self.changed.wait_for(lambda: not self._live, drain)
             self._is_closed = True
             self.adapters.close()
             broken = [live.stream for live in self._live.values()]
             for request_id in self._live:
-                self._calls.forget(request_id)
+                self.calls.forget(request_id)
             self._live.clear()
         for stream in broken:
             stream.fail(EngineClosed("the replicas were shut down"))
@@ -199,42 +199,42 @@ class ReplicaSet:
         """Send a request to a replica, if one is there. With the lock held."""
         assert self._router is not None
         prompt = (*live.request.prompt, *live.tokens)
-        assert self._homes is not None
-        choice = self._homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
-        choice = choice or self._router.choose(prompt, _salt(live.request), self._loads)
+        assert self.homes is not None
+        choice = self.homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
+        choice = choice or self._router.choose(prompt, _salt(live.request), self.loads)
         if choice is None:
             return
         live.begin_again()
-        self._calls.begin_again(live.request.id)
+        self.calls.begin_again(live.request.id)
         live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + RUNNING_TOKENS
-        self._loads[live.replica] += live.load
+        self.loads[live.replica] += live.load
         self._links[live.replica].send(pack_request(live.remaining))
 
     def _leave(self, live: RoutedRequest) -> None:
         """Take the request and its load off its replica."""
         if live.replica is not None:
-            self._loads[live.replica] -= live.load
+            self.loads[live.replica] -= live.load
             live.replica, live.load = None, 0
 
     # -- the links' threads ----------------------------------------------------------------------------------
 
     def note_up(self, number: int, hello: Handshake) -> None:
         """Note that a replica is connected, and send it requests that wait."""
-        with self._first:
+        with self.changed:
             self._learn(number, hello)
-            self._up[number], self._loads[number] = None, 0
+            self._up[number], self.loads[number] = None, 0
             _log.info("replica %d is up, pid %d", number, hello.pid)
             self.adapters.note_up(number, hello.adapters)
             for live in self._live.values():
                 if live.replica is None:
                     self._place(live)
-            self._first.notify_all()
+            self.changed.notify_all()
 
     def _learn(self, number: int, hello: Handshake) -> None:
         """Learn the served model from a replica's greeting, and the smallest room that any replica has for it."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
-            self._homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
+            self.homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
         elif not is_same_model(hello.info, self._hello.info):
             raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
         if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
@@ -246,7 +246,7 @@ class ReplicaSet:
         """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica says that it
         cannot compute: without its shard or its engine it counts as lost."""
         woken: list[EventStream] = []
-        with self._first:
+        with self.changed:
             if isinstance(message, Heartbeat):
                 if not message.is_healthy:
                     raise ShardUnavailable("its model is not available")
@@ -265,23 +265,23 @@ class ReplicaSet:
     def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
         """A controller calls a tool, or gives a call up. Parts of a composition name their request and their number."""
         if isinstance(message, ToolGivenUp):
-            self._calls.give_up(number, message)
+            self.calls.give_up(number, message)
             return
         live = self._live.get(message.request_id) or self._live.get(message.request_id.rpartition("/")[0])
         if live is not None and live.replica == number:  # else it was cancelled, and the replica will know
-            self._calls.ask(number, live.request, message)
+            self.calls.ask(number, live.request, message)
 
     def on_disconnect(self, number: int, reason: str) -> None:
         """Note that a replica is gone; its requests continue on other replicas."""
-        with self._first:
+        with self.changed:
             self._up.pop(number, None)
-            self._loads[number] = AWAY
+            self.loads[number] = AWAY
             self.adapters.note_lost(number)
             self.num_losses += 1
             if self._router is not None:
                 self._router.forget(number)
-            if self._homes is not None:
-                self._homes.forget(number)
+            if self.homes is not None:
+                self.homes.forget(number)
             lost = [live for live in self._live.values() if live.replica == number]
             for live in lost:
                 self._leave(live)
@@ -293,7 +293,7 @@ class ReplicaSet:
                     message = f"the request lost {live.num_losses} replicas, the last: {reason}"
                     self._end(live, FinishReason.ERROR, ShardUnavailable(message))
                     continue
-                if (error := self._calls.begin_again(live.request.id)) is not None:
+                if (error := self.calls.begin_again(live.request.id)) is not None:
                     self._end(live, FinishReason.ERROR, error)
                     continue
                 live.tell_resuming()
@@ -302,7 +302,7 @@ class ReplicaSet:
     def note_absent(self, number: int) -> None:
         """A replica is still away: end the waiting requests whose deadlines have passed."""
         now = self._clock()
-        with self._first:
+        with self.changed:
             for live in [live for live in self._live.values() if live.replica is None]:
                 deadline = live.request.deadline
                 if deadline is not None and deadline <= now:
@@ -339,13 +339,13 @@ class ReplicaSet:
     def _note_prompt(self, live: RoutedRequest) -> None:
         """The prompt is computed: take its tokens off the load of the replica."""
         if live.replica is not None:
-            self._loads[live.replica] -= live.load - RUNNING_TOKENS
+            self.loads[live.replica] -= live.load - RUNNING_TOKENS
             live.load = RUNNING_TOKENS
 
     def _note_parked(self, number: int, live: RoutedRequest) -> None:
         """Remember where the conversation of a request that is over is parked."""
-        if self._homes is not None and (tokens := live.parked_tokens):
-            self._homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
+        if self.homes is not None and (tokens := live.parked_tokens):
+            self.homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
 
     def _break(self, number: int, message: RequestFailed, woken: list[EventStream]) -> None:
         live = self._live.get(message.request_id)
@@ -362,9 +362,9 @@ class ReplicaSet:
     def _forget(self, live: RoutedRequest) -> None:
         self._leave(live)
         del self._live[live.request.id]
-        self._calls.forget(live.request.id)
+        self.calls.forget(live.request.id)
         if not self._live:
-            self._first.notify_all()
+            self.changed.notify_all()
 
 
 def _salt(request: Request) -> object:

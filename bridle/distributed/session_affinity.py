@@ -27,11 +27,11 @@ class SessionAffinity:
 
     def __init__(self, block_size: int, seconds: float, max_homes: int = 4 * MAX_PARKED) -> None:
         self._block_size, self._seconds, self._max_homes = block_size, seconds, max_homes
-        self._homes: OrderedDict[str, _Home] = OrderedDict()  # by request, the next to expire first
-        self._ends: dict[int, str] = {}
+        self.homes: OrderedDict[str, _Home] = OrderedDict()  # by request, the next to expire first
+        self.ends: dict[int, str] = {}
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self.homes)
 
     def keep(self, request_id: str, tokens: Sequence[int], salt: object, replica: int, now: float) -> None:
         """Note that a replica has parked a conversation of these tokens."""
@@ -39,24 +39,24 @@ class SessionAffinity:
         if not chain or not self._seconds:
             return
         self._drop(request_id)
-        if (other := self._ends.get(chain[-1])) is not None:
+        if (other := self.ends.get(chain[-1])) is not None:
             self._drop(other)
         num_tokens = len(chain) * self._block_size
-        self._homes[request_id] = _Home(replica, chain[-1], num_tokens, now + self._seconds)
-        self._ends[chain[-1]] = request_id
+        self.homes[request_id] = _Home(replica, chain[-1], num_tokens, now + self._seconds)
+        self.ends[chain[-1]] = request_id
         self._expire(now)
 
     def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
         """The replica that has parked what the prompt begins with, or what a request has left, and how much of it; None
         if none has."""
         self._expire(now)
-        if not self._homes:
+        if not self.homes:
             return None
-        if (known := self._homes.get(request_id)) is not None:
+        if (known := self.homes.get(request_id)) is not None:
             return PrefixChoice(known.replica, min(known.num_tokens, len(prompt) - 1))
         for end in reversed(chain_of(prompt, salt, self._block_size)):
-            if end in self._ends:
-                home = self._homes[self._ends[end]]
+            if end in self.ends:
+                home = self.homes[self.ends[end]]
                 return PrefixChoice(home.replica, home.num_tokens)
         return None
 
@@ -67,18 +67,18 @@ class SessionAffinity:
 
     def forget(self, replica: int) -> None:
         """Note that the replica has lost its cache."""
-        for request_id in [request_id for request_id, home in self._homes.items() if home.replica == replica]:
+        for request_id in [request_id for request_id, home in self.homes.items() if home.replica == replica]:
             self._drop(request_id)
 
     def _expire(self, now: float) -> None:
-        while self._homes:
-            request_id, home = next(iter(self._homes.items()))
-            if home.until > now and len(self._homes) <= self._max_homes:
+        while self.homes:
+            request_id, home = next(iter(self.homes.items()))
+            if home.until > now and len(self.homes) <= self._max_homes:
                 return
             self._drop(request_id)
 
     def _drop(self, request_id: str) -> _Home | None:
-        home = self._homes.pop(request_id, None)
+        home = self.homes.pop(request_id, None)
         if home is not None:
-            del self._ends[home.end]
+            del self.ends[home.end]
         return home

@@ -55,9 +55,9 @@ class Shard:
         self.instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.num_steps = 0
         self._rank = rank
-        self._on_device_lost = on_device_lost
-        self._is_lost = False  # its device is gone, and this process will end
-        self._taken = threading.Lock()
+        self.on_device_lost = on_device_lost
+        self.is_lost = False  # its device is gone, and this process will end
+        self.taken = threading.Lock()
         self._encoding = threading.Lock()
         self._began: float | None = None  # when the request under way came
 
@@ -65,9 +65,9 @@ class Shard:
 
     def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """The step stream. A second router is refused while one is connected, and any once the device is lost."""
-        if self._is_lost:
+        if self.is_lost:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the shard has lost its device")
-        if not self._taken.acquire(blocking=False):
+        if not self.taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
         trace, num_before = incoming_context(context.invocation_metadata()), self.num_steps
         span = StreamSpan("shard steps", {"bridle.shard.rank": self._rank}, trace)
@@ -81,7 +81,7 @@ class Shard:
             self._began = None
             self.executor.reset()
             span.end(num_steps=self.num_steps - num_before)
-            self._taken.release()
+            self.taken.release()
             _log.info("the router is gone, step %d", self.num_steps)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -98,8 +98,8 @@ class Shard:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def _lose(self, error: ShardUnavailable) -> None:
-        self._is_lost = True
-        self._on_device_lost(error)
+        self.is_lost = True
+        self.on_device_lost(error)
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -128,20 +128,20 @@ class Shard:
         return pb.HealthReply(
             instance=self.instance,
             num_steps=self.num_steps,
-            is_taken=self._taken.locked(),
+            is_taken=self.taken.locked(),
             step_seconds=0.0 if began is None else time.monotonic() - began,
         )
 
     def warm_up(self, request: pb.WarmUpRequest, context: grpc.ServicerContext) -> pb.WarmUpReply:
         """Run the largest step. Refused while a router is connected, because its sequences would be forgotten."""
-        if not self._taken.acquire(blocking=False):
+        if not self.taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a router is connected; warm up before that")
         try:
             found = warm_up(self.executor, request.num_tokens, request.num_seqs)
         except BridleError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the largest step fails: {error}")
         finally:
-            self._taken.release()
+            self.taken.release()
         return pb.WarmUpReply(
             num_tokens=found.num_tokens,
             seconds=found.seconds,

@@ -19,11 +19,11 @@ def is_held_up(pid: int) -> bool:
     """Whether a process of this machine wants a processor or a disk, and so need not hang; False where that is not
     known."""
     with contextlib.suppress(OSError):
-        return any(_state(stat) in _WANTING for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return any(state(stat) in _WANTING for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
     return False
 
 
-def _state(stat: Path) -> str:
+def state(stat: Path) -> str:
     """The state of a thread; empty once it has ended."""
     with contextlib.suppress(OSError):
         return stat.read_text().rpartition(")")[2].split()[0]  # the name before it may hold anything

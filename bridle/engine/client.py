@@ -188,32 +188,32 @@ class EventBuffer:
     max_bytes: int = MAX_NOTE_BYTES
     #: Whether events are kept that only tell how far a prompt is.
     keeps_progress: bool = False
-    _events: list[Event] = field(default_factory=list)
-    _num_bytes: int = 0
+    events: list[Event] = field(default_factory=list)
+    num_bytes: int = 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events. Raises `ControllerError` if more bytes wait than may, even after merging."""
         for event in events:
             if isinstance(event, PromptProgress) and not self.keeps_progress:
                 continue
-            self._events.append(event)
+            self.events.append(event)
             if isinstance(event, (Log, Stored)):
-                self._num_bytes += _size(event)
-        if self._num_bytes > self.max_bytes:
+                self.num_bytes += _size(event)
+        if self.num_bytes > self.max_bytes:
             self._merge()
 
     def drain(self) -> list[Event]:
         """All events that wait; the backlog is then empty."""
-        events, self._events, self._num_bytes = self._events, [], 0
+        events, self.events, self.num_bytes = self.events, [], 0
         return events
 
     def _merge(self) -> None:
-        self._events = _merged(self._events)
-        notes = [event for event in self._events if isinstance(event, (Log, Stored))]
-        self._num_bytes = sum(map(_size, notes))
-        if self._num_bytes > self.max_bytes // 2 or len(notes) > MAX_VARIABLES:
+        self.events = _merged(self.events)
+        notes = [event for event in self.events if isinstance(event, (Log, Stored))]
+        self.num_bytes = sum(map(_size, notes))
+        if self.num_bytes > self.max_bytes // 2 or len(notes) > MAX_VARIABLES:
             raise ControllerError(
-                f"{self._num_bytes} bytes of logs and variables, in {len(notes)} pieces, wait for a client that does "
+                f"{self.num_bytes} bytes of logs and variables, in {len(notes)} pieces, wait for a client that does "
                 f"not read; at most {self.max_bytes // 2} in {MAX_VARIABLES}"
             )
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 from bridle.errors import UnsupportedModel
 
-_AHEAD = 1 << 20  # bytes of a header that are read at once
+READ_AHEAD_BYTES = 1 << 20  # bytes of a header that are read at once
 _U32, U64 = Struct("<I"), Struct("<Q")
 
 
@@ -67,7 +67,7 @@ class ByteReader:
         have = len(self._bytes)
         if end <= have:
             return
-        more = bytearray(min(max(end - have, _AHEAD), self.size - have))
+        more = bytearray(min(max(end - have, READ_AHEAD_BYTES), self.size - have))
         if self._file.read_into(memoryview(more), have) < len(more):
             raise UnsupportedModel(f"{self.path} was cut off while it was read")
         self._bytes += more
@@ -87,7 +87,7 @@ class ByteReader:
         """Bytes from `start` on, at least so many of them."""
         if start + least > self.size:
             raise self.fail(f"{what} reaches beyond the end of the file")
-        return self.read(start, min(start + max(least, _AHEAD), self.size))
+        return self.read(start, min(start + max(least, READ_AHEAD_BYTES), self.size))
 
     def read_next(self, size: int, what: str) -> bytes:
         """The next `size` bytes."""

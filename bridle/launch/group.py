@@ -18,7 +18,7 @@ from bridle.launch.launcher import shard_arguments
 from bridle.launch.sockets import STORE, make_socket_folder
 
 #: How long a rank waits for rank 0 to tell why there is no group.
-_REFUSAL_SECONDS = 60.0
+REFUSAL_SECONDS = 60.0
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
@@ -53,7 +53,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
     try:
         config = _join(config, count, rank, store)
     except InvalidRequest:
-        time.sleep(_REFUSAL_SECONDS)  # rank 0 refuses the same, in words that are read, and ends this process
+        time.sleep(REFUSAL_SECONDS)  # rank 0 refuses the same, in words that are read, and ends this process
         raise
     executor = load_executor(config)
     beat(sys.stdout.buffer)

@@ -71,7 +71,7 @@ class LaunchedReplicas(ReplicaSet):
         self.children = [
             SupervisedProcess(f"replica {number}", command) for number, command in enumerate(self._commands)
         ]
-        self._start_timeout = start_timeout
+        self.start_timeout = start_timeout
         self._away_since: dict[int, float] = {}
         super().__init__(
             paths,
@@ -97,9 +97,9 @@ class LaunchedReplicas(ReplicaSet):
         """A replica is still away. One that does not come up in time counts as hung, and is started again."""
         super().note_absent(number)
         now = time.monotonic()
-        if now - self._away_since.setdefault(number, now) > self._start_timeout:
+        if now - self._away_since.setdefault(number, now) > self.start_timeout:
             self._away_since[number] = now
-            _log.error("replica %d has not come up for %g s", number, self._start_timeout)
+            _log.error("replica %d has not come up for %g s", number, self.start_timeout)
             self.children[number].kill()
 
     def close(self, drain: float = 0.0) -> None:

@@ -42,10 +42,10 @@ class SupervisedProcess:
         self.status: int | None = None  # of the last end
         self.command = list(command)  # of the next start
         self.environment: dict[str, str] = {}  # what the next start has beside ours
-        self._pauses = pauses
-        self._changed = threading.Condition()
+        self.pauses = pauses
+        self.changed = threading.Condition()
         self._process: Process | None = None
-        self._spare = WarmStandby(name, self._launch) if stands_by else None
+        self.spare = WarmStandby(name, self._launch) if stands_by else None
         self._is_kept = False
         self._is_proven = False  # this life was of use
         self._is_closed = False
@@ -68,40 +68,40 @@ class SupervisedProcess:
 
     def keep(self) -> None:
         """Start the process again whenever it ends from now on, because it came up well."""
-        with self._changed:
+        with self.changed:
             self._is_kept = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def prove(self, pid: int) -> None:
         """Note that process `pid` has been useful: whatever ends it, the next one need not wait."""
-        with self._changed:
+        with self.changed:
             if self._process is None or self._process.pid != pid:
                 return
             self._is_proven = True
-        if self._spare is not None:
-            self._spare.prepare_nowait()
+        if self.spare is not None:
+            self.spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
         """End the process, even if it is stopped; with `pid` only if it still has that id. It is started again."""
-        with self._changed:
+        with self.changed:
             process = self._process
             if process is not None and pid in (None, process.pid):
                 process.kill()
 
     def close(self) -> None:
         """End the process for good, gently at first. Idempotent."""
-        with self._changed:
+        with self.changed:
             self._is_closed = True
             process = self._process
-            self._changed.notify_all()
+            self.changed.notify_all()
         if process is not None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_TERM_SECONDS)
             process.kill()
         self._thread.join()
-        if self._spare is not None:
-            self._spare.close()
+        if self.spare is not None:
+            self.spare.close()
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -111,19 +111,19 @@ class SupervisedProcess:
             born = time.monotonic()
             status = process.wait()
             num_useless = 0 if self._is_proven else num_useless + 1
-            pause = self._pauses[min(num_useless, len(self._pauses) - 1)]
+            pause = self.pauses[min(num_useless, len(self.pauses) - 1)]
             if not self._note_end(process, status, time.monotonic() - born, pause):
                 return
 
     def _start(self) -> Process | None:
-        with self._changed:
+        with self.changed:
             if self._is_closed:
                 return None
-            process = self._spare.take() if self._spare is not None else None
+            process = self.spare.take() if self.spare is not None else None
             how = "started" if process is None else "goes on where it stood by"
             if process is None:
                 process = self._launch()
-                if self._spare is not None:
+                if self.spare is not None:
                     let_go(process)
             self._process, self._is_proven = process, False
             self.num_starts += 1
@@ -133,23 +133,23 @@ class SupervisedProcess:
     def _launch(self) -> Process:
         """Start a process. It gets a session of its own, so that Ctrl-C in a terminal reaches only the parent, which
         then ends its children."""
-        stdin = subprocess.DEVNULL if self._spare is None else subprocess.PIPE
+        stdin = subprocess.DEVNULL if self.spare is None else subprocess.PIPE
         environment = child_environment() | self.environment
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
         """Note the end of a process and wait for the pause; returns whether to start again."""
-        with self._changed:
+        with self.changed:
             self._process, self.status = None, status
             self.num_ends += 1
-            self._changed.notify_all()
+            self.changed.notify_all()
             if self._is_closed:
                 return False
             _log.error("%s (pid %d) ended after %.1f s: %s", self.name, process.pid, lived, describe(status))
-            self._changed.wait_for(lambda: self._is_kept or self._is_closed)
+            self.changed.wait_for(lambda: self._is_kept or self._is_closed)
             if pause:
                 _log.info("%s is started again in %g s", self.name, pause)
-            self._changed.wait_for(lambda: self._is_closed, pause)
+            self.changed.wait_for(lambda: self._is_closed, pause)
             return not self._is_closed
 
 

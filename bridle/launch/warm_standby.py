@@ -44,7 +44,7 @@ class WarmStandby:
 
     def __init__(self, name: str, start: Callable[[], Process]) -> None:
         self._start = start
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._is_wanted = self._is_closed = False
         self._process: Process | None = None
         # Linux takes this thread for the parent of the processes that it starts, so it lives as long as they may.
@@ -59,16 +59,16 @@ class WarmStandby:
 
     def prepare_nowait(self) -> None:
         """Start a spare after `PAUSE_SECONDS`, in the background."""
-        with self._changed:
+        with self.changed:
             self._is_wanted = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def take(self) -> Process | None:
         """Take the spare, which is told to go on; None if there is none, or if it has ended."""
-        with self._changed:
+        with self.changed:
             process, self._process = self._process, None
             self._is_wanted = False
-            self._changed.notify_all()
+            self.changed.notify_all()
         if process is None or let_go(process):
             return process
         process.kill()
@@ -77,19 +77,19 @@ class WarmStandby:
 
     def close(self) -> None:
         """End the spare. Processes that were taken must have ended."""
-        with self._changed:
+        with self.changed:
             self._is_closed = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
-        with self._changed:
+        with self.changed:
             while not self._is_closed:
-                self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
-                self._changed.wait_for(lambda: not self._is_wanted or self._is_closed, PAUSE_SECONDS)
+                self.changed.wait_for(lambda: self._is_wanted or self._is_closed)
+                self.changed.wait_for(lambda: not self._is_wanted or self._is_closed, PAUSE_SECONDS)
                 if self._is_wanted and not self._is_closed and self._process is None:
                     self._process = self._start()
-                    self._changed.notify_all()
+                    self.changed.notify_all()
                 self._is_wanted = False
             if self._process is not None:
                 self._process.kill()

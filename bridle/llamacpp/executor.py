@@ -31,12 +31,12 @@ class LlamaExecutor:
     ) -> None:
         self._info = info
         self._model: Model | None = model
-        self._sampler = sampler
+        self.sampler = sampler
         self.adapters = adapters
         self._kv_bytes = kv_bytes
         self._slots = Slots(model, MAX_SLOTS, info.vocab_size, info.max_model_len)
         self._step: int | None = None
-        self._logits: Tensor | None = None  # [R, V] of the last step
+        self.logits: Tensor | None = None  # [R, V] of the last step
         self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits
         self._used: dict[int, str | None] = {}  # adapters of the last step's sequences
 
@@ -55,11 +55,11 @@ class LlamaExecutor:
         model = self._require_model()
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
-        self._step, self._logits, self._rows = plan.step, None, []
+        self._step, self.logits, self._rows = plan.step, None, []
         try:
             held = self._slots.apply(plan)
             with self.adapters.lock:
-                self._logits = self._run(model, plan.rows, held)
+                self.logits = self._run(model, plan.rows, held)
         except BridleError as error:
             self._forget()
             raise InternalError(f"step {plan.step} ({plan.num_tokens} tokens) failed: {error}") from error
@@ -71,10 +71,10 @@ class LlamaExecutor:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
         if not batch.rows and not batch.scores:
             return StepResult(batch.step)
-        check_batch(batch, 0 if self._logits is None else self._logits.shape[0])
+        check_batch(batch, 0 if self.logits is None else self.logits.shape[0])
         with torch.inference_mode():
-            strike_unnamed(self._logits, batch)
-            return self._sampler(self._logits, batch, self._history)
+            strike_unnamed(self.logits, batch)
+            return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """What these rows were before the head, each of length 1. llama.cpp does not keep it: the tokens from there on
@@ -136,7 +136,7 @@ class LlamaExecutor:
             parts = [model.embed(cells[at : at + model.max_batch]) for at in range(0, len(cells), model.max_batch)]
         return parts[0][0]
 
-    def _history(self, row: SampleRow) -> tuple[Sequence[int], int]:
+    def history(self, row: SampleRow) -> tuple[Sequence[int], int]:
         held = self._slots[row.seq_id]
         return row.history(held.tokens), held.num_prompt
 
@@ -144,7 +144,7 @@ class LlamaExecutor:
         if self._model is not None:
             self._model.clear()
         self._slots.clear()
-        self._logits, self._rows = None, []
+        self.logits, self._rows = None, []
 
     def _require_model(self) -> Model:
         if self._model is None:

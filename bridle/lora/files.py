@@ -26,7 +26,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 2 << 30
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_LISTED = 1_000
-_CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
         files = _judge(folder, root, config, start, size)
         digest.update(start)
         num_read = len(start)
-        while num_read < size and (chunk := file.read(min(size - num_read, _CHUNK_BYTES))):
+        while num_read < size and (chunk := file.read(min(size - num_read, CHUNK_BYTES))):
             digest.update(chunk)
             num_read += len(chunk)
     return replace(files, digest=digest.hexdigest())

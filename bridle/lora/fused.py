@@ -136,7 +136,7 @@ class TiledProduct:
     def __init__(
         self, tiles: Tensor, tile_size: int, extents: Mapping[int, Extent], dtype: torch.dtype, machine: Machine
     ) -> None:
-        self._tiles, self._tile_size, self._num_tiles = tiles, tile_size, tiles.shape[0]
+        self.tiles, self._tile_size, self._num_tiles = tiles, tile_size, tiles.shape[0]
         self._extents, self._dtype, self._machine = extents, dtype, machine
 
     @property
@@ -149,10 +149,10 @@ class TiledProduct:
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         extent = self._extents[site]
         with self._machine.chosen():
-            hidden = self._shrink(site, extent, rows)
+            hidden = self.shrink(site, extent, rows)
             self._expand(site, extent, hidden, out)
 
-    def _shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
+    def shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
         """[T, in] -> [shares, T, ranks], float32; only rows of tiles, and ranks that their adapters have."""
         num_inputs = rows.shape[1]
         block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
@@ -164,7 +164,7 @@ class TiledProduct:
         self._machine.kernels.shrink[(self._num_tiles, num_rank_blocks, num_shares)](
             rows,
             hidden,
-            self._tiles,
+            self.tiles,
             site,
             num_inputs,
             rows.stride(0),
@@ -190,7 +190,7 @@ class TiledProduct:
         self._machine.kernels.expand[(self._num_tiles, num_column_blocks, extent.num_parts)](
             hidden,
             out,
-            self._tiles,
+            self.tiles,
             site,
             hidden.shape[0],
             hidden.stride(0),
@@ -208,7 +208,7 @@ class FusedProduct(TiledProduct):
     """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
 
     def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
-        self._held = segments, tables
+        self.held = segments, tables
         longest = max(segment.length for segment in segments)
         size = SHORT_TILE if longest <= SHORT_TILE else LONG_TILE
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], size))

@@ -18,7 +18,7 @@ from bridle.lora.files import CONFIG_NAME, WEIGHTS_NAME
 
 #: How long a failure is remembered while its files stay as they are, in seconds.
 FAILURE_SECONDS = 30.0
-_MAX_FAILURES = 1_000
+MAX_FAILURES = 1_000
 
 #: The state of an adapter's files: time of change, size and inode of each; None for a missing file.
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -71,7 +71,7 @@ class Failures:
     def note(self, key: Hashable, failure: CachedFailure) -> None:
         self._by_key[key] = failure
         self._by_key.move_to_end(key)
-        if len(self._by_key) > _MAX_FAILURES:
+        if len(self._by_key) > MAX_FAILURES:
             self._by_key.popitem(last=False)
 
     def find(self, key: Hashable, now: float) -> CachedFailure | None:

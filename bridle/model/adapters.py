@@ -42,7 +42,7 @@ class ModelAdapters:
         self._device = device
         self._layouts = LayoutCache(sites.places)
         self._on_host: dict[str, HostAdapter] = {}
-        self._on_device: dict[str, PlacedAdapter] = {}
+        self.on_device: dict[str, PlacedAdapter] = {}
         self._kernel: AdapterKernel = kernel or TorchKernel()
         self._side = SideStream(device)
 
@@ -53,7 +53,7 @@ class ModelAdapters:
 
     def __contains__(self, key: str) -> bool:
         """Whether the adapter is on the device."""
-        return key in self._on_device
+        return key in self.on_device
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host. Raises `AdapterRefused`."""
@@ -65,7 +65,7 @@ class ModelAdapters:
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
-        self._on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
+        self.on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
     def _placed(self, adapter: HostAdapter, layout: AdapterLayout) -> PlacedAdapter:
         """The adapter on the device, once its kernels were tried. Steps go on meanwhile."""
@@ -77,7 +77,7 @@ class ModelAdapters:
 
     def displace(self, key: str) -> None:
         """Free the adapter's memory on the device."""
-        self._on_device.pop(key, None)
+        self.on_device.pop(key, None)
 
     def drop(self, key: str) -> None:
         """Free the adapter's memory on the host."""
@@ -86,7 +86,7 @@ class ModelAdapters:
     def clear(self) -> None:
         """Forget all adapters."""
         self._on_host.clear()
-        self._on_device.clear()
+        self.on_device.clear()
         self._kernel.clear()
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class ModelAdapters:
 
     def _close(self, segments: list[Segment], key: str | None, start: int, stop: int) -> None:
         if key is not None:
-            segments.append(Segment(start, stop, self._on_device[key]))
+            segments.append(Segment(start, stop, self.on_device[key]))
 
     def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
         """Let the model add `step`'s adapters to its layers' outputs inside the block."""
@@ -142,11 +142,11 @@ class ModelAdapters:
             flat[block.begin : block.end] *= 0.5 / math.sqrt(math.sqrt(block.num_inputs * RANK_STEP))
         placed = PlacedAdapter(layout, flat.to(self._device, self._dtype))
         self._kernel.prepare(placed)
-        self._on_device[key] = placed
+        self.on_device[key] = placed
         try:
             yield key
         finally:
-            del self._on_device[key]
+            del self.on_device[key]
 
 
 def check_complete(step: AdapterStep) -> None:

@@ -37,34 +37,34 @@ class DenseModel:
         body = model.model
         self._embed = as_embedding(body.embed_tokens)
         self._rotary: nn.Module = body.rotary_emb
-        self._layers: list[DenseLayer] = list(body.layers)
-        self._norm = Norm(body.norm)
+        self.layers: list[DenseLayer] = list(body.layers)
+        self.norm = Norm(body.norm)
         self._head = as_function(model.lm_head)
         self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
         self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
         self._logits_cap: float | None = getattr(model.config, "final_logit_softcapping", None)
         names = table_names(model)
-        self._tables = list(dict.fromkeys(names[layer.layer_idx] for layer in self._layers))
+        self._tables = list(dict.fromkeys(names[layer.layer_idx] for layer in self.layers))
         self.hidden: Tensor | None = None  # [R, hidden] the inputs of the head in the last pass
-        for layer in self._layers:
+        for layer in self.layers:
             layer.table = self._tables.index(names[layer.layer_idx])
             layer.bind()
-        self.native = try_native_step(self._layers)
+        self.native = try_native_step(self.layers)
         self.fused: FusedStep | None = None
         self._dtype: torch.dtype = body.norm.weight.dtype
 
     def fuse(self, attention: PagedAttention) -> None:
         """Compute steps in few launches from now on, where the device of `attention` can."""
-        self.fused = try_fused_step(self._layers, self._norm, attention, self._dtype)
+        self.fused = try_fused_step(self.layers, self.norm, attention, self._dtype)
 
     def keep_angles(self, num_positions: int) -> None:
         """Have the angles of so many positions in memory, where steps are computed in few launches or calls."""
         if self.fused is not None:
-            self.fused.keep_angles(self._turns, num_positions)
+            self.fused.keep_angles(self.rotations, num_positions)
         elif self.native is not None:
-            self.native.keep_angles(self._turns, num_positions)
+            self.native.keep_angles(self.rotations, num_positions)
 
-    def _turns(self, position_ids: Tensor) -> list[Rotation]:
+    def rotations(self, position_ids: Tensor) -> list[Rotation]:
         """The angles of positions [1, T], for each table."""
         rows = torch.empty(0, dtype=self._dtype, device=position_ids.device)
         return [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
@@ -84,10 +84,10 @@ class DenseModel:
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
         if self.fused is not None and isinstance(attend, PagedAttention):
-            turned = self.fused.angles(position_ids, self._turns)
+            turned = self.fused.angles(position_ids, self.rotations)
             self.hidden = self.fused.advance(rows, turned, attend).index_select(0, logits_rows)
         else:
-            self.hidden = self._norm(self._advance(rows, position_ids, attend).index_select(0, logits_rows))
+            self.hidden = self.norm(self._advance(rows, position_ids, attend).index_select(0, logits_rows))
         return self._scaled(self._head(self.hidden))
 
     def _scaled(self, logits: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class DenseModel:
         if self.native is not None and isinstance(attend, PagedAttention) and attend.is_native:
             assert attend.step is not None
             if self.native.fits(attend.cache):
-                return self.native.advance(rows, position_ids, self._turns, attend.cache, attend.step)
+                return self.native.advance(rows, position_ids, self.rotations, attend.cache, attend.step)
         turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
-        for layer in self._layers:
+        for layer in self.layers:
             rows = layer.advance(rows, turns[layer.table], attend)
         return rows
 

@@ -46,14 +46,14 @@ class LocalExecutor:
         self.adapters = adapters
         self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
         self.media = media
-        self._runner: ModelRunner | None = runner
-        self._sampler = sampler
+        self.runner: ModelRunner | None = runner
+        self.sampler = sampler
         self._early = sampler if isinstance(sampler, AsyncSampler) else None
         self._device = device
         self._mirrors = InputBatch(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
-        self._logits: Tensor | None = None  # [R, V] of the last forward pass
-        self._late = AsyncSampling(device)
+        self.logits: Tensor | None = None  # [R, V] of the last forward pass
+        self.async_sampling = AsyncSampling(device)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -68,7 +68,7 @@ class LocalExecutor:
     def num_bytes(self) -> int:
         """The memory of weights and KV cache, those of the draft model included; 0 once the executor is closed."""
         beside = 0 if self.draft is None else self.draft.num_bytes
-        return beside if self._runner is None else self._runner.num_bytes + beside
+        return beside if self.runner is None else self.runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
@@ -79,18 +79,18 @@ class LocalExecutor:
         runner = self._require_runner()
         self._check_plan(plan)
         mirrors = self._mirrors.apply(plan)
-        self._step, self._logits = plan.step, None
+        self._step, self.logits = plan.step, None
         try:
             if plan.copies:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
                 step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words, runner.graphs)
-                if self._late.note_names(plan.rows, mirrors):
-                    ids = self._late.fill(step.input_ids)
+                if self.async_sampling.note_names(plan.rows, mirrors):
+                    ids = self.async_sampling.fill(step.input_ids)
                     step.input_ids = ids if step.replay is None else step.input_ids.copy_(ids)
-                self._logits = self._run(runner, step, plan)
-                self._late.mark_forward()
+                self.logits = self._run(runner, step, plan)
+                self.async_sampling.mark_forward()
         except Exception as error:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
 
@@ -99,7 +99,7 @@ class LocalExecutor:
 
         May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
         """
-        result: StepResult = self._read(batch, self._sampler)
+        result: StepResult = self._read(batch, self.sampler)
         return result
 
     @property
@@ -109,7 +109,7 @@ class LocalExecutor:
 
     def sample_async(self, batch: SampleBatch) -> None:
         """Begin to `sample`. A sampler that is no `AsyncSampler` does all of it here."""
-        self._late.start(self._read(batch, self._sampler if self._early is None else self._early.draw))
+        self.async_sampling.start(self._read(batch, self.sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
 
     def get_result(self) -> StepResult:
@@ -117,13 +117,13 @@ class LocalExecutor:
         self._require_runner()
         self._mirrors.num_names = 0
         try:
-            return self._late.take()
+            return self.async_sampling.take()
         except (RuntimeError, MemoryError) as error:
             raise self._lose(error, f"sampling of step {self._step}") from error
 
     def await_forward(self, seconds: float) -> bool:
         """Wait until the device has computed the last forward, at most so long; returns whether it has."""
-        return self._late.await_forward(seconds)
+        return self.async_sampling.await_forward(seconds)
 
     def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
         """What `sampler` gives for a batch of the last step; a result without any, if nothing is to be read."""
@@ -132,12 +132,12 @@ class LocalExecutor:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
         if not batch.rows and not batch.scores:
             return StepResult(batch.step)
-        logits = self._logits
+        logits = self.logits
         check_batch(batch, 0 if logits is None else logits.shape[0])
         try:
             with torch.inference_mode():
                 strike_unnamed(logits, batch)
-                return sampler(logits, batch, self._history)
+                return sampler(logits, batch, self.history)
         except InternalError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -159,8 +159,8 @@ class LocalExecutor:
     def reset(self) -> None:
         """Forget every mirror; step numbers may start anew."""
         self._mirrors.clear()
-        self._late.reset()
-        self._step = self._logits = None
+        self.async_sampling.reset()
+        self._step = self.logits = None
 
     def clear_kv(self, num_blocks: int) -> None:
         """Fill the first blocks of the KV pool with zeros, so that positions that are read before they are written hold
@@ -176,9 +176,9 @@ class LocalExecutor:
             self.draft.close()
         if self.media is not None:
             self.media.clear()
-        if self._runner is not None:
-            self._runner.graphs = None  # they know it, and would keep it alive
-        self._runner = self.adapters = self.media = None
+        if self.runner is not None:
+            self.runner.graphs = None  # they know it, and would keep it alive
+        self.runner = self.adapters = self.media = None
         if self._device.type == "cuda":
             with suppress(RuntimeError):  # a device that is lost refuses this, too
                 torch.cuda.empty_cache()
@@ -196,14 +196,14 @@ class LocalExecutor:
         check_complete(adapted)
         return logits
 
-    def _history(self, row: SampleRow) -> tuple[Sequence[int], int]:
+    def history(self, row: SampleRow) -> tuple[Sequence[int], int]:
         mirror = self._mirrors[row.seq_id]
         return row.history(mirror.tokens), mirror.num_prompt
 
     def _require_runner(self) -> ModelRunner:
-        if self._runner is None:
+        if self.runner is None:
             raise ShardUnavailable("the executor is closed")
-        return self._runner
+        return self.runner
 
     def _check_plan(self, plan: StepPlan) -> None:
         if self._step is not None and plan.step <= self._step:
@@ -219,7 +219,7 @@ class LocalExecutor:
         that step, so that the engine looks for the sequence that causes it, unless the device itself fails from now
         on."""
         self._mirrors.clear()
-        self._logits = None
+        self.logits = None
         if not is_sound(self._device):
             return DeviceLost(f"{what} failed, and {self._device} with it: {type(error).__name__}: {error}")
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")

@@ -27,15 +27,15 @@ class LocalMedia:
             encoder.known = PictureRows(reserved_bytes // 4)
         self.reserved_bytes = reserved_bytes
         self.max_bytes = reserved_bytes - encoder.known.max_bytes
-        self._encoder = encoder
+        self.encoder = encoder
         self._lock = threading.Lock()
         self._num_clears = 0
-        self._features: dict[bytes, Features] = {}
+        self.kept_features: dict[bytes, Features] = {}
 
     @property
     def row_bytes(self) -> int:
         """The memory of one row of features."""
-        return self._encoder.row_bytes
+        return self.encoder.row_bytes
 
     def num_bytes(self, medium: MultiModalItem) -> int:
         return medium.num_rows * self.row_bytes
@@ -43,18 +43,18 @@ class LocalMedia:
     def encode(self, medium: MultiModalItem) -> None:
         """Behind the steps on a CPU, whose processors both need, and by a thread that ends: see `bridle.threads`."""
         num_clears = self._num_clears
-        if self._encoder.is_on_cpu:
-            features = run_after(lambda: self._encoder.encode(medium), "bridle-encode")
+        if self.encoder.is_on_cpu:
+            features = run_after(lambda: self.encoder.encode(medium), "bridle-encode")
         else:
-            features = self._encoder.encode(medium)
+            features = self.encoder.encode(medium)
         with self._lock:
             if num_clears == self._num_clears:
-                self._features[medium.key] = features
+                self.kept_features[medium.key] = features
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """On a CPU each is alone: there it costs little, and a picture keeps its bits whoever its neighbours are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
-        for other in () if self._encoder.is_on_cpu else media[1:]:
+        for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):
                 continue
             num_bytes += other.num_bytes
@@ -65,23 +65,23 @@ class LocalMedia:
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> None:
         num_clears = self._num_clears
-        features = self._encoder.encode_all(media)
+        features = self.encoder.encode_all(media)
         with self._lock:
             if num_clears == self._num_clears:
-                self._features.update(zip((medium.key for medium in media), features, strict=True))
+                self.kept_features.update(zip((medium.key for medium in media), features, strict=True))
 
     def drop(self, key: bytes) -> None:
-        self._features.pop(key, None)
+        self.kept_features.pop(key, None)
 
     def clear(self) -> None:
         with self._lock:
             self._num_clears += 1
-            self._features.clear()
-        self._encoder.known.clear()
+            self.kept_features.clear()
+        self.encoder.known.clear()
 
     def features(self, key: bytes) -> Features:
         """Those of a picture that the step's plan names. Raises `InternalError` if they are not there."""
-        found = self._features.get(key)
+        found = self.kept_features.get(key)
         if found is None:
             raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")
         return found

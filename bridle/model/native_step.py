@@ -39,7 +39,7 @@ class NativeStep:
         # What stands in each module itself: asked in every step, and modules are many.
         self._states = [vars(module) for parts in self._parts for module in parts]
         self._ready: tuple[KVCache, Layers] | None = None
-        self._angles: Rotation | None = None  # of all positions, [tables, P, D]
+        self.angles: Rotation | None = None  # of all positions, [tables, P, D]
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
         """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
@@ -48,13 +48,13 @@ class NativeStep:
                 edges = [*range(0, num_positions, POSITIONS), num_positions]
                 pieces = [torch.arange(*edge).unsqueeze(0) for edge in pairwise(edges)]
                 parts = [self._rotations(compute(piece)) for piece in pieces]
-                self._angles = torch.cat([cos for cos, _ in parts], 1), torch.cat([sin for _, sin in parts], 1)
+                self.angles = torch.cat([cos for cos, _ in parts], 1), torch.cat([sin for _, sin in parts], 1)
 
     def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
         """Cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
-        if self._angles is None or position_ids.dim() != 2:
+        if self.angles is None or position_ids.dim() != 2:
             return self._rotations(compute(position_ids))
-        cos, sin = self._angles
+        cos, sin = self.angles
         return cos.index_select(1, position_ids[0]), sin.index_select(1, position_ids[0])
 
     def _rotations(self, turns: Sequence[Rotation]) -> Rotation:

@@ -28,10 +28,10 @@ class ModelRunner:
     def __init__(self, model: nn.Module, attention: PagedAttention) -> None:
         self.model = model
         self.attention = attention
-        self._short = try_lower_model(model)
-        if self._short is not None:
-            self._short.fuse(attention)
-        self._is_native = self._short is not None and self._short.native is not None and attention.is_native
+        self.lowered = try_lower_model(model)
+        if self.lowered is not None:
+            self.lowered.fuse(attention)
+        self._is_native = self.lowered is not None and self.lowered.native is not None and attention.is_native
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
@@ -41,8 +41,8 @@ class ModelRunner:
 
     def keep_angles(self, num_positions: int) -> None:
         """Have the angles of so many positions in memory, where a step asks a GPU for them."""
-        if self._short is not None:
-            self._short.keep_angles(num_positions)
+        if self.lowered is not None:
+            self.lowered.keep_angles(num_positions)
 
     @property
     def embedding_size(self) -> int:
@@ -64,10 +64,10 @@ class ModelRunner:
         attention.step = step
         attention.kernel.begin(step)
         with torch.inference_mode(), torch_alone() if self._is_native else nullcontext():
-            if self._short is not None:
+            if self.lowered is not None:
                 look = partial(self._look, step) if step.sights else None
-                logits = self._short(step.input_ids, step.position_ids, step.logits_rows, attention, look)
-                self.hidden = self._short.hidden
+                logits = self.lowered(step.input_ids, step.position_ids, step.logits_rows, attention, look)
+                self.hidden = self.lowered.hidden
                 return logits
             with attention_handler(attention):
                 logits = self._call(step)

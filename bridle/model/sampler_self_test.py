@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _SCALE = 3.0  # of random logits: top-p keeps few tokens of some rows and many of others
 _NUM_LOGITS = 4
 _TOLERANCE = 1e-3
-_KINDS: tuple[SamplingParams, ...] = (
+KINDS: tuple[SamplingParams, ...] = (
     SamplingParams(temperature=0.0, logprobs=2),
     SamplingParams(temperature=0.7),
     SamplingParams(temperature=0.3, top_p=0.5),
@@ -64,7 +64,7 @@ def _rows(vocab: int) -> list[SampleRow]:
     mask = bytes(range(1, 256)) * (vocab // (8 * 255) + 1)
     return [
         SampleRow(i, i % _NUM_LOGITS, sampling, key=i, draw=7, mask=mask if i % 3 == 0 else None, bias=_bias(i))
-        for i, sampling in enumerate(sampling for sampling in _KINDS for _ in range(_NUM_LOGITS))
+        for i, sampling in enumerate(sampling for sampling in KINDS for _ in range(_NUM_LOGITS))
     ]
 
 

@@ -41,8 +41,8 @@ class StaticStep:
     ) -> None:
         self._kernel, self._room, self._block_size = kernel, room, block_size
         size = _COLUMNS * room.num_tokens + -(-num_words(room.num_tokens, room.num_works) // 2)
-        self._words = torch.zeros(size, dtype=torch.int64, device=device)
-        self._staging = Staging(self._words)
+        self.words = torch.zeros(size, dtype=torch.int64, device=device)
+        self._staging = Staging(self.words)
         nobody = CachedRequestState()
         nobody.tokens = [0]
         nobody.add_blocks([spare_block])
@@ -51,7 +51,7 @@ class StaticStep:
 
     def view(self, size: int) -> PackedStep:
         """The inputs of a forward pass over `size` tokens, all of which give logits."""
-        columns = self._words[: _COLUMNS * size].view(_COLUMNS, size)
+        columns = self.words[: _COLUMNS * size].view(_COLUMNS, size)
         return PackedStep(
             input_ids=columns[0].unsqueeze(0),
             position_ids=columns[1].unsqueeze(0),
@@ -63,7 +63,7 @@ class StaticStep:
 
     def numbers(self, size: int) -> RowNumbers:
         """What attention reads for them."""
-        return parts_of(self._words[_COLUMNS * size :].view(torch.int32), size)
+        return parts_of(self.words[_COLUMNS * size :].view(torch.int32), size)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:
         """Whether these are rows of short chunks without pictures, whose block tables have room."""
@@ -106,7 +106,7 @@ class StaticStep:
     def _write_news(self, room: npt.NDArray[np.int32], news: npt.NDArray[np.int32], seat: int) -> None:
         """The rest of the room tells the page of the sequence that is nobody's, over and over."""
         if len(news) > NEWS_ROOM:
-            device = self._words.device
+            device = self.words.device
             self._kernel.take(upload(np.ascontiguousarray(news[NEWS_ROOM:]), device), len(news) - NEWS_ROOM)
         count = min(len(news), NEWS_ROOM)
         room[:count] = news[:count]

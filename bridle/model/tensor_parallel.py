@@ -34,7 +34,7 @@ COLLECTIVE_SECONDS = 600.0
 #: What is done to a layer of each style of the library's plans; other styles are refused.
 _STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
 #: Whether row-parallel layers add up what the processes have.
-_is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
+is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 
 def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
@@ -118,11 +118,11 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 @contextmanager
 def unsummed() -> Iterator[None]:
     """Let this thread's row-parallel layers give what this process has of their sums, for trials of their layers."""
-    token = _is_summing.set(False)
+    token = is_summing.set(False)
     try:
         yield
     finally:
-        _is_summing.reset(token)
+        is_summing.reset(token)
 
 
 def _split(name: str, module: nn.Module, action: str, rank: int, count: int) -> nn.Module:
@@ -186,7 +186,7 @@ class RowParallel(nn.Module):
         out = nn.functional.linear(rows, self.weight)
         if self.add is not None:
             self.add(out, rows)
-        if _is_summing.get():
+        if is_summing.get():
             dist.all_reduce(out)
         return out if self.bias is None else out + self.bias
 

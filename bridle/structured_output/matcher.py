@@ -33,16 +33,16 @@ class Matcher:
         self._grammar = grammar
         self._tokens: list[int] = []
         limits = llguidance.LLParserLimits(**PARSER_LIMITS)
-        self._backend: Any = llguidance.LLMatcher(vocabulary.backend, grammar, log_level=0, limits=limits)
-        if self._backend.is_error():
-            message = f"the constraint's grammar is not usable: {reason(self._backend)}"
+        self.backend: Any = llguidance.LLMatcher(vocabulary.backend, grammar, log_level=0, limits=limits)
+        if self.backend.is_error():
+            message = f"the constraint's grammar is not usable: {reason(self.backend)}"
             raise InvalidRequest(message, "constraint")
 
     def copy(self) -> Matcher:
         """An independent matcher in the same state."""
         twin: Matcher = object.__new__(Matcher)
         twin._vocabulary, twin._grammar = self._vocabulary, self._grammar
-        twin._tokens, twin._backend = self._tokens.copy(), self._backend.deep_copy()
+        twin._tokens, twin.backend = self._tokens.copy(), self.backend.deep_copy()
         return twin
 
     # -- moving --------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class Matcher:
         or that takes more than its limits; after that the matcher is of no use."""
         if not tokens:
             return
-        count = self._backend.try_consume_tokens(list(tokens))
+        count = self.backend.try_consume_tokens(list(tokens))
         self._tokens.extend(tokens[:count])
         if count < len(tokens):
             self._check_limits()
@@ -65,7 +65,7 @@ class Matcher:
         """Take the last tokens back. Raises `ControllerError` if there are not as many."""
         if num_tokens == 0:
             return
-        if num_tokens > len(self._tokens) or not self._backend.rollback(num_tokens):
+        if num_tokens > len(self._tokens) or not self.backend.rollback(num_tokens):
             raise ControllerError(
                 f"{num_tokens} tokens were taken back under a constraint; it has seen {len(self._tokens)}"
             )
@@ -76,11 +76,11 @@ class Matcher:
     def mask(self) -> bytes:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
         `ControllerError` with an explanation if there are none."""
-        row: bytes = self._backend.compute_bitmask()
+        row: bytes = self.backend.compute_bitmask()
         if not self._vocabulary.spells_every_byte:
             row = self._spellable(row)
         self._check_limits()
-        if self._backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
+        if self.backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
             raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
         size = self._vocabulary.mask_bytes
         return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
@@ -88,7 +88,7 @@ class Matcher:
     def _spellable(self, row: bytes) -> bytes:
         """Where the next bytes are certain, allow only tokens that agree with them. Llguidance looks beyond the bytes
         that must come, and assumes that some token spells them."""
-        must = self._backend.compute_ff_bytes()
+        must = self.backend.compute_ff_bytes()
         if not must:
             return row
         spelled = bytearray(len(row))
@@ -114,30 +114,30 @@ class Matcher:
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must come next, spelled as the tokenizer would spell them; none if there is a choice."""
-        tokens: list[int] = self._backend.compute_ff_tokens()
-        if not tokens or self._backend.validate_tokens(tokens) < len(tokens):
+        tokens: list[int] = self.backend.compute_ff_tokens()
+        if not tokens or self.backend.validate_tokens(tokens) < len(tokens):
             return ()
         return tuple(tokens)
 
     @property
     def is_accepting(self) -> bool:
         """Whether the text may end here."""
-        return bool(self._backend.is_accepting())
+        return bool(self.backend.is_accepting())
 
     @property
     def is_complete(self) -> bool:
         """Whether the text must end here."""
-        return bool(self._backend.is_stopped()) and not self._backend.is_error()
+        return bool(self.backend.is_stopped()) and not self.backend.is_error()
 
     @property
     def is_failed(self) -> bool:
         """Whether the grammar cannot go on, because of its limits or of a token that it does not allow."""
-        return bool(self._backend.is_error())
+        return bool(self.backend.is_error())
 
     @property
     def failure(self) -> str:
         """Why the matcher failed, in a few words."""
-        return reason(self._backend)
+        return reason(self.backend)
 
     @property
     def num_tokens(self) -> int:
@@ -148,7 +148,7 @@ class Matcher:
 
     def _check_limits(self) -> None:
         """Raise the error that names the limit, if the matcher failed because it reached one."""
-        if self._backend.is_error() and _LIMIT_WORDS.search(self.failure):
+        if self.backend.is_error() and _LIMIT_WORDS.search(self.failure):
             text = _shown(self._vocabulary.text_of(self._tokens))
             why = self.failure.partition("; consider")[0]
             raise ControllerError(
@@ -160,8 +160,8 @@ class Matcher:
         """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""
         text = self._vocabulary.text_of(self._tokens)
         parts = [f"after {_shown(text)} the grammar allows {_allowed_after(self._grammar, text)}"]
-        if self._backend.is_error() and self._backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):
-            why = reason(self._backend)
+        if self.backend.is_error() and self.backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):
+            why = reason(self.backend)
             if why != "it allows no text at all":
                 parts.append(why)
         return "; ".join(parts)

@@ -28,8 +28,8 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 
 #: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
 #: thread.
-_SLOW = 0.002
-_SLOW_MASK = 0.01
+SLOW_SECONDS = 0.002
+SLOW_MASK_SECONDS = 0.01
 #: After this much computing, in seconds, a thread publishes the answers that it has.
 _TELL = 0.0005
 #: The most masks that one thread takes at a time: more mean fewer hand-overs, fewer a more even load.
@@ -76,11 +76,11 @@ class ConstraintPool(ControllerPool):
         self.compiler = Compiler(make_vocabulary, limits)
         self._clock = clock
         self._workers = Workers(limits.num_threads)
-        self._opened: dict[str, _Instance] = {}
-        self._live: dict[int, _Instance] = {}
+        self.opened: dict[str, _Instance] = {}
+        self.live: dict[int, _Instance] = {}
         self._arrived = threading.Condition()
         self._answers: dict[int, Answer] = {}
-        self._under_way: dict[int, _Instance] = {}
+        self.under_way: dict[int, _Instance] = {}
         self._end_row: bytes | None = None
 
     # -- coming --------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class ConstraintPool(ControllerPool):
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                self._opened[request.id] = _Instance(compiled.result().copy(), constraint)
+                self.opened[request.id] = _Instance(compiled.result().copy(), constraint)
             except BaseException as error:  # a cancelled compilation is one too
                 future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
             else:
@@ -110,7 +110,7 @@ class ConstraintPool(ControllerPool):
         return future
 
     def abandon(self, request: Request) -> None:
-        self._opened.pop(request.id, None)
+        self.opened.pop(request.id, None)
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -119,20 +119,20 @@ class ConstraintPool(ControllerPool):
         others on threads."""
         for ask in asks:
             if ask.request is not None:
-                self._live[ask.seq_id] = opened = self._opened.pop(ask.request.id)
+                self.live[ask.seq_id] = opened = self.opened.pop(ask.request.id)
                 opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
-                parent = self._live[ask.parent]
-                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.constraint, parent.is_slow)
+                parent = self.live[ask.parent]
+                self.live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.constraint, parent.is_slow)
         known: list[_Answered] = []
         masks: list[_Due] = []
         work: list[Callable[[], None]] = []
         for ask in asks:
-            instance = self._live.get(ask.seq_id)
+            instance = self.live.get(ask.seq_id)
             if instance is None:
                 continue
             if instance.is_slow:
-                self._under_way[ask.seq_id] = instance
+                self.under_way[ask.seq_id] = instance
                 work.append(self._work([(ask, instance)], is_whole=True))
                 continue
             instance.forget_ahead()
@@ -142,7 +142,7 @@ class ConstraintPool(ControllerPool):
             else:
                 if instance.is_led:
                     instance.ahead, instance.is_led = instance.matcher.copy(), False
-                self._under_way[ask.seq_id] = instance
+                self.under_way[ask.seq_id] = instance
                 masks.append((ask, instance))
         self._answer(known)
         work += [self._work(part) for part in _parts(masks, self._workers.num_threads)]
@@ -160,7 +160,7 @@ class ConstraintPool(ControllerPool):
                 answer = self._advance(instance, ask) if is_whole else None
                 done.append((ask.seq_id, instance, answer or self._masked(instance)))
                 now = time.thread_time()
-                instance.is_slow = instance.is_slow or now - began > _SLOW_MASK
+                instance.is_slow = instance.is_slow or now - began > SLOW_MASK_SECONDS
                 if now - told > _TELL:
                     self._answer(done)
                     told, done = now, []
@@ -187,7 +187,7 @@ class ConstraintPool(ControllerPool):
             forced = matcher.forced() if ask.may_force else ()
         except Exception as error:
             return Answer() if ask.final else Answer(error=_as_error(error))
-        if time.thread_time() - began > _SLOW:
+        if time.thread_time() - began > SLOW_SECONDS:
             instance.is_slow = True
         return Answer(Decision.splice(0, forced)) if forced else None
 
@@ -205,16 +205,16 @@ class ConstraintPool(ControllerPool):
     def _answer(self, answered: Iterable[_Answered]) -> None:
         with self._arrived:
             for seq_id, instance, answer in answered:
-                if self._live.get(seq_id) is instance:
+                if self.live.get(seq_id) is instance:
                     self._answers[seq_id] = answer
-                if self._under_way.get(seq_id) is instance:
-                    del self._under_way[seq_id]
+                if self.under_way.get(seq_id) is instance:
+                    del self.under_way[seq_id]
             self._arrived.notify()
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         wanted = () if deadline is None else tuple(seq_ids)
         with self._arrived:
-            while deadline is not None and any(seq_id in self._under_way for seq_id in wanted):
+            while deadline is not None and any(seq_id in self.under_way for seq_id in wanted):
                 left = deadline - self._clock()
                 if left <= 0:
                     break
@@ -225,7 +225,7 @@ class ConstraintPool(ControllerPool):
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """Follow `tokens` up to one that is not allowed or ends the text. The copy that does it costs more than the
         walk, so it is made only for a sequence that was led in the last step or begins."""
-        instance = self._live.get(seq_id)
+        instance = self.live.get(seq_id)
         if instance is None or instance.is_slow:
             return [], False
         instance.is_led = True
@@ -247,11 +247,11 @@ class ConstraintPool(ControllerPool):
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """What is forced after `tokens`, or else the mask there. The copy that says so then goes back to where it was,
         since `lead` goes on from there."""
-        instance = self._live.get(seq_id)
-        if instance is None or instance.is_slow or instance.seconds_ahead > _SLOW:
+        instance = self.live.get(seq_id)
+        if instance is None or instance.is_slow or instance.seconds_ahead > SLOW_SECONDS:
             return None
         instance.is_led = True
-        if instance.ahead is None and seq_id not in self._under_way:
+        if instance.ahead is None and seq_id not in self.under_way:
             instance.ahead = instance.matcher.copy()
         if instance.ahead is None:
             return None
@@ -259,7 +259,7 @@ class ConstraintPool(ControllerPool):
         decision = self._look_ahead(instance, instance.ahead, tuple(tokens))
         spent = time.thread_time() - began
         instance.seconds_ahead += spent
-        instance.is_slow = spent > _SLOW_MASK
+        instance.is_slow = spent > SLOW_MASK_SECONDS
         return decision
 
     def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
@@ -277,8 +277,8 @@ class ConstraintPool(ControllerPool):
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """The masks after each of `tokens`, across those that are forced, up to one that is not allowed, after which
         the text ends or something else is forced, or until that has taken longer than a commit may."""
-        instance = self._live.get(seq_id)
-        if instance is None or instance.is_slow or seq_id in self._under_way:
+        instance = self.live.get(seq_id)
+        if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
         ahead, known = _Instance(instance.matcher.copy()), list[Decision]()
         began = time.thread_time()
@@ -296,8 +296,8 @@ class ConstraintPool(ControllerPool):
             known.append(decision)
             size = max(len(forced), 1)
             spent = time.thread_time() - began
-            instance.is_slow = spent > _SLOW_MASK
-            if spent > _SLOW:  # the engine waits
+            instance.is_slow = spent > SLOW_MASK_SECONDS
+            if spent > SLOW_SECONDS:  # the engine waits
                 break
         return known
 
@@ -307,15 +307,15 @@ class ConstraintPool(ControllerPool):
         """Drop the matchers of these sequences; one in use is dropped when its work is done."""
         with self._arrived:
             for seq_id in seq_ids:
-                self._live.pop(seq_id, None)
+                self.live.pop(seq_id, None)
                 self._answers.pop(seq_id, None)
-                self._under_way.pop(seq_id, None)
+                self.under_way.pop(seq_id, None)
 
     def shutdown(self) -> None:
         self.compiler.close()
         self._workers.close()
-        self.close([*self._live])
-        self._opened.clear()
+        self.close([*self.live])
+        self.opened.clear()
 
 
 def _next_part(ahead: Matcher, token: int) -> tuple[int, ...]:

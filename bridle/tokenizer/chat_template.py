@@ -37,11 +37,11 @@ MAX_TEMPLATE_CHARS = 256 << 10
 
 _MEMORY = 512 << 20  # address space of a client's template, bytes
 _CPU_SECONDS = 1
-_WALL_SECONDS = 30.0  # start of the process included; only reached when the machine is busy
+WALL_SECONDS = 30.0  # start of the process included; only reached when the machine is busy
 _MAX_PROCESSES = 2
 _ENGINE = Path(__file__).with_name("template_engine.py")
 _KEPT_ENVIRONMENT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # what an interpreter may need
-_processes = threading.BoundedSemaphore(_MAX_PROCESSES)
+processes = threading.BoundedSemaphore(_MAX_PROCESSES)
 
 
 class ChatTemplate:
@@ -136,12 +136,12 @@ def _render_apart(source: str, variables: Mapping[str, Any]) -> str:
         text = json.dumps({**task, "memory": _MEMORY, "seconds": _CPU_SECONDS})
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"a variable of the chat template is not JSON: {error}", "chat_template") from error
-    if not _processes.acquire(timeout=_WALL_SECONDS):
+    if not processes.acquire(timeout=WALL_SECONDS):
         raise Overloaded("too many chat templates of clients are being rendered; try again")
     try:
         answer = _run_engine(text)
     finally:
-        _processes.release()
+        processes.release()
     if "text" in answer:
         return str(answer["text"])
     raise TemplateError(str(answer.get("kind")), str(answer.get("message")))
@@ -154,12 +154,12 @@ def _run_engine(task: str) -> dict[str, Any]:
             input=task.encode("utf-8"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=_WALL_SECONDS,
+            timeout=WALL_SECONDS,
             env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ},
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TemplateError("limit", f"it takes more than {_WALL_SECONDS:g} seconds") from None
+        raise TemplateError("limit", f"it takes more than {WALL_SECONDS:g} seconds") from None
     if done.returncode != 0:
         message = f"it takes more than {_CPU_SECONDS} s of processor time or too much memory"
         raise TemplateError("limit", message)

@@ -146,7 +146,7 @@ def _race(
                 vectors = peers[peer](texts)
                 took = time.perf_counter() - began, time.process_time() - began_cpu
                 want = want or vectors
-                _check_same(peer, vectors, want)
+                check_same(peer, vectors, want)
                 other = best.get(peer, took)
                 best[peer] = min(took[0], other[0]), min(took[1], other[1])
     finally:
@@ -180,7 +180,7 @@ def _figure(
     )
 
 
-def _check_same(peer: str, vectors: Vectors, want: Vectors) -> None:
+def check_same(peer: str, vectors: Vectors, want: Vectors) -> None:
     """A peer that computes something else would look fast."""
     worst = max(abs(a - b) for one, other in zip(vectors, want, strict=True) for a, b in zip(one, other, strict=True))
     if not worst < _TOLERANCE:

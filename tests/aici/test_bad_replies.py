@@ -177,7 +177,7 @@ def test_after_such_a_reply_control_recovers(tokenizer: Path, store: Path) -> No
     pool = RuntimePool(config, VOCAB_SIZE)
     try:
         steered = Steered(pool)
-        lost = pool._keeper.wait(PATIENCE).process
+        lost = pool.keeper.wait(PATIENCE).process
         real = lost.receive
 
         def spoil(timeout: float | None, *, side: bool = False) -> bytes | None:
@@ -190,7 +190,7 @@ def test_after_such_a_reply_control_recovers(tokenizer: Path, store: Path) -> No
         assert "malformed reply" in str(steered.end("a").error)
         steered.add("b", guest2([sample([66], VOCAB_SIZE), END]))
         steered.run()
-        assert steered.tokens("b") == [66] and pool.num_restarts == 1 and lost is not pool._keeper.wait(1).process
+        assert steered.tokens("b") == [66] and pool.num_restarts == 1 and lost is not pool.keeper.wait(1).process
     finally:
         pool.shutdown()
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from bridle.aici.runtime.compile_cache import _await_word
+from bridle.aici.runtime.compile_cache import await_word
 from bridle.aici.runtime.fork_server import Process
 from bridle.errors import InvalidRequest
 
@@ -44,7 +44,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def wait(ends: tuple[socket.socket, socket.socket], compiler: Compiler) -> None:
-    _await_word(ends[0], cast(Process, compiler), LIMIT, compiler.clock)
+    await_word(ends[0], cast(Process, compiler), LIMIT, compiler.clock)
 
 
 def test_what_had_its_time_is_given_up_at_the_first_look(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -144,7 +144,7 @@ def proposing(draft: list[int]) -> bytes:
 
 
 def test_what_a_guest_proposes_is_drafted_as_long_as_it_comes_true(pool: RuntimePool) -> None:
-    assert pool._life is not None and "draft" in pool._life.process.extensions
+    assert pool.life is not None and "draft" in pool.life.process.extensions
     steered, plain = say_all(pool, CHATTY, max_tokens=16)
     tokens = plain[0]
     assert isinstance(tokens, list)
@@ -214,8 +214,8 @@ def test_a_runtime_that_does_not_know_of_clones_steers_as_before(pool: RuntimePo
     _, plain = say_all(pool, CHATTY, max_tokens=9)
     tokens = plain[0]
     assert isinstance(tokens, list)
-    assert pool._life is not None
-    process = pool._life.process
+    assert pool.life is not None
+    process = pool.life.process
     known = process.extensions
     process.extensions = known - {"ahead"}
     try:
@@ -263,8 +263,8 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No clone is given up because its first answer was slow."""
-    monkeypatch.setattr(lookahead_module, "_ENOUGH", 60.0)
-    monkeypatch.setattr(lookahead_module, "_BUDGET_MS", 500.0)
+    monkeypatch.setattr(lookahead_module, "ENOUGH", 60.0)
+    monkeypatch.setattr(lookahead_module, "BUDGET_MS", 500.0)
 
 
 def host(sandbox: Sandbox, steps: list[Step], folder: Path) -> GuestSequence:
@@ -305,7 +305,7 @@ def test_a_draft_ends_where_a_guest_does_not_draw(sandbox: Sandbox, tmp_path: Pa
     lookahead = Lookahead()
     assert len(lookahead.tell(hosted, [5, 6, 7], is_alone=True)) == 1
     assert hosted.instance.broken is None
-    assert len(lookahead._told) == 1
+    assert len(lookahead.told) == 1
     lookahead.close()
 
 
@@ -343,7 +343,7 @@ def test_clones_serve_again_and_are_closed_at_the_end(
         hosted = lookahead.accept(hosted, [5] * (number > 2), 5000)
         lookahead.forget()
     assert len(opened) <= 4  # three clones, and one in the place of the guest
-    spare = list(lookahead._spare)
+    spare = list(lookahead.spare)
     lookahead.close()
     assert all(instance.broken for instance in spare)
     assert hosted.instance.broken is None

@@ -63,9 +63,9 @@ def probe(steered: Steered) -> None:
 def settle(steered: Steered) -> None:
     """Openings that were under way are over, and so are the instances that nobody wanted."""
     pool = steered.pool
-    for done in [pool._instances._openers.submit(lambda: None) for _ in range(4)]:
+    for done in [pool.instances.openers.submit(lambda: None) for _ in range(4)]:
         done.result(PATIENCE)
-    until(lambda: not pool._instances.pending)
+    until(lambda: not pool.instances.pending)
     deadline = time.monotonic() + PATIENCE
     for number in count():  # a step, with which the runtime drops what was discarded; it needs room itself
         steered.add(f"settled {number}", SHORT)
@@ -284,8 +284,8 @@ def test_a_runtime_that_dies_while_nothing_runs_is_back_for_the_next_request(tok
         module = steered.upload(SHORT)
         lost = pool.runtime_pid
         kill_runtime(pool)
-        with pool._keeper._changed:  # no engine looks: the pool sees it by itself
-            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+        with pool.keeper.changed:  # no engine looks: the pool sees it by itself
+            assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
         steered.add_module("a", module)
         steered.run()
         assert steered.tokens("a") == [65] and pool.num_restarts == 1
@@ -304,8 +304,8 @@ def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> N
         assert pool.open(request).result(PATIENCE) == (1,)
         lost = pool.runtime_pid
         kill_runtime(pool)
-        with pool._keeper._changed:
-            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+        with pool.keeper.changed:
+            assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
         from bridle.engine.interfaces import Ask
 
         pool.ask([Ask(1, request=request)])

@@ -154,29 +154,29 @@ COUNTING = """
 
 def test_a_copy_goes_its_own_way(sandbox: Sandbox, tmp_path: Path) -> None:
     instance = load(sandbox, guest2([NOOP], raw=COUNTING), tmp_path)
-    assert instance._run("count", (0,), 100) == 1 + 6 + 1
-    assert instance._run("grow", (20,), 100) == 16
+    assert instance.run_guest("count", (0,), 100) == 1 + 6 + 1
+    assert instance.run_guest("grow", (20,), 100) == 16
     copy = instance.fork()
     assert copy.memory.size == instance.memory.size == 36 << 16
-    assert [copy._run("count", (0,), 100) for _ in range(2)] == [2 + 7 + 2, 4 + 8 + 3]
-    assert instance._run("count", (0,), 100) == 2 + 7 + 2
+    assert [copy.run_guest("count", (0,), 100) for _ in range(2)] == [2 + 7 + 2, 4 + 8 + 3]
+    assert instance.run_guest("count", (0,), 100) == 2 + 7 + 2
     copy.close()
-    assert instance._run("count", (0,), 100) == 4 + 8 + 3
+    assert instance.run_guest("count", (0,), 100) == 4 + 8 + 3
 
 
 def test_a_start_function_runs_once(sandbox: Sandbox, tmp_path: Path) -> None:
     raw = """(func $begin (i32.store (i32.const 900) (i32.add (i32.load (i32.const 900)) (i32.const 1)))) (start $begin)
       (func (export "times") (param i32) (result i32) (i32.load (i32.const 900)))"""
     instance = load(sandbox, guest2([NOOP], raw=raw), tmp_path)
-    assert instance._run("times", (0,), 100) == 1
-    assert instance.fork()._run("times", (0,), 100) == 1
+    assert instance.run_guest("times", (0,), 100) == 1
+    assert instance.fork().run_guest("times", (0,), 100) == 1
 
 
 def test_memory_is_limited(sandbox: Sandbox, tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, max_memory=20 << 16)
     instance = load(sandbox, guest2([NOOP], raw=COUNTING), tmp_path, limits)
-    assert instance._run("grow", (5,), 100) == 0xFFFFFFFF
-    assert instance._run("grow", (4,), 100) == 16
+    assert instance.run_guest("grow", (5,), 100) == 0xFFFFFFFF
+    assert instance.run_guest("grow", (4,), 100) == 16
 
 
 @pytest.fixture(scope="module")

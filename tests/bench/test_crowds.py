@@ -56,16 +56,16 @@ async def crowd_of(
 @pytest.mark.parametrize("frame", FRAMES, ids=["text", "ping", "message"])
 def test_a_flood_sends_as_long_as_the_server_reads(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[object] = []
-    real = websocket_protocol._BoundedFrames._go_on
+    real = websocket_protocol.BoundedFrameReader.go_on
 
     def go_on(protocol: Any) -> None:
         real(protocol)
         handled.append(protocol)
 
-    monkeypatch.setattr(websocket_protocol._BoundedFrames, "_go_on", go_on)
+    monkeypatch.setattr(websocket_protocol.BoundedFrameReader, "go_on", go_on)
     # A flood does not answer pings. How many of their intervals pass here is up to the machine, as is how much of it is
     # handled: it may well be more than a connection is allowed.
-    monkeypatch.setattr(websocket_protocol._BoundedFrames, "start_keepalive", lambda protocol: None)
+    monkeypatch.setattr(websocket_protocol.BoundedFrameReader, "start_keepalive", lambda protocol: None)
     monkeypatch.setattr(RateBudget, "charge", lambda *_: None)
 
     async def main(target: ServerTarget) -> None:

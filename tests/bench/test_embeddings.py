@@ -32,4 +32,4 @@ def test_padding_is_what_no_text_needs() -> None:
 
 def test_other_vectors_are_no_figure() -> None:
     with pytest.raises(InternalError, match=r"differ by up to 0\.5"):
-        embeddings._check_same("x", [[0.5]], [[1.0]])
+        embeddings.check_same("x", [[0.5]], [[1.0]])

@@ -14,7 +14,7 @@ from rich.console import Console
 from bridle.bench import BENCHMARKS, BenchSettings, benchmarks, run
 from bridle.bench.checkpoints import SHAPES, BenchCheckpoint, make_checkpoint
 from bridle.bench.control_device import InstantExecutor
-from bridle.bench.engine import EngineFigure, _agreement, _check_lengths, _compare, _roof, make_prompts
+from bridle.bench.engine import EngineFigure, agreement_of, check_lengths, compare, make_prompts, roof
 from bridle.bench.roofline import read_bandwidth, triad_bandwidth
 from bridle.bench.run import measured
 from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow
@@ -35,12 +35,12 @@ def figure(peer: str, seconds: float, first_seconds: float) -> EngineFigure:
 
 def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
     # 4 tokens a step; a step reads 1000 bytes of weights and 2 bytes for each of 40 + 64 / 2 tokens of context
-    assert _roof(figure("x", 1, 0), CHECKPOINT, bandwidth=2288.0) == pytest.approx(4 * 2288 / (1000 + 2 * 72))
+    assert roof(figure("x", 1, 0), CHECKPOINT, bandwidth=2288.0) == pytest.approx(4 * 2288 / (1000 + 2 * 72))
 
 
 def test_speeds_and_ratios() -> None:
     figures = [figure("generate", 8.0, 2.0), figure("bridle", 4.0, 1.0)]
-    _compare(figures, CHECKPOINT, bandwidth=1144.0)
+    compare(figures, CHECKPOINT, bandwidth=1144.0)
     assert [f.tokens_per_second for f in figures] == [8.0, 16.0]
     assert [f.decode_per_second for f in figures] == [10.0, 20.0]  # 60 tokens in 6 and in 3 seconds
     assert [f.ratio for f in figures] == [1.0, 2.0]
@@ -57,7 +57,7 @@ def test_prompts_are_repeatable_and_prefixes_of_larger_batches() -> None:
 
 
 def test_agreement() -> None:
-    assert _agreement([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 0.5
+    assert agreement_of([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 0.5
 
 
 def test_early_end_is_refused() -> None:
@@ -65,7 +65,7 @@ def test_early_end_is_refused() -> None:
         name = "early"
 
     with pytest.raises(RuntimeError, match="early gave 1 tokens where 2 were asked for"):
-        _check_lengths(Early(), [[1, 2], [3]], 2)  # type: ignore[arg-type]
+        check_lengths(Early(), [[1, 2], [3]], 2)  # type: ignore[arg-type]
 
 
 def test_bandwidth_is_a_positive_number() -> None:

@@ -59,7 +59,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         yield {"what": "something"}
         raise RuntimeError("an illegal access")
 
-    monkeypatch.setitem(gpu._WORK, "0.6b", broken)
+    monkeypatch.setitem(gpu.WORK, "0.6b", broken)
     run("gpu", BenchSettings(quick=True, parts=("probe", "0.6", "lora"), folder=tmp_path))
     assert [figure["part"] for figure in lines(tmp_path)] == ["probe", "0.6b", "0.6b", "lora", "lora"]
     assert lines(tmp_path)[2]["error"] == "RuntimeError: an illegal access"

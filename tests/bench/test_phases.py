@@ -112,7 +112,7 @@ def test_each_part_that_was_announced_runs(name: str, capfd: pytest.CaptureFixtu
 
 def test_each_part_of_a_benchmark_is_one_that_was_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What measures is replaced; what announces, names and counts is not."""
-    for name in ("_critical_path", "_composed", "_masks", "_slowdown"):
+    for name in ("time_critical_path", "time_composed", "time_masks", "slowdown"):
         monkeypatch.setattr(control, name, lambda *given: [{"milliseconds": 1.0}])
     monkeypatch.setattr(control, "make_checkpoint", lambda name, folder: MADE)
     console, _ = screen(is_terminal=False)

@@ -230,7 +230,7 @@ def test_a_server_that_says_later_is_asked_again(
         assert "[DONE]" in captured.out
         assert captured.err.count("uppercase is being compiled") == len(waits) > 0 and set(waits) == {5.0}
         assert main(["run", "-c", "no-such-tag"]) == 1 and len(waits) == captured.err.count("; waiting")
-        monkeypatch.setattr("bridle.cli.control._PATIENCE", 4.0)
+        monkeypatch.setattr("bridle.cli.control.PATIENCE", 4.0)
         (tmp_path / "new").mkdir()
     with controlled_model(tmp_path / "new", *refusals) as model, served(lent(model)) as url:
         monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")

@@ -35,13 +35,13 @@ def test_a_prompt_is_held_to_policies_and_has_tools(
     folder: str, files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[LoadedModel] = []
-    build = generate._request
+    build = generate.build_request
 
     def noted(loaded: LoadedModel, *rest: Any) -> Any:
         models.append(loaded)
         return build(loaded, *rest)
 
-    monkeypatch.setattr(generate, "_request", noted)
+    monkeypatch.setattr(generate, "build_request", noted)
     lengths = []
     for flags in ([], files):
         assert main(["generate", folder, "Say", "--json", *QUICK, *flags]) == 0
@@ -60,7 +60,7 @@ def test_a_chat_is_held_to_policies(
 
 def test_lmqls_server_has_both(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ServeSettings] = []
-    monkeypatch.setattr(serve_model, "_serve_sockets", lambda settings, *rest: seen.append(settings))
+    monkeypatch.setattr(serve_model, "serve_sockets", lambda settings, *rest: seen.append(settings))
     assert main(["serve-model", "demo", "--silent", *files]) == 0
     (settings,) = seen
     assert settings.http.policies is not None and settings.tools is not None

@@ -138,8 +138,10 @@ def test_a_stopped_reply_counts_what_was_made(
     say = TerminalChat.say
     monkeypatch.setattr(TerminalChat, "say", lambda self, text: (kept.append(self), say(self, text))[1])
     streams: list[TerminalTextStream] = []
-    keep = TerminalChat._keep
-    monkeypatch.setattr(TerminalChat, "_keep", lambda self, stream: (streams.append(stream), keep(self, stream))[1])
+    keep = TerminalChat.keep_stream
+    monkeypatch.setattr(
+        TerminalChat, "keep_stream", lambda self, stream: (streams.append(stream), keep(self, stream))[1]
+    )
     lines += ["Tell me a long story.", "/quit"]
     assert main(["chat", "--temperature", "0", "--max-tokens", "200"]) == 0
     *pieces, end = shown

@@ -125,8 +125,8 @@ def test_calls_that_come_together_share_one_start(lab: Lab) -> None:
 def test_a_server_ends_with_the_desk(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     pending = lab.begin("it.slow")
-    until(lambda: lab.tool._life is not None and lab.tool._life.ready.done())
-    life = lab.tool._life
+    until(lambda: lab.tool.life is not None and lab.tool.life.ready.done())
+    life = lab.tool.life
     lab.desk.close()
     assert life is not None and life.is_over
     assert pending.error == "tools were shut down"

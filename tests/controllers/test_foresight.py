@@ -23,8 +23,8 @@ from tests.fakes.controller_runtime import Reply, View
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy is left out because the machine was slow."""
-    monkeypatch.setattr("bridle.controllers.pool._SLOW", 60.0)
-    monkeypatch.setattr("bridle.controllers.pool._ENOUGH", 60.0)
+    monkeypatch.setattr("bridle.controllers.pool.SLOW_SECONDS", 60.0)
+    monkeypatch.setattr("bridle.controllers.pool.ENOUGH_SECONDS", 60.0)
 
 
 class Programmed(Controller):
@@ -79,7 +79,7 @@ def test_random_programs_are_drafted_for_and_nothing_changes(seed: int) -> None:
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
-    assert not pool._live
+    assert pool.is_empty
 
 
 @given(seed=SEED)
@@ -99,7 +99,7 @@ def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
-    assert not pool._live
+    assert pool.is_empty
 
 
 class Counting(Controller):

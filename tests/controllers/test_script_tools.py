@@ -122,7 +122,7 @@ def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePo
     try:
         scripts = Scripts(script_pool, module, max_noops=5, max_idle_steps=50)
         scripts.add_module("a", module, 'await $`${await tool("slow").text()}`', max_tokens=50, prompt=(1, 2))
-        scripts.run(lambda: bool(script_pool._held))
+        scripts.run(lambda: bool(script_pool.held))
         for _ in range(200):
             scripts.step()
         assert not scripts.is_over("a")
@@ -140,13 +140,13 @@ def test_what_is_cancelled_ends_its_calls(script_pool: RuntimePool, desk: ToolEx
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
     scripts = Scripts(script_pool, module)
     scripts.add_module("a", module, 'await tool("hangs").text()', max_tokens=50, prompt=(1, 2))
-    scripts.run(lambda: bool(script_pool._held))
+    scripts.run(lambda: bool(script_pool.held))
     assert desk.counts()["hangs"].num_running
     (request_id,) = scripts.engine.request_ids
     scripts.engine.cancel(request_id)
     scripts.run()
     until(lambda: not desk.counts()["hangs"].num_running)
-    assert not script_pool._held
+    assert not script_pool.held
 
 
 def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk: ToolExecutor) -> None:
@@ -173,7 +173,7 @@ def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolExecutor) 
         scripts = Scripts(script_pool, module)
         source = 'await $`${await tool("ask", { what: "name" }).text()}`'
         scripts.add_module("a", module, source, max_tokens=50, prompt=(1, 2))
-        scripts.run(lambda: bool(script_pool._held))
+        scripts.run(lambda: bool(script_pool.held))
         (told,) = (event for event in scripts.events["a"] if isinstance(event, Stored))
         assert json.loads(told.value) == {"name": "ask", "arguments": {"what": "name"}}
         asking.answer(told.name.removeprefix(CALL_VARIABLE), "", "Ann")

@@ -37,11 +37,11 @@ def test_a_large_tensor_has_a_region_of_its_own() -> None:
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no such pages here")
 def test_a_region_goes_with_its_last_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_last", None)
+    monkeypatch.setattr(module, "last", None)
     first, second = alloc_huge_pages(1000), alloc_huge_pages(1000)
     assert second.data_ptr() == first.data_ptr() + 1024  # side by side
-    assert module._last is not None
-    region = module._last
+    assert module.last is not None
+    region = module.last
     assert region() is not None
     del first
     assert region() is not None
@@ -54,8 +54,8 @@ def test_a_kernel_without_large_pages_gives_usual_ones(monkeypatch: pytest.Monke
     def refuse(_region: mmap.mmap, _advice: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(module, "_last", None)
-    monkeypatch.setattr(module._Region, "madvise", refuse)
+    monkeypatch.setattr(module, "last", None)
+    monkeypatch.setattr(module.Region, "madvise", refuse)
     tensor = alloc_huge_pages(1000)
     tensor.fill_(3)
     assert int(tensor.sum()) == 3000

@@ -10,5 +10,5 @@ from tests.waiting import PATIENCE
 
 @pytest.fixture(autouse=True)
 def _silence_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "_SILENCE_SECONDS", PATIENCE)
-    monkeypatch.setattr(replica_link, "_SILENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr(group, "SILENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr(replica_link, "SILENCE_SECONDS", PATIENCE)

@@ -39,11 +39,11 @@ class Host:
         return ShardExecutor(self.address, **{"timings": PATIENT, **options})
 
     def _find_again(self, error: ShardUnavailable) -> None:
-        self.shard._is_lost = False
+        self.shard.is_lost = False
 
     def wait_free(self) -> None:
         """Until the router before has gone."""
-        with self.shard._taken:
+        with self.shard.taken:
             pass
 
     def stop(self) -> None:

@@ -74,8 +74,8 @@ def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
         assert there.adapters.layers == require_device(behind).layers
 
         def lose() -> None:
-            assert there._link is not None
-            there._link.cut("a test")
+            assert there.link is not None
+            there.link.cut("a test")
             host.wait_free()
 
         assert run(there, tmp_path, lose) == expected

@@ -28,7 +28,7 @@ def test_a_rank_that_ends_or_hangs_is_noticed(
     how: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how is signal.SIGSTOP:  # longer than a rank that runs may wait for a processor
-        monkeypatch.setattr(group, "_SILENCE_SECONDS", 5.0)
+        monkeypatch.setattr(group, "SILENCE_SECONDS", 5.0)
     lost: SimpleQueue[str] = SimpleQueue()
     members = Members([[sys.executable, "-c", IDLE]] * 2, on_loss=lost.put)
     try:

@@ -107,8 +107,8 @@ def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[s
         there = host.connect()
 
         def lose() -> None:
-            assert there._link is not None
-            there._link.cut("a test")
+            assert there.link is not None
+            there.link.cut("a test")
             host.wait_free()
             assert behind.media is not None
 
@@ -157,8 +157,8 @@ def test_a_loss_while_pictures_are_encoded(folders: Callable[[str], Path]) -> No
             nonlocal num_calls
             num_calls += 1
             if num_calls == 1:
-                assert there._link is not None
-                there._link.cut("a test")
+                assert there.link is not None
+                there.link.cut("a test")
             encode(medium)
 
         behind.media.encode = encode_and_lose  # type: ignore[method-assign]
@@ -189,10 +189,10 @@ def test_a_model_of_text_alone_takes_none() -> None:
     with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as host:
         there = host.connect()
         assert there.media is None
-        assert there._link is not None
+        assert there.link is not None
         medium = MultiModalItem(b"x", (MediaArray("a", "uint8", (1,), b"1"),), 1)
         with pytest.raises(UnsupportedFeature, match="reads text alone"):
-            there._link.encode_medium(parts_of(medium))
+            there.link.encode_medium(parts_of(medium))
         there.close()
 
 
@@ -234,7 +234,7 @@ def ranks() -> Iterator[tuple[GroupMedia, Eyes, MemberMedia, Eyes]]:
         assert member.handle(pb.StepRequest.FromString(request.SerializeToString()))
 
     yield GroupMedia(mine, tell), mine, member, theirs.media
-    member._thread.shutdown()
+    member.thread.shutdown()
 
 
 MEDIUM = MultiModalItem(b"k" * 16, (MediaArray("a", "uint8", (3,), b"123"),), 2)
@@ -246,7 +246,7 @@ def test_all_ranks_encode(ranks: Any) -> None:
     assert theirs.calls == mine.calls  # from now on plans may name it
     group.drop(MEDIUM.key)
     group.clear()
-    member._thread.submit(lambda: None).result()
+    member.thread.submit(lambda: None).result()
     assert mine.calls == theirs.calls
     assert mine.calls == [("encode", MEDIUM.key + b"123"), ("drop", MEDIUM.key), ("clear", b"")]
 
@@ -256,7 +256,7 @@ def test_what_rank_0_cannot_encode_no_rank_keeps(ranks: Any) -> None:
     mine.fault = theirs.fault = MediaRefused("odd")
     with pytest.raises(MediaRefused):
         group.encode(MEDIUM)
-    member._thread.submit(lambda: None).result()
+    member.thread.submit(lambda: None).result()
     assert theirs.calls == [("encode", MEDIUM.key + b"123"), ("drop", MEDIUM.key)]
 
 

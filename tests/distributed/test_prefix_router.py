@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.distributed.prefix_router import _SLACK_TOKENS, AWAY, PrefixChoice, PrefixRouter, first_from
+from bridle.distributed.prefix_router import AWAY, SLACK_TOKENS, PrefixChoice, PrefixRouter, first_from
 from bridle.engine import Engine
 from tests.distributed.replica_kit import make_executor
 from tests.engine.support import make_request
@@ -51,7 +51,7 @@ def test_a_home_may_be_ahead_by_what_it_saves() -> None:
         prompt = range(length, 2 * length + 1)
         home, _ = choose(router, prompt, loads=[0, 0])
         loads = [0.0, 0.0]
-        loads[home] = length + _SLACK_TOKENS
+        loads[home] = length + SLACK_TOKENS
         assert choose(router, prompt, loads=loads) == (home, length)
         loads[home] += 1
         assert choose(router, prompt, loads=loads) == (1 - home, 0)

@@ -17,9 +17,11 @@ from bridle.engine.control.decision import Decision
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from tests.distributed.replica_kit import replicated
-from tests.distributed.tools_kit import Tools, asks, desk_of, written
+from tests.distributed.tools_kit import Tools, asks, desk_of, tools, written
 from tests.engine.support import Replay, make_request, replay
 from tests.waiting import PATIENCE, until
+
+__all__ = ["tools"]  # a fixture
 
 
 class Asks(Controller):
@@ -108,7 +110,7 @@ def test_what_is_kept_of_answers_is_bounded(tools: Tools, monkeypatch: pytest.Mo
         finished = read(stream).outputs[0].finished
         assert finished is not None and "cannot begin again" in str(finished.error)
         assert tools.num == {"a": 1, "b": 1, "c": 1}
-        assert made.client._calls._num_kept == 0
+        assert made.client.calls.num_kept == 0
     desk.close()
 
 
@@ -121,8 +123,8 @@ def test_a_client_that_leaves_cancels_its_calls(tools: Tools) -> None:
         assert tools.was_cancelled.wait(PATIENCE)
         assert read(stream).outputs[0].reason is FinishReason.CANCELLED
         until(lambda: desk.counts()["hangs"].num_running == 0)
-        assert not made.client._calls._books
-        assert not made.client._calls._asked
+        assert not made.client.calls.books
+        assert not made.client.calls.asked
     desk.close()
 
 

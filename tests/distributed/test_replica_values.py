@@ -68,7 +68,7 @@ st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))  # as Mes
 st.register_type_strategy(BridleError, ERRORS.filter(lambda error: error is not None))
 st.register_type_strategy(float, st.floats(allow_nan=False))  # which equals nothing, itself neither
 #: The first one's type is none before Python 3.12; of the second there are many kinds.
-KINDS = [kind for kind in replica_messages._FORM_OF if kind not in (Embedded, Traced)]
+KINDS = [kind for kind in replica_messages.FORM_OF if kind not in (Embedded, Traced)]
 
 
 def sent(event: Event) -> Event:
@@ -95,12 +95,12 @@ def test_every_event_comes_back(event: Event) -> None:
 def test_every_kind_of_event_has_a_form() -> None:
     """Also where a class without slots, of which one with slots was made, was not collected yet."""
     defined = {each for each in vars(outputs).values() if isinstance(each, type) and issubclass(each, Event)}
-    assert set(replica_messages._FORM_OF) == defined - {Event}
+    assert set(replica_messages.FORM_OF) == defined - {Event}
 
 
-@pytest.mark.parametrize("kind", replica_messages._FORM_OF)
+@pytest.mark.parametrize("kind", replica_messages.FORM_OF)
 def test_events_keep_their_names_and_fields(kind: type[Event]) -> None:
-    form = replica_messages._FORM_OF[kind]
+    form = replica_messages.FORM_OF[kind]
     assert form.message.__name__ == kind.__name__
     assert form.message.__struct_fields__ == tuple(field.name for field in fields(kind))
 
@@ -114,7 +114,7 @@ def test_an_event_with_a_new_field_travels() -> None:
         error: BridleError | None = None
 
     Moved.__annotations__.update(where=str, error=BridleError | None)
-    form = replica_messages._Form(Moved)
+    form = replica_messages.Form(Moved)
     data = replica_messages.encode(form.pack(Moved("r", 1, (1, 2), where="there", error=ControllerError("gone"))))
     back = form.unpack(msgspec.msgpack.decode(data, type=form.message))
     assert isinstance(back, Moved)

@@ -50,7 +50,7 @@ def test_it_is_bounded_and_its_two_maps_agree(kept: list[tuple[int, int, int]]) 
     for now, (request, length, replica) in enumerate(kept):
         known.keep(str(request), range(length), "", replica, float(now))
         assert len(known) <= 5
-        assert {end: name for name, (_, end, _, _) in known._homes.items()} == known._ends
+        assert {end: name for name, (_, end, _, _) in known.homes.items()} == known.ends
 
 
 def test_a_continuation_finds_its_replica_also_when_that_is_the_busiest() -> None:
@@ -60,20 +60,20 @@ def test_a_continuation_finds_its_replica_also_when_that_is_the_busiest() -> Non
     with replicated(2, config=EngineConfig(park_memory=1 << 20)) as made:
         said: list[tuple[str, list[int]]] = []
         for i in range(12):
-            made.client._loads[i % 2] += 1 << 20  # so that both have some
+            made.client.loads[i % 2] += 1 << 20  # so that both have some
             request = make_request([1] * 40, seed=i, **random)
             events = read(made.client, request)
             assert isinstance(events[-1], Finished) and events[-1].reason is FinishReason.STOP
             said.append((request.id, [*request.prompt, *tokens_of(events)]))
-            made.client._loads[i % 2] -= 1 << 20
-        homes = {request_id: home.replica for request_id, home in made.client._homes._homes.items()}  # type: ignore
+            made.client.loads[i % 2] -= 1 << 20
+        homes = {request_id: home.replica for request_id, home in made.client.homes.homes.items()}  # type: ignore
         assert sorted(homes.values()) == [0] * 6 + [1] * 6
         for request_id, tokens in said:
-            made.client._loads[homes[request_id]] += 1 << 20
+            made.client.loads[homes[request_id]] += 1 << 20
             end = read(made.client, make_request([*tokens, 2, 3], max_tokens=1))[-1]
             assert isinstance(end, Finished)
             assert len(tokens) - end.usage.cached_tokens <= BLOCK
-            made.client._loads[homes[request_id]] -= 1 << 20
+            made.client.loads[homes[request_id]] -= 1 << 20
 
 
 def test_letting_go_reaches_the_replica() -> None:

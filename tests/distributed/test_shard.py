@@ -137,7 +137,7 @@ def test_a_fault_of_a_step_keeps_its_kind_and_the_stream(host: Host) -> None:
 def test_replies_that_nobody_waits_for_are_dropped(host: Host) -> None:
     executor = host.connect()
     executor.forward(plan(1))
-    link = executor._used
+    link = executor.used
     assert link is not None
     link.send(pb.StepRequest(batch=pb.Batch(step=1)))  # asked, and then given up
     executor.reset()
@@ -170,7 +170,7 @@ def test_garbage_ends_the_stream_with_a_sentence(host: Host, data: bytes) -> Non
 def test_columns_that_do_not_fit_fail_the_step(host: Host) -> None:
     executor = host.connect()
     executor.forward(plan(1))
-    link = executor._used
+    link = executor.used
     assert link is not None
     link.send(pb.StepRequest(plan=pb.Plan(step=2, seq_ids=[1])))
     with pytest.raises(ProtocolError, match="a column has 0 entries"):
@@ -267,7 +267,7 @@ def test_a_shard_that_gives_no_vectors_says_so(host: Host) -> None:
 def test_a_lost_device_is_told_to_the_process() -> None:
     losses: list[ShardUnavailable] = []
     with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
-        host.shard._on_device_lost = losses.append
+        host.shard.on_device_lost = losses.append
         executor = host.connect()
         executor.forward(plan(1))
         with pytest.raises(ShardUnavailable, match="sticky error"):
@@ -280,7 +280,7 @@ def test_a_shard_without_its_device_is_used_no_more() -> None:
     """While its process ends it would fail step after step, and a request that is computed alone in the third loss in a
     row ends."""
     with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
-        host.shard._on_device_lost = lambda error: None
+        host.shard.on_device_lost = lambda error: None
         executor = host.connect()
         executor.forward(plan(1))
         with pytest.raises(ShardUnavailable, match="sticky error"):

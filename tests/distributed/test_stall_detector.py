@@ -47,8 +47,8 @@ def test_who_waits_for_something_is_not_held_up() -> None:
 
 def test_a_name_may_look_like_a_state(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("7 (a) R (b) S 1 7 7")
-    assert stall_detector._state(tmp_path / "stat") == "S"
-    assert stall_detector._state(tmp_path / "gone") == ""
+    assert stall_detector.state(tmp_path / "stat") == "S"
+    assert stall_detector.state(tmp_path / "gone") == ""
 
 
 def once_held_up(monkeypatch: pytest.MonkeyPatch, module: object) -> list[int]:
@@ -81,7 +81,7 @@ def test_a_late_replica_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(group, "SILENCE_SECONDS", 0.5)
     asked: SimpleQueue[int] = SimpleQueue()
     monkeypatch.setattr(group, "is_held_up", lambda pid: asked.put(pid) or asked.qsize() < 3)
     lost: SimpleQueue[str] = SimpleQueue()

@@ -45,7 +45,7 @@ def test_both_ends_are_one_trace(spans: InMemorySpanExporter) -> None:
 def test_a_lost_stream_is_a_failure(spans: InMemorySpanExporter) -> None:
     with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as host:
         executor = host.connect()
-        link = executor._link
+        link = executor.link
         assert link is not None
         link.cut("the shard hangs")
         executor.close()

@@ -108,7 +108,7 @@ def test_ranks_size_their_pools_together(
     )
     monkeypatch.setattr(group, "Members", partial(group.Members, on_loss=lost.put))
     caplog.set_level(logging.INFO, logger="bridle")
-    monkeypatch.setattr("bridle.logs._told", {})  # other tests set levels that children take over
+    monkeypatch.setattr("bridle.logs.shown", {})  # other tests set levels that children take over
     try:
         executor = group.load_group(alone, 2)
         info, found = executor.info, run(executor)

@@ -184,12 +184,12 @@ class DraftedLab(Lab):
     def step(self) -> list[Event]:
         events = super().step()
         assert not self.draft.violations, self.draft.violations[0]
-        self.drafter.blocks.check_integrity(shadow.own for shadow in self.drafter._shadows.values())
+        self.drafter.blocks.check_integrity(shadow.own for shadow in self.drafter.shadows.values())
         return events
 
     def check_empty(self) -> None:
         super().check_empty()
-        assert not self.drafter._shadows
+        assert not self.drafter.shadows
         assert self.drafter.blocks.num_free == self.drafter.blocks.num_blocks
 
 

@@ -55,7 +55,7 @@ def test_rewritten_variables_and_long_logs_are_merged() -> None:
     backlog = EventBuffer()
     for number in range(200):
         backlog.add([Stored("r", 0, "x", bytes([number]) * (1 << 20)), Log("r", 0, "a" * (1 << 17))])
-        assert backlog._num_bytes <= MAX_NOTE_BYTES
+        assert backlog.num_bytes <= MAX_NOTE_BYTES
     variables, logs, _ = told(backlog.drain())
     assert variables["x"] == bytes([199]) * (1 << 20)
     assert MAX_LOG_CHARS <= len(logs[0]) <= MAX_NOTE_BYTES and logs[0].startswith("[...]")
@@ -72,7 +72,7 @@ def test_small_pieces_count_too() -> None:
     backlog = EventBuffer(max_bytes=1 << 20)
     for _ in range(100_000):
         backlog.add([Stored("r", 0, "x", b"1", is_append=True)])
-        assert len(backlog._events) < 10_000
+        assert len(backlog.events) < 10_000
     assert told(backlog.drain())[0]["x"] == b"before" + b"1" * 100_000
 
 
@@ -89,7 +89,7 @@ def test_a_stalled_reader(names: int) -> None:
     with AsyncEngine(engine) as client:
         stream = client.submit(make_request(controller=program, max_tokens=60))
         while client.num_live:
-            assert stream._backlog._num_bytes <= MAX_NOTE_BYTES
+            assert stream._backlog.num_bytes <= MAX_NOTE_BYTES
         if names > 1:
             with pytest.raises(ControllerError, match="does not read"):
                 list(stream)

@@ -423,7 +423,7 @@ def python_run(*controllers: Controller) -> tuple[Replay, PythonControllerPool]:
 def test_the_outer_controller_may_rewrite_the_prompt() -> None:
     got, pool = python_run(Rewriting(), Watching())
     assert got.first.logs == "Rewriting sees [1, 2, 9]\nWatching sees [1, 2, 9]\n"
-    assert not (pool._live or pool._opened or pool._answers)
+    assert pool.is_empty
 
 
 def test_a_prompt_is_not_rewritten_once_another_has_seen_it() -> None:
@@ -431,7 +431,7 @@ def test_a_prompt_is_not_rewritten_once_another_has_seen_it() -> None:
     assert message(got) == (
         "controller 2 (rewriting) rewrites the prompt, which controller 1 (watching) has seen; name it first"
     )
-    assert not (pool._live or pool._opened or pool._answers)
+    assert pool.is_empty
 
 
 def test_a_controller_that_does_not_start_ends_the_request() -> None:

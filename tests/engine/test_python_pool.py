@@ -19,12 +19,6 @@ def python_lab(**options: object) -> tuple[Lab, PythonControllerPool]:
     return Lab(pools=[pool], **options), pool
 
 
-def assert_idle(pool: PythonControllerPool) -> None:
-    assert not pool._live
-    assert not pool._opened
-    assert not pool._answers
-
-
 def test_what_a_controller_sees() -> None:
     seen: list[tuple[object, ...]] = []
     decisions = [Decision.sample(), Decision.splice(1, (7, 8)), Decision.splice(3, (6,))]
@@ -48,7 +42,7 @@ def test_what_a_controller_sees() -> None:
     ]
     assert got.first.tokens == [6]
     assert got.first.logs == "ends with [6]\n"
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 def test_one_object_steers_many_requests() -> None:
@@ -63,7 +57,7 @@ def test_one_object_steers_many_requests() -> None:
     controller = Counting()
     replays = lab.run(*(make_request((5,), controller=controller, max_tokens=4) for _ in range(3)))
     assert [got.first.tokens for got in replays] == [[1, 2, 3, 4]] * 3
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 def test_forks_copy_the_controller() -> None:
@@ -84,7 +78,7 @@ def test_forks_copy_the_controller() -> None:
     lab, pool = python_lab()
     got = lab.run_one((1, 2), controller=Forking(), max_tokens=3)
     assert [one.logs for one in got.outputs.values()] == ["root\n" * 2, "root.1\n" * 2, "root.2\n" * 2]
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 def test_start_may_rewrite_the_prompt() -> None:
@@ -100,7 +94,7 @@ def test_start_may_rewrite_the_prompt() -> None:
     got = lab.run_one((1, 2), controller=Rewriting())
     assert got.first.stored == [("prompt", bytes([1, 2, 9]))]
     assert got.first.reason is FinishReason.CONTROLLER
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 class Failing(Controller):
@@ -144,7 +138,7 @@ def test_exceptions_end_their_own_output(where: str, reasons: list[str]) -> None
     assert [one.reason.value for one in got.outputs.values()] == reasons
     failed = [one.finished.error for one in got.outputs.values() if one.finished and one.finished.error]
     assert all(isinstance(error, ControllerError) and f"failed in {where}" in str(error) for error in failed)
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 def test_an_answer_that_is_no_decision() -> None:
@@ -156,7 +150,7 @@ def test_an_answer_that_is_no_decision() -> None:
     got = lab.run_one(controller=Wrong())
     assert got.first.finished is not None
     assert "must return a Decision" in str(got.first.finished.error)
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 @pytest.mark.parametrize("prompt", [(), (99,), (1,) * 10_000])
@@ -168,7 +162,7 @@ def test_a_refused_prompt_leaves_nothing_behind(prompt: tuple[int, ...]) -> None
     lab, pool = python_lab()
     got = lab.run_one(controller=Rewriting())
     assert got.first.reason is FinishReason.ERROR
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 def test_cancelled_requests_leave_nothing_behind() -> None:
@@ -180,7 +174,7 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
             lab.step()
         lab.engine.cancel(request.id)
     lab.drain()
-    assert_idle(pool)
+    assert pool.is_empty
 
 
 class _OldPool:

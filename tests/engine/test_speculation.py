@@ -131,7 +131,7 @@ def test_lookup_knows_what_a_fresh_one_knows(steps: list[tuple[list[int], int]],
         lookup.cut(len(tokens))
         fresh = NgramIndex(prediction)
         fresh.follow(tokens, len(tokens), 1 << 20)
-        assert (lookup._text, lookup._latest, lookup._before) == (fresh._text, fresh._latest, fresh._before)
+        assert (lookup.text, lookup.latest, lookup.before) == (fresh.text, fresh.latest, fresh.before)
 
 
 @given(tokens=TOKENS, limit=st.integers(1, 9))
@@ -361,11 +361,11 @@ def test_steps_of_rest_end_when_somebody_else_comes() -> None:
     rests = []
     for _ in range(40):
         assert not speculation.draft(sequences, 4, 64)
-        rests.append(speculation._rest.left)
+        rests.append(speculation.rest.left)
     assert max(rests) == 8 and rests.count(0) < 15
     sequences[-1] = make_sequence(9, [1, 2, 3] * 3, speculate=AUTO_DRAFTS)
     sequences[-1].draws.was_forked = True
-    assert not speculation._rest.goes_on(sequences)
+    assert not speculation.rest.goes_on(sequences)
     assert speculation.draft(sequences[-1:], 1, 64)
 
 
@@ -376,7 +376,7 @@ def test_a_text_that_says_nothing_is_asked_less_often_until_it_does() -> None:
     rests = []
     for _ in range(20):
         assert not speculation.draft([seq], 1, 64)
-        rests.append(speculation._rest.left)
+        rests.append(speculation.rest.left)
     assert max(rests) == 3 and rests.count(0) <= 6
     seq.tokens.extend(range(3))
     assert any(speculation.draft([seq], 1, 64) for _ in range(4))

@@ -49,8 +49,7 @@ class Running:
         self.client.close()
         self.desk.close()
         assert not self.executor.violations
-        assert not self.pool._live
-        assert not self.pool._held
+        assert self.pool.is_empty
         assert all(not counts.num_running for counts in self.desk.counts().values())
 
 

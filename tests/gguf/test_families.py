@@ -332,10 +332,10 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     _, file = pair("llama", "Q4_K_M", **sizes)
     executor = load_executor(ModelConfig(str(file), num_blocks=8))
-    model = executor._runner.model  # type: ignore[union-attr]
+    model = executor.runner.model  # type: ignore[union-attr]
     kinds = [type(module) for module in model.modules()]
     assert kinds.count(QuantizedLinear) >= 2 * 4 + 1 and PackedLinear not in kinds
-    assert executor._runner._short is not None  # type: ignore[union-attr]
+    assert executor.runner.lowered is not None  # type: ignore[union-attr]
     executor.close()
 
 

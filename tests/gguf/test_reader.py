@@ -237,7 +237,7 @@ def test_long_headers_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.
     path.write_bytes(_file(keys, (ROW,), bytes(range(64))))
     whole = open_gguf(path)
     for ahead in (1, 7, 30, 1000):
-        monkeypatch.setattr("bridle.gguf.byte_reader._AHEAD", ahead)
+        monkeypatch.setattr("bridle.gguf.byte_reader.READ_AHEAD_BYTES", ahead)
         file = open_gguf(path)
         assert file.metadata["w"] == texts == whole.metadata["w"] and file.metadata["general.name"] == "x"
         assert file.header == whole.header and file.read("t").tolist() == whole.read("t").tolist()

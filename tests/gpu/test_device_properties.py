@@ -266,8 +266,8 @@ def test_packed_checkpoints_are_served(name: str, tmp_path: Path) -> None:
         assert has_bits == (path == packed)
         row = PlanRow(0, 0, 9, new_tokens=(5,) * 9, new_blocks=(0,), num_prompt=9, num_logits=9)
         executor.forward(StepPlan(1, [row]))
-        assert executor._logits is not None
-        logits.append(executor._logits.float().clone())
+        assert executor.logits is not None
+        logits.append(executor.logits.float().clone())
         executor.close()
     error = (logits[0] - logits[1]).square().mean().sqrt() / logits[1].square().mean().sqrt()
     assert float(error) < 0.1

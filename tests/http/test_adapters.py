@@ -238,7 +238,7 @@ def test_models_and_info_list_adapters(fake: tuple[TestClient, Any]) -> None:
 
 
 def test_counts_by_adapter_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_MAX_ADAPTER_LABELS", 4)
+    monkeypatch.setattr(metrics, "MAX_ADAPTER_LABELS", 4)
     model = fake_model(name="demo")
     registry = registry_of(model, folder)
     client = TestClient(create_app(registry))

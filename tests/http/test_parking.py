@@ -294,7 +294,7 @@ def shows_parked(client: TestClient, num_blocks: int) -> bool:
 
 def ids_of(model: LoadedModel) -> list[str]:
     """The requests whose answers are remembered."""
-    return [entry.value.request_id for entry in model.answers._store._entries.values()]
+    return [entry.value.request_id for entry in model.answers._store.entries.values()]
 
 
 @pytest.mark.parametrize("awaits", [False, True])

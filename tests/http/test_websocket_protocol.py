@@ -92,13 +92,13 @@ def test_a_closed_connection_waits_for_no_turn() -> None:
 @pytest.mark.parametrize("opcode", [1, 2, 9], ids=["text", "binary", "ping"])
 def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
-    real = websocket_protocol._BoundedFrames._go_on
+    real = websocket_protocol.BoundedFrameReader.go_on
 
     def counted(self: Any) -> None:
         real(self)
         handled.append(self._num_frames)
 
-    monkeypatch.setattr(websocket_protocol._BoundedFrames, "_go_on", counted)
+    monkeypatch.setattr(websocket_protocol.BoundedFrameReader, "go_on", counted)
     monkeypatch.setattr(websocket_protocol, "RateBudget", lambda: RateBudget(2_000))
 
     async def main() -> None:
@@ -116,7 +116,7 @@ def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch:
             if not turns.let() and carrier.is_read:
                 break
         assert sum(handled) == 2_000 and carrier.is_read
-        assert max(handled) <= MAX_FRAMES + websocket_protocol._PIECE // 6 + 1
+        assert max(handled) <= MAX_FRAMES + websocket_protocol.PIECE_BYTES // 6 + 1
 
     asyncio.run(main())
 
@@ -127,14 +127,14 @@ def test_every_message_arrives_whole_and_in_order(messages: list[bytes], size: i
         turns, got = Kept(), []
         protocol, carrier = await open_protocol(turns, got)
         stream = b"".join(frame(2, message) for message in messages)
-        while stream or protocol._rest or not protocol.queue.empty() or turns.asked:
+        while stream or protocol.rest or not protocol.queue.empty() or turns.asked:
             if stream and carrier.is_read:
                 protocol.data_received(stream[:size])
                 stream = stream[size:]
             while not protocol.queue.empty():
                 got.append((await protocol.receive())["bytes"])
             turns.let()
-            assert len(protocol._rest) <= size  # no more than one read, however much there is
+            assert len(protocol.rest) <= size  # no more than one read, however much there is
         return got
 
     assert asyncio.run(main()) == messages

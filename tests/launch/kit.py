@@ -131,10 +131,10 @@ def num_descriptors() -> int:
 
 def await_spare(child: SupervisedProcess) -> int:
     """The process that stands by, once there is one."""
-    spare = child._spare
+    spare = child.spare
     assert spare is not None
-    with spare._changed:
-        assert spare._changed.wait_for(lambda: spare.pid is not None, PATIENCE)
+    with spare.changed:
+        assert spare.changed.wait_for(lambda: spare.pid is not None, PATIENCE)
         assert spare.pid is not None
         return spare.pid
 

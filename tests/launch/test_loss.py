@@ -130,7 +130,7 @@ def test_deadlines_pass_and_cancels_work_while_the_shard_is_away(shard: Launched
     with AsyncEngine(Engine(shard)) as engine:
         crowd = Crowd(engine, requests(2, 4000))
         assert crowd.wait(10)
-        shard.child._pauses = (3600.0,)  # it is not started again
+        shard.child.pauses = (3600.0,)  # it is not started again
         shard.child._is_kept = False
         shard.child.kill()
         sampling = SamplingParams(max_tokens=5)
@@ -145,7 +145,7 @@ def test_deadlines_pass_and_cancels_work_while_the_shard_is_away(shard: Launched
 
 def test_a_request_that_kills_its_shard_ends_alone(shard: LaunchedShard) -> None:
     made = requests(4, 150)
-    shard.child._pauses = (0.0,)
+    shard.child.pauses = (0.0,)
     with AsyncEngine(Engine(shard)) as engine:
         crowd = Crowd(engine, made)
         assert crowd.wait(20)

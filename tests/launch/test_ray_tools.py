@@ -110,7 +110,7 @@ def test_controllers_of_engines_call_tools_of_their_front(tools: Tools) -> None:
             for number, got in enumerate(await asyncio.wait_for(asyncio.gather(*running), PATIENCE)):
                 assert got is not None and got.outputs[0].tokens[:3] == written(f"k{number}1")[:3]
                 assert "there is no such tool; there are count, waits, hangs" in got.outputs[0].logs
-            assert all(not engine.calls._streams and not engine.calls._askers for engine in made.engines.values())
+            assert all(not engine.calls.streams and not engine.calls.askers for engine in made.engines.values())
 
     asyncio.run(main())
 
@@ -142,7 +142,7 @@ def test_a_lost_engines_calls_are_not_made_again(tools: Tools) -> None:
             got = await asyncio.wait_for(running, PATIENCE)
             assert got is not None and got.outputs[0].tokens == written("b1c1")
             assert tools.num == {"b": 1, "c": 1}
-            assert not made.front._calls._books and not made.front._calls._asked
+            assert not made.front.calls.books and not made.front.calls.asked
 
     asyncio.run(main())
 
@@ -155,7 +155,7 @@ def test_a_request_that_is_over_has_no_calls_left(tools: Tools) -> None:
             await asyncio.to_thread(tools.is_reached.wait, PATIENCE)
             made.front.forget(request.id)
             assert await asyncio.to_thread(tools.was_cancelled.wait, PATIENCE)
-            assert not made.engines["one"].calls._streams
+            assert not made.engines["one"].calls.streams
             late = RemoteToolExecutor(ToolsElsewhere(("count",)))
             EngineCalls(late, "two")
             assert late.begin("count").error == "the front is gone"

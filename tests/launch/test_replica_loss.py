@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-m", "tests.launch.scripted_replica"]
 
 @pytest.fixture
 def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedReplicas]:
-    monkeypatch.setattr(replica_link, "_SILENCE_SECONDS", 4.0)  # longer than one that runs may wait for a processor
+    monkeypatch.setattr(replica_link, "SILENCE_SECONDS", 4.0)  # longer than one that runs may wait for a processor
     before = children()
     made = LaunchedReplicas([COMMAND] * 2, start_timeout=PATIENCE)
     yield made
@@ -69,14 +69,14 @@ def test_the_next_replica_has_as_many_blocks(replicas: LaunchedReplicas) -> None
 @pytest.mark.slow
 def test_a_replica_that_does_not_come_up_is_started_again(replicas: LaunchedReplicas) -> None:
     child = replicas.children[0]
-    replicas._start_timeout = 0.0  # nobody is as quick as that
+    replicas.start_timeout = 0.0  # nobody is as quick as that
     child.kill()
-    with child._changed:
-        assert child._changed.wait_for(lambda: child.num_ends > 1, PATIENCE)
+    with child.changed:
+        assert child.changed.wait_for(lambda: child.num_ends > 1, PATIENCE)
     assert replicas.is_healthy
-    replicas._start_timeout = 60.0
-    with replicas._first:
-        assert replicas._first.wait_for(lambda: replicas.num_up == 2, PATIENCE)
+    replicas.start_timeout = 60.0
+    with replicas.changed:
+        assert replicas.changed.wait_for(lambda: replicas.num_up == 2, PATIENCE)
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_twenty_losses_under_a_hundred_streams(replicas: LaunchedReplicas) -> No
     crowd = Crowd(replicas, made)
     for number in range(20):
         assert crowd.wait(100)
-        with replicas._first:  # the other one is there to take over
-            replicas._first.wait_for(lambda: replicas.num_up == 2, PATIENCE)
+        with replicas.changed:  # the other one is there to take over
+            replicas.changed.wait_for(lambda: replicas.num_up == 2, PATIENCE)
         lose(replicas, number % 2, signal.SIGSTOP if number % 5 == 4 else signal.SIGKILL, crowd)
     check_streams(crowd, list(made))
     assert num_descriptors() <= descriptors + 4

@@ -42,7 +42,7 @@ class Worker:
         """The process that goes on next."""
         assert select.select([self._pipe], [], [], 60)[0], "nobody goes on"
         pid, _, self.told = self._pipe.readline().decode().rstrip("\n").partition(" ")
-        with self.child._changed:  # it may be quicker than who let it go
+        with self.child.changed:  # it may be quicker than who let it go
             assert self.child.pid == int(pid)
         return int(pid)
 
@@ -79,13 +79,13 @@ def prove(worker: Worker) -> int:
 def test_who_stands_by_takes_the_place_of_who_ended(worker: Worker) -> None:
     first = worker.await_next()
     worker.child.keep()
-    assert worker.child._spare is not None
-    assert worker.child._spare.pid is None, "it has proven nothing yet"
+    assert worker.child.spare is not None
+    assert worker.child.spare.pid is None, "it has proven nothing yet"
     second = prove(worker)
     assert worker.is_quiet
     os.kill(first, signal.SIGKILL)
     assert worker.await_next() == second
-    assert worker.child._spare.pid is None, "nor has this one"
+    assert worker.child.spare.pid is None, "nor has this one"
     third = prove(worker)
     os.kill(second, signal.SIGKILL)
     assert worker.await_next() == third
@@ -98,8 +98,8 @@ def test_it_comes_after_those_who_were_waiting(worker: Worker, monkeypatch: pyte
     worker.child.prove(first)
     os.kill(first, signal.SIGKILL)
     second = worker.await_next()
-    assert worker.child._spare is not None
-    assert worker.child._spare.pid is None
+    assert worker.child.spare is not None
+    assert worker.child.spare.pid is None
     monkeypatch.setattr("bridle.launch.warm_standby.PAUSE_SECONDS", 0.0)
     assert prove(worker) != second
 
@@ -141,7 +141,7 @@ def test_without_the_word_it_ends() -> None:
 def test_children_are_told_by_their_command_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag that the command line has set back to its default would come again through the environment. The form of
     logs is that of this process, whatever the environment says."""
-    monkeypatch.setattr("bridle.logs._told", {"BRIDLE_LOG_FORMAT": "json", "BRIDLE_LOG_LEVEL": "info"})
+    monkeypatch.setattr("bridle.logs.shown", {"BRIDLE_LOG_FORMAT": "json", "BRIDLE_LOG_LEVEL": "info"})
     monkeypatch.setenv("BRIDLE_LOG_FORMAT", "console")
     monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")
     monkeypatch.setenv("BRIDLE_CONFIG", "settings.yaml")

@@ -138,8 +138,8 @@ def test_steps_larger_than_a_batch_are_computed_in_parts() -> None:
     tokens = [3 + n % 290 for n in range(64)]
     for each in (executor, small):
         each.forward(prompt_plan(1, 0, tokens, 20))
-    assert executor._logits is not None and small._logits is not None
-    assert float((executor._logits - small._logits).abs().max()) < 1e-3
+    assert executor.logits is not None and small.logits is not None
+    assert float((executor.logits - small.logits).abs().max()) < 1e-3
     executor.close()
     small.close()
 

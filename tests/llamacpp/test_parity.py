@@ -31,8 +31,8 @@ def test_logits_are_those_of_the_original(family: str) -> None:
     want = logits(load(pair(family)[0]))
     executor = started(family)
     executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
-    assert executor._logits is not None
-    error = float((executor._logits - want).abs().max())
+    assert executor.logits is not None
+    error = float((executor.logits - want).abs().max())
     has_gelu = family in ("gemma", "gemma2", "gemma3_text", "starcoder2", "phi")
     assert error <= (GAP if has_gelu else 1e-3)
     executor.close()
@@ -50,8 +50,8 @@ def test_logits_of_llama_3s_positions() -> None:
     original, file = pair("llama", rope_parameters=rope)
     executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
     executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
-    assert executor._logits is not None
-    assert float((executor._logits - logits(load(original))).abs().max()) <= 1e-3
+    assert executor.logits is not None
+    assert float((executor.logits - logits(load(original))).abs().max()) <= 1e-3
     executor.close()
 
 
@@ -64,7 +64,7 @@ def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> N
     want = logits(load(file), tokens)  # [T, V]
     executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
     executor.forward(prompt_plan(1, 0, tokens, len(tokens)))
-    have = executor._logits
+    have = executor.logits
     assert have is not None
     size = float(want.square().mean().sqrt())
     best = want.topk(2).values  # [T, 2]
@@ -97,9 +97,9 @@ def test_packed_experts_are_read_as_they_were_meant(family: str, kind: str) -> N
     want = logits(load(file))
     executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
     executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
-    assert executor._logits is not None
+    assert executor.logits is not None
     # Where two experts nearly tie, either may be taken: most rows are those of the other, to the types' precision.
-    errors = (executor._logits - want).square().mean(-1).sqrt() / want.square().mean().sqrt()  # [T]
+    errors = (executor.logits - want).square().mean(-1).sqrt() / want.square().mean().sqrt()  # [T]
     assert float(errors.median()) < 0.05
     executor.close()
 
@@ -158,8 +158,8 @@ def test_embeddings_are_those_of_torch() -> None:
     want = there.embed(1, [1, 0])
     assert torch.allclose(torch.tensor(have), torch.tensor(want), atol=1e-4)
     executor.forward(StepPlan(2, [PlanRow(0, len(PROMPT), 1, 1, len(PROMPT), (7,), num_prompt=len(PROMPT))]))
-    assert executor._logits is not None
-    assert torch.allclose(executor._logits, logits(load(original), [*PROMPT, 7])[-1:], atol=1e-3)
+    assert executor.logits is not None
+    assert torch.allclose(executor.logits, logits(load(original), [*PROMPT, 7])[-1:], atol=1e-3)
     executor.close()
 
 

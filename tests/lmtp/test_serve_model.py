@@ -15,9 +15,9 @@ from bridle.errors import InvalidRequest
 def settings_of(*words: str) -> Any:
     """The settings that a command line gives."""
     _, bound, _ = app.parse_args(["serve-model", *words], exit_on_error=False, print_error=False)
-    given = {"lmtp": LmtpOptions(), "models": serve_model._MODELS_DEFAULT, "access": serve_model._ACCESS_DEFAULT}
+    given = {"lmtp": LmtpOptions(), "models": serve_model.MODELS_DEFAULT, "access": serve_model.ACCESS_DEFAULT}
     given |= {name: bound.arguments[name] for name in given if name in bound.arguments}
-    return serve_model._settings(bound.args[0], given["lmtp"], given["models"], given["access"])
+    return serve_model.serve_settings(bound.args[0], given["lmtp"], given["models"], given["access"])
 
 
 def test_defaults_are_where_lmql_looks() -> None:
@@ -51,7 +51,7 @@ def test_pages_of_an_origin_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over HTTP and over LMTP alike, as with `bridle serve`."""
     origin, seen = "http://page.example", []
     assert settings_of("demo", "--cors-origin", origin).http.cors_origins == (origin,)
-    monkeypatch.setattr(serve_model, "_serve_sockets", lambda settings, limits, lmtp: seen.append(limits))
+    monkeypatch.setattr(serve_model, "serve_sockets", lambda settings, limits, lmtp: seen.append(limits))
     app(["serve-model", "demo", "--cors-origin", origin, "--silent"], result_action="return_value")
     assert [limits.allowed_origins for limits in seen] == [(origin,)]
 
@@ -81,8 +81,8 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_what_clients_send_is_shown_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    serve_model._say_short("GENERATE {}\n\x1b[31m")
-    serve_model._say_short("x" * 5_000)
+    serve_model.say_short("GENERATE {}\n\x1b[31m")
+    serve_model.say_short("x" * 5_000)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "GENERATE {}\\n\\x1b[31m"
     assert second.endswith("... (5000 characters)") and len(second) < 2_100

@@ -480,7 +480,7 @@ async def test_a_model_is_loaded_when_it_is_asked_for() -> None:
     for name in ("late", "broken"):
         registry.add_slot(Slot(name, ModelConfig(name)))
     async with running() as setup:
-        setup.server._home.host.registry = registry  # type: ignore[misc]
+        setup.server.home.host.registry = registry  # type: ignore[misc]
         new, old = setup.connect(), setup.connect()
         await new.send("MODEL_INFO", {"model": "late", "stream_id": 1, "data": {"lmtp": {"version": 1}}})
         (info,) = await new.stream(1)
@@ -534,7 +534,7 @@ def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> N
 
     async def main() -> None:
         async with running() as setup:
-            turns = setup.server._home.host.turns
+            turns = setup.server.home.host.turns
             wires = [setup.connect() for _ in range(20)]
             for wire in wires:
                 await wire.hello()
@@ -599,7 +599,7 @@ def test_immediate_answers_are_charged_and_tokens_are_not(monkeypatch: pytest.Mo
 
     async def main() -> None:
         async with running() as setup:
-            monkeypatch.setattr(setup.server._home.host.turns, "charge", charged.append)
+            monkeypatch.setattr(setup.server.home.host.turns, "charge", charged.append)
             wire = setup.connect()
             assert len(await wire.ask("GENERATE", prompt=[5], max_tokens=20)) == 20
             assert sum(charged) == 0.0

@@ -235,7 +235,7 @@ def test_all_front_ends_of_a_server_have_one_share_of_its_loop() -> None:
     config: Any = uvicorn_config(app, ServeSettings())
     (front,) = [front for front in app.state.http.fronts if isinstance(front, LmtpEndpoint)]
     turns = app.state.http.turns
-    assert config.http.shares is turns and config.ws.shares is turns and front.server._home.host.turns is turns
+    assert config.http.shares is turns and config.ws.shares is turns and front.server.home.host.turns is turns
 
 
 def test_a_flood_is_closed_with_a_reason_that_arrives(address: str) -> None:

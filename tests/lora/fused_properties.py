@@ -74,11 +74,11 @@ def watched() -> Iterator[tuple[list[tuple[np.ndarray, int]], list[Tensor]]]:
         hidden.append(whole_shrink(self, *rest))
         return hidden[-1]
 
-    whole_shrink = TiledProduct._shrink
+    whole_shrink = TiledProduct.shrink
     with (
         patch.object(Builder, "create_masked_load", noting(Builder.create_masked_load, 0)),
         patch.object(Builder, "create_masked_store", noting(Builder.create_masked_store, 1)),
-        patch.object(TiledProduct, "_shrink", shrink),
+        patch.object(TiledProduct, "shrink", shrink),
     ):
         yield touched, hidden
 
@@ -92,7 +92,7 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
     segments, num_tokens = random_segments(random, random_adapters(random, sites, like, 6), 150)
     (product,) = FusedKernel(CPU).products(segments)
     assert isinstance(product, FusedProduct)
-    held = [product._tiles, *(table.values for table in product._held[1])]
+    held = [product.tiles, *(table.values for table in product.held[1])]
     held += [segment.adapter.flat for segment in segments]
     for site in product.sites:
         rows = torch.zeros(num_tokens, sites[site].num_inputs, dtype=dtype)

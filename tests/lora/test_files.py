@@ -283,7 +283,7 @@ def test_a_look_reads_in_pieces_what_is_read_whole_later(tmp_path: Path, monkeyp
     folder = write_adapter(tmp_path, targets=ALL_LINEAR, rank=16)
     whole, weights = files_module.read_adapter(folder)
     monkeypatch.setattr(files_module, "MAX_HEADER_BYTES", 8_192)
-    monkeypatch.setattr(files_module, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(files_module, "CHUNK_BYTES", 1_000)
     assert len(weights) > 3 * 8_192
     assert open_adapter(folder) == whole
 

@@ -55,7 +55,7 @@ def test_everybody_gets_an_error_of_their_own() -> None:
 
 
 def test_there_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(negative_cache, "_MAX_FAILURES", 3)
+    monkeypatch.setattr(negative_cache, "MAX_FAILURES", 3)
     known = Failures()
     for name in ("a", "b", "c", "a", "d"):
         known.note(name, refused(None))

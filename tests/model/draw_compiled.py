@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridle.cpu_kernels.sampling import MAX_BEST
-from bridle.model.sampling.device_draw import _OPTIONS, BLOCK, PART, _block_of
+from bridle.model.sampling.device_draw import BLOCK, OPTIONS, PART, block_of
 
 #: Of the widest vocabulary, of which sums are still exact.
 VOCAB = 1 << 19
@@ -33,6 +33,6 @@ def compile_all(capability: int, dtype: str) -> Iterator[Any]:
 def _compile(kernel: Any, pointers: dict[str, str], is_last: bool, capability: int) -> Any:
     from tests.lora.compiled import compile_kernel
 
-    sizes = {"part": PART, "block": BLOCK, "block_parts": _block_of(VOCAB // PART), "block_heads": MAX_BEST}
+    sizes = {"part": PART, "block": BLOCK, "block_parts": block_of(VOCAB // PART), "block_heads": MAX_BEST}
     aligned = {name for name in pointers if name in kernel.arg_names} | {"vocab"}
-    return compile_kernel(kernel, pointers, {**sizes, "is_last": is_last}, capability, aligned, dict(_OPTIONS))
+    return compile_kernel(kernel, pointers, {**sizes, "is_last": is_last}, capability, aligned, dict(OPTIONS))

@@ -203,13 +203,13 @@ def test_histories_that_go_on_from_step_to_step_count_as_whole_ones(changes: lis
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_no_program_leaves_its_tensors(batch: list[SampleRow]) -> None:
     batch = [*batch, row(0, seq_id=0, top_p=0.9, temperature=5.0, logprobs=2, presence_penalty=1.0)]
-    launch, held = device_draw._Step._launch, []
+    launch, held = device_draw.DrawStep.launch, []
 
     def noted(self: Any, name: str, *grid: int, **more: Any) -> None:
         held.extend(each for each in self._given.values() if isinstance(each, torch.Tensor))
         launch(self, name, *grid, **more)
 
-    with watched() as touched, patch.object(device_draw._Step, "_launch", noted):
+    with watched() as touched, patch.object(device_draw.DrawStep, "launch", noted):
         run(LOGITS, batch, histories=HISTORIES, sampler=DeviceSampler(CPU))
     assert touched
     check_owned(touched, held)
@@ -225,15 +225,15 @@ def test_the_trial_lets_the_kernels_pass_and_no_others(
     monkeypatch.setattr(device_draw, "PART", 4096)
     monkeypatch.setattr(device_draw, "BLOCK", 1024)
     assert isinstance(tried_sampler(CPU, dtype, 5003), DeviceSampler)
-    monkeypatch.setattr(sampler_self_test, "_KINDS", sampler_self_test._KINDS[:2])
-    honest = device_draw._Step._launch
+    monkeypatch.setattr(sampler_self_test, "KINDS", sampler_self_test.KINDS[:2])
+    honest = device_draw.DrawStep.launch
 
     def forgetful(self: Any, name: str, *grid: int, **more: Any) -> None:
         if name == "pick":
             self._given["longs"].fill_(1)  # everybody draws the same number
         honest(self, name, *grid, **more)
 
-    monkeypatch.setattr(device_draw._Step, "_launch", forgetful)
+    monkeypatch.setattr(device_draw.DrawStep, "launch", forgetful)
     assert "was drawn in place of" in str(find_problem(DeviceSampler(CPU), CPU, dtype, 5003))
     assert isinstance(tried_sampler(CPU, dtype, 5003), StandardSampler)
     assert "tokens are drawn in plain torch on cpu" in caplog.text

@@ -64,7 +64,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
     def graph_loader(config: ModelConfig, runner: Any, geometry: Any, adapters: Any) -> GraphLoader | None:
         if config.enforce_eager:
             return None
-        kernel, fused = runner.attention.kernel, None if runner._short is None else runner._short.fused
+        kernel, fused = runner.attention.kernel, None if runner.lowered is None else runner.lowered.fused
         for each in (kernel, fused):
             if each is not None:
                 each.__dict__["kernels"] = TapedKernels(each.kernels)
@@ -181,7 +181,7 @@ def test_attention_is_bitwise_that_of_short_chunks(
         have = rows.attend(wide, pool.layer, options)
     assert torch.equal(have[:num_tokens], want)
     assert kernel.tables is not None
-    held = [wide, have, static._words, kernel.tables, pool.layer.keys, pool.layer.values, *scratch.parts()]
+    held = [wide, have, static.words, kernel.tables, pool.layer.keys, pool.layer.values, *scratch.parts()]
     check_owned(touched, held if options.sinks is None else [*held, options.sinks])
 
 
@@ -307,7 +307,7 @@ def test_rows_with_adapters_are_in_graphs_as_they_are_without(
                 assert all(torch.equal(old, new) for old, new in zip(first[number], have, strict=True))
             first.append(have)
         for key in ("0", "1", "2"):
-            kept.append(adapters._on_device[key])
+            kept.append(adapters.on_device[key])
             adapters.displace(key)
         for key in ("2", "0", "1"):
             adapters.place(key)

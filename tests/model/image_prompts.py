@@ -134,7 +134,7 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
             rows.append(row)
         number += 1
         executor.forward(StepPlan(number, rows))
-        logits = executor._logits
+        logits = executor.logits
         assert logits is not None
         for row, part in zip(rows, torch.split(logits, [row.num_logits for row in rows]), strict=True):
             parts[row.seq_id].append(part)

@@ -321,7 +321,7 @@ def runner_of(family: str, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_the_trial_lets_the_kernels_pass(family: str, dtype: torch.dtype) -> None:
-    assert isinstance(runner_of(family, dtype)._short.fused, FusedStep)
+    assert isinstance(runner_of(family, dtype).lowered.fused, FusedStep)
 
 
 class TurnedStep(FusedStep):
@@ -391,7 +391,7 @@ def test_the_trial_lets_no_others_pass(
         return made
 
     monkeypatch.setattr(FusedStep, part, wrong)
-    assert runner_of("qwen3", torch.float32)._short.fused is None
+    assert runner_of("qwen3", torch.float32).lowered.fused is None
     assert "plain torch between products and attention: the fused kernels differ in layer" in caplog.text
 
 
@@ -404,4 +404,4 @@ def test_what_is_stored_is_compared_as_well(monkeypatch: pytest.MonkeyPatch) -> 
         return query
 
     monkeypatch.setattr(FusedStep, "turn", forgetful)
-    assert runner_of("qwen3", torch.float32)._short.fused is None
+    assert runner_of("qwen3", torch.float32).lowered.fused is None

@@ -151,7 +151,7 @@ def all_logits(
     executor.reset()
     executor.forward(StepPlan(1, rows))
     executor.sample(SampleBatch(1))
-    logits = executor._logits
+    logits = executor.logits
     assert logits is not None
     executor.reset()
     return list(logits.split([len(prompt) for prompt in prompts]))

@@ -163,9 +163,9 @@ def test_no_program_leaves_its_tensors(pool: Pool, contexts: list[tuple[int, int
     with watched() as touched, patch.object(torch.Tensor, "new_empty", news), patch.object(torch, "empty_like", likes):
         attend(kernel, pool, step, query, options)
     assert touched
-    assert kernel._words is not None
+    assert kernel.packed_words is not None
     assert kernel.tables is not None
-    held = [query, pool.layer.keys, pool.layer.values, kernel._words, kernel.tables, *made]
+    held = [query, pool.layer.keys, pool.layer.values, kernel.packed_words, kernel.tables, *made]
     held += [] if options.sinks is None else [options.sinks]
     check_owned(touched, held)
 

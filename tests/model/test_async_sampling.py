@@ -64,9 +64,9 @@ def drawn(executor: LateHere) -> LateHere:
 
 def test_a_mirror_has_the_token_once_it_is_taken(executor: LateHere) -> None:
     drawn(executor).forward(StepPlan(2, [PlanRow(0, 3, 1, 1, 3, (placeholder_for_row(0),), 1, (), 3)]))
-    assert executor._history(SampleRow(0, 0, GREEDY))[0] == [1, 2, 3, -1]
+    assert executor.history(SampleRow(0, 0, GREEDY))[0] == [1, 2, 3, -1]
     (token,) = executor.get_result().tokens
-    assert executor._history(SampleRow(0, 0, GREEDY))[0] == [1, 2, 3, token]
+    assert executor.history(SampleRow(0, 0, GREEDY))[0] == [1, 2, 3, token]
     assert executor.await_forward(0.0)
 
 
@@ -122,7 +122,7 @@ def test_a_device_that_fails_for_good_ends_the_engine(
 
     monkeypatch.setattr(executor_module, "is_sound", lambda device: False)
     monkeypatch.setattr(
-        executor._runner if part == "forward" else executor._late, {"forward": "run"}.get(part, part), fail
+        executor.runner if part == "forward" else executor.async_sampling, {"forward": "run"}.get(part, part), fail
     )
     with AsyncEngine(Engine(executor)) as engine:
         stream = engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=5)))
@@ -139,7 +139,7 @@ def test_an_error_of_a_sound_device_ends_one_request_alone(executor: LateHere, m
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._late, "take", fail)
+        patch.setattr(executor.async_sampling, "take", fail)
         with pytest.raises(InternalError, match="sampling of step 1 failed on cpu"):
             drawn(executor).get_result()
     executor.reset()

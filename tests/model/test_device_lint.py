@@ -77,9 +77,9 @@ class Trial:
             lower_model(model, geometry)
             cache = KVCache(geometry, 64, BLOCK, dtype, META)
             runner = ModelRunner(model, PagedAttention(cache, self.kernel))
-        short = runner._short
+        short = runner.lowered
         assert short is not None
-        self.fused = FusedStep(short._layers, short._norm, META)
+        self.fused = FusedStep(short.layers, short.norm, META)
         if is_fused:
             short.fused = self.fused
             with patch.object(rope, "are_halved", lambda turns: True):  # there are no numbers to compare
@@ -103,9 +103,9 @@ class Trial:
 
     def draw(self, rows: list[SampleRow]) -> DeviceTrace:
         """Draws that nobody takes."""
-        logits = self.executor._logits
+        logits = self.executor.logits
         with self.traced() as trace:
-            self.sampler.draw(logits, SampleBatch(self._step, rows), self.executor._history)
+            self.sampler.draw(logits, SampleBatch(self._step, rows), self.executor.history)
         return trace
 
     @contextmanager
@@ -224,10 +224,10 @@ def test_a_step_with_adapters_is_one_upload_more() -> None:
     trial.executor.adapters = graphs._adapters = adapters
     for key, rank in (("a", 8), ("b", 64), ("large", 72)):
         layout = adapters._layout_of_all(rank)
-        adapters._on_device[key] = PlacedAdapter(
+        adapters.on_device[key] = PlacedAdapter(
             layout, torch.empty(layout.num_values, dtype=torch.bfloat16, device=META)
         )
-        fused.prepare(adapters._on_device[key])
+        fused.prepare(adapters.on_device[key])
     with trial.traced() as trace:
         fused.machine.__dict__["kernels"] = Counted(trace)
         graphs.capture_adapted((4, 8), silent)
@@ -352,9 +352,9 @@ def test_scores_of_prompts_come_in_one_download_and_are_waited_for_with_the_toke
     trial.forward([whole])
     trial.sampler._max_elements = 6 * VOCAB // num_parts
     rows, scores = [SampleRow(0, 5, SamplingParams(temperature=0.0))], [ScoreRun(0, 0, (5,) * 5, 3)]
-    logits, batch = trial.executor._logits, SampleBatch(trial._step, rows, scores)
+    logits, batch = trial.executor.logits, SampleBatch(trial._step, rows, scores)
     with trial.traced() as trace:
-        drawing = trial.sampler.draw(logits, batch, trial.executor._history)
+        drawing = trial.sampler.draw(logits, batch, trial.executor.history)
         assert drawing.tokens is not None, "the next step may name them"
     trace.check(launches=2 + 31 * num_parts + 1, quick=1 + 2 * num_parts, waits=0, downloads=2)
     with trial.traced() as trace:

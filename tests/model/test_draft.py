@@ -53,8 +53,8 @@ def test_a_draft_model_that_agrees_is_right_at_any_temperature(temperature: floa
 
 
 def kv_of(executor: LocalExecutor) -> KVCache:
-    assert executor._runner is not None
-    return executor._runner.attention.cache
+    assert executor.runner is not None
+    return executor.runner.attention.cache
 
 
 @pytest.mark.parametrize("room", [{"kv_memory": 1 << 20}, {"kv_tokens": 512}, {"num_blocks": 16}])

@@ -106,7 +106,7 @@ def test_history_is_the_mirror(executor: LocalExecutor) -> None:
             seen[row.seq_id] = (list(tokens), num_prompt)
         return argmax_sampler(logits, batch, history)
 
-    executor._sampler = spy
+    executor.sampler = spy
     driver = NaiveDriver(executor, PROMPTS[:2])
     driver.generate(3)
     assert seen == {n: (driver.tokens[n][:-1], driver.num_prompt[n]) for n in (0, 1)}
@@ -119,7 +119,7 @@ def test_several_logits_per_row_and_scores(executor: LocalExecutor) -> None:
         shapes.append((tuple(logits.shape), batch.scores[0].tokens))
         return argmax_sampler(logits, batch, history)
 
-    executor._sampler = spy
+    executor.sampler = spy
     executor.forward(StepPlan(1, [PlanRow(0, 0, 5, num_logits=4, new_tokens=(3, 4, 5, 6, 7), new_blocks=(0, 1))]))
     executor.sample(SampleBatch(1, [], [ScoreRun(0, 0, (4, 5, 6, 7))]))
     assert shapes == [((4, 300), (4, 5, 6, 7))]
@@ -156,9 +156,9 @@ def test_inconsistent_plans_change_nothing(executor: LocalExecutor, plan: StepPl
     executor.forward(StepPlan(1, [GOOD]))
     with pytest.raises(InternalError, match=message):
         executor.forward(plan)
-    assert executor._history(SampleRow(0, 0, GREEDY)) == ([3, 4, 5, 6, 7], 0)
+    assert executor.history(SampleRow(0, 0, GREEDY)) == ([3, 4, 5, 6, 7], 0)
     executor.forward(StepPlan(3, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(8,))]))
-    assert executor._history(SampleRow(0, 0, GREEDY))[0] == [3, 4, 5, 6, 7, 8]
+    assert executor.history(SampleRow(0, 0, GREEDY))[0] == [3, 4, 5, 6, 7, 8]
 
 
 def test_batches_that_are_off(executor: LocalExecutor) -> None:
@@ -179,7 +179,7 @@ def test_steps_without_rows_or_logits(executor: LocalExecutor) -> None:
     with pytest.raises(InternalError, match="of 0 in step 2"):
         executor.sample(SampleBatch(2, [SampleRow(0, 0, GREEDY)]))
     with pytest.raises(InternalError, match="no mirror"):
-        executor._history(SampleRow(0, 0, GREEDY))
+        executor.history(SampleRow(0, 0, GREEDY))
 
 
 def test_adapters_that_are_not_there_are_refused(executor: LocalExecutor) -> None:
@@ -189,13 +189,13 @@ def test_adapters_that_are_not_there_are_refused(executor: LocalExecutor) -> Non
 
 def test_a_failing_step_forgets_everything_but_lives(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     executor.forward(StepPlan(1, [GOOD]))
-    assert executor._runner is not None
+    assert executor.runner is not None
 
     def fail(step: Any) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._runner, "run", fail)
+        patch.setattr(executor.runner, "run", fail)
         with pytest.raises(InternalError, match=r"step 2 \(1 tokens\) failed on cpu: RuntimeError: out of memory"):
             executor.forward(StepPlan(2, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]))
     with pytest.raises(InternalError, match="mirror has"):
@@ -213,15 +213,15 @@ def test_the_request_that_breaks_the_model_ends_and_the_others_go_on(
     requests = [Request(str(n), tuple(prompt), sampling) for n, prompt in enumerate([*PROMPTS, [5, poison, 6]])]
     want = NaiveDriver(executor, PROMPTS).generate(6)
     executor.reset()
-    assert executor._runner is not None
-    run = executor._runner.run
+    assert executor.runner is not None
+    run = executor.runner.run
 
     def fail_on_poison(step: Any) -> Tensor:
         if poison in step.input_ids.flatten().tolist():
             raise RuntimeError("device-side assert")
         return run(step)
 
-    monkeypatch.setattr(executor._runner, "run", fail_on_poison)
+    monkeypatch.setattr(executor.runner, "run", fail_on_poison)
     engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
     for request in requests:
         engine.add(request)
@@ -256,8 +256,8 @@ def test_reset_lets_steps_start_anew(executor: LocalExecutor) -> None:
 @pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"])
 def test_dense_families_are_lowered(family: str) -> None:
     executor = load(tiny_checkpoints.cached_checkpoint(family))
-    assert executor._runner is not None
-    layers = executor._runner.model.model.layers  # type: ignore[union-attr]
+    assert executor.runner is not None
+    layers = executor.runner.model.model.layers  # type: ignore[union-attr]
     assert [type(layer).__name__ for layer in layers] == ["DenseLayer"] * 3  # type: ignore[union-attr]
 
 
@@ -268,8 +268,8 @@ def test_a_layer_of_another_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"helium"}))
     path = tiny_checkpoints.cached_checkpoint("helium")
     executor = load(path)
-    assert executor._runner is not None
-    layers = executor._runner.model.model.layers  # type: ignore[union-attr]
+    assert executor.runner is not None
+    layers = executor.runner.model.model.layers  # type: ignore[union-attr]
     assert [type(layer).__name__ for layer in layers] == ["HeliumDecoderLayer"] * 3  # type: ignore[union-attr]
     assert NaiveDriver(executor, PROMPTS[:1]).generate(5) == [library_output(path, PROMPTS[0], 5)]
 

@@ -29,7 +29,7 @@ def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     family, quantization = request.param
     path = tiny_checkpoints.cached_checkpoint(family, head_dim=16, hidden_size=64)
     executor = load_executor(ModelConfig(str(path), num_blocks=64, block_size=BLOCK, quantization=quantization))
-    assert executor._runner is not None and executor._runner._short is not None and executor._runner._short.native
+    assert executor.runner is not None and executor.runner.lowered is not None and executor.runner.lowered.native
     device = require_device(executor)
     pool = AdapterPool(device, item_size=4, device_memory=1 << 30, host_memory=1 << 30)
     for number, targets in enumerate((("q_proj", "down_proj"), ("o_proj", "gate_proj", "v_proj"))):
@@ -54,7 +54,7 @@ def step_logits(executor: Any, rows: Sequence[tuple[list[int], str | None]]) -> 
     executor.reset()
     executor.forward(StepPlan(1, planned))
     executor.sample(SampleBatch(1))
-    return list(executor._logits.clone().split([len(tokens) for tokens, _ in rows]))
+    return list(executor.logits.clone().split([len(tokens) for tokens, _ in rows]))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

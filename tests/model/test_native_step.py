@@ -153,7 +153,7 @@ def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settin
     fitting = {"head_dim": 16, "hidden_size": 64, **settings}
     path = tiny_checkpoints.cached_checkpoint(family, **fitting)
     executor = load_executor(ModelConfig(model=str(path), num_blocks=64, **options), sampler=argmax_sampler)
-    assert (executor._runner._short.native is not None) == is_native
+    assert (executor.runner.lowered.native is not None) == is_native
     return executor
 
 
@@ -194,7 +194,7 @@ def prefill(executor: Any, tokens: list[int], chunks: list[int]) -> torch.Tensor
         driver.executor.forward(StepPlan(driver.step + 1, [driver.row(0, chunk)]))
         driver.step += 1
     assert driver.computed[0] == len(tokens)
-    return executor._logits[-1].clone()
+    return executor.logits[-1].clone()
 
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
@@ -211,7 +211,7 @@ def test_types_of_keys_and_values_agree_with_torch(family: str, kv: str, monkeyp
         assert torch.equal(prefill(native, tokens, chunks), have)
     wide = 1e-4 if kv == "float32" else 0.05  # a number near the middle of two may be rounded to either
     assert float((have - want).abs().max()) <= wide * float(want.abs().max())
-    first = [executor._runner.attention.cache.layers[0] for executor in (native, plain)]
+    first = [executor.runner.attention.cache.layers[0] for executor in (native, plain)]
     assert first[0].keys.dtype is getattr(torch, kv)
     slots = torch.arange(70)
     for mine, other in zip(*(cache.gather(slots, torch.float32) for cache in first), strict=True):
@@ -246,7 +246,7 @@ def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed:
 
     run(path, random.Random(seed), 300, load_it)
     fresh = load_executor(ModelConfig(str(path), num_blocks=64, kv_cache_dtype=kv), sampler=argmax_sampler)  # type: ignore[arg-type]
-    assert fresh._runner is not None and fresh._runner._short is not None and fresh._runner._short.native is not None
+    assert fresh.runner is not None and fresh.runner.lowered is not None and fresh.runner.lowered.native is not None
     for before, token, allowed in Wanderer.draws[:40]:
         logits = prefill(fresh, list(before), [len(before)])
         ids = torch.tensor(sorted(allowed) if allowed is not None else range(300))
@@ -260,10 +260,10 @@ def test_angles_that_are_kept_are_those_that_are_computed(
     scaled = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
     monkeypatch.setattr("bridle.model.native_step.POSITIONS", 7)  # in several pieces
     executor = load(family, True, monkeypatch, **(scaled if rope == "yarn" else {}))
-    native = executor._runner._short.native
-    assert native._angles is not None
+    native = executor.runner.lowered.native
+    assert native.angles is not None
     kept = prefill(executor, PROMPTS[2], [9, 1, len(PROMPTS[2]) - 10])
-    native._angles = None
+    native.angles = None
     executor.reset()
     assert torch.equal(prefill(executor, PROMPTS[2], [9, 1, len(PROMPTS[2]) - 10]), kept)
 
@@ -271,7 +271,7 @@ def test_angles_that_are_kept_are_those_that_are_computed(
 def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.model.rope.MAX_TABLE_BYTES", 1000)
     executor = load("llama", True, monkeypatch)
-    assert executor._runner._short.native._angles is None
+    assert executor.runner.lowered.native.angles is None
     assert prefill(executor, PROMPTS[1], [len(PROMPTS[1])]).isfinite().all()
 
 
@@ -281,10 +281,10 @@ def test_large_gates_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for name in ("native", "cpu"):
         executor = load_executor(ModelConfig(str(path), num_blocks=64, kernel=name), sampler=argmax_sampler)
-        for layer in executor._runner._short._layers:  # type: ignore[union-attr]
+        for layer in executor.runner.lowered.layers:  # type: ignore[union-attr]
             layer.mlp_norm.weight.mul_(300)
         if name == "native":
-            executor._runner._short.native = try_native_step(executor._runner._short._layers)  # type: ignore[union-attr]
+            executor.runner.lowered.native = try_native_step(executor.runner.lowered.layers)  # type: ignore[union-attr]
         results.append(prefill(executor, PROMPTS[2], [len(PROMPTS[2])]))
     torch.testing.assert_close(results[0], results[1], atol=1e-2, rtol=1e-3)
 

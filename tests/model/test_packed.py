@@ -46,7 +46,7 @@ def test_packed_checkpoints_are_served(name: str, tmp_path: Path) -> None:
         texts = [output.text for output in llm.generate(["the one", "in"], sampling)]
         assert [output.text for output in llm.generate(["the one", "in"], sampling)] == texts
     executor = load_executor(ModelConfig(str(packed), num_blocks=8))
-    kinds = {type(module) for module in executor._runner.model.modules()}  # type: ignore[union-attr]
+    kinds = {type(module) for module in executor.runner.model.modules()}  # type: ignore[union-attr]
     assert (Int8Linear if name == "int8" else QuantizedLinear) in kinds
     executor.close()
 

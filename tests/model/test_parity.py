@@ -63,15 +63,15 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself: a kernel that forgets the oldest position of long contexts is not equal."""
     from bridle.model.kernels import cpu
 
-    honest = cpu._VisibleRow.read
+    honest = cpu.VisibleRow.read
 
-    def forgetful(row: cpu._VisibleRow, cache: LayerCache, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def forgetful(row: cpu.VisibleRow, cache: LayerCache, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = honest(row, cache, dtype)
         if row.length > 1 or row.context < 40:
             return keys, values
         return keys[:, :, 1:], values[:, :, 1:]
 
-    monkeypatch.setattr(cpu._VisibleRow, "read", forgetful)
+    monkeypatch.setattr(cpu.VisibleRow, "read", forgetful)
     report = check_model(tiny_checkpoints.cached_checkpoint("llama"), kernel="cpu", max_tokens=LENGTH)
     assert not report.is_equal
     assert "DIFFERENT" in str(report)

@@ -86,7 +86,7 @@ def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, execut
     prompt = eyes(family).prompt("a", eyes(family).picture(1), "b")
     make_ready(executor, prompt.media)
     assert executor.media is not None
-    features = executor.media._features
+    features = executor.media.kept_features
     features.update({key: Features(found.rows) for key, found in features.items()})
     assert error(run_packed(executor, [prompt], (300,))[0], eyes(family).logits(prompt)) > 1000 * LIMIT
 
@@ -96,8 +96,8 @@ def test_rows_of_pictures_go_through_their_own_experts(family: str, eyes: Any) -
     mine: Eyes = eyes(family)
     prompt, executor = mine.prompt("a", mine.picture(1), "b"), load(mine.folder)
     make_ready(executor, prompt.media)
-    assert executor._runner is not None
-    routers = [tensor for name, tensor in executor._runner.model.named_parameters() if name.endswith("mlp.gate.weight")]
+    assert executor.runner is not None
+    routers = [tensor for name, tensor in executor.runner.model.named_parameters() if name.endswith("mlp.gate.weight")]
     assert len(routers) == 2
     for router in routers:
         router.copy_(router.roll(1, 0))
@@ -196,7 +196,7 @@ def test_pictures_of_one_shape_are_encoded_together(
     assert len(executor.media.together(prompt.media)) == 4 - is_odd
     make_ready(executor, prompt.media)
     for medium in prompt.media:
-        alone, found = executor.media._encoder.encode(medium), executor.media.features(medium.key)
+        alone, found = executor.media.encoder.encode(medium), executor.media.features(medium.key)
         for one, other in zip((alone.rows, *alone.further), (found.rows, *found.further), strict=True):
             assert one.shape == other.shape and error(other, one) < LIMIT
             assert other.untyped_storage().nbytes() == other.nbytes, "a part would keep the whole"
@@ -226,7 +226,7 @@ def test_a_picture_of_an_earlier_prompt_is_known(
     one, two = mine.picture(1), mine.picture(2)
     prompts = [mine.prompt("look ", one), mine.prompt(two, one, " and say"), mine.prompt("what is it ", one)]
     assert executor.media is not None
-    inner, encoded = executor.media._encoder._inner, []
+    inner, encoded = executor.media.encoder._inner, []
     encode = inner.get_image_features
     monkeypatch.setattr(inner, "get_image_features", lambda **given: encoded.append(given) or encode(**given))
     make_ready(executor, [medium for prompt in prompts for medium in prompt.media])

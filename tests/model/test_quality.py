@@ -57,7 +57,7 @@ def test_auto_takes_the_fastest_form_that_keeps_the_bound(
     monkeypatch.setattr(quality, "is_worthwhile", lambda form: True)
     with caplog.at_level(logging.INFO):
         executor = load_executor(ModelConfig(quantization="auto", num_blocks=8), sampler=argmax_sampler)
-    names = {type(module).__name__ for module in executor._runner.model.modules()}
+    names = {type(module).__name__ for module in executor.runner.model.modules()}
     assert ("QuantizedLinear" in names, "Int8Linear" in names) == (taken == "q4_0", taken == "int8")
     assert (f"takes {taken}" in caplog.text) if taken != "none" else ("as they are" in caplog.text)
 

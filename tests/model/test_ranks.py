@@ -110,12 +110,12 @@ def test_the_smallest_decides() -> None:
 def test_other_threads_go_on_adding_up() -> None:
     found: list[bool] = []
     with unsummed():
-        asked = threading.Thread(target=lambda: found.append(tensor_parallel._is_summing.get()))
+        asked = threading.Thread(target=lambda: found.append(tensor_parallel.is_summing.get()))
         asked.start()
         asked.join()
-        assert not tensor_parallel._is_summing.get()
+        assert not tensor_parallel.is_summing.get()
     assert found == [True]
-    assert tensor_parallel._is_summing.get()
+    assert tensor_parallel.is_summing.get()
 
 
 def test_layers_are_bound_with_their_own_part() -> None:
@@ -183,7 +183,7 @@ def test_rank_0_tells_of_missing_gpus_and_the_others_wait_for_it(
     monkeypatch.setattr(group.time, "sleep", waited.append)
     with pytest.raises(InvalidRequest, match="shards is 4; this machine has 3 GPUs"):
         group.run_member(ModelConfig("m", device="cuda"), 4, 3, tmp_path / "store")
-    assert waited == [group._REFUSAL_SECONDS]
+    assert waited == [group.REFUSAL_SECONDS]
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------

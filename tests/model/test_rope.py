@@ -27,26 +27,26 @@ def short_of(family: str) -> DenseModel:
 def test_a_token_finds_the_angles_of_its_position(family: str, num_tables: int) -> None:
     """... of each kind that the family's layers use."""
     short = short_of(family)
-    step = FusedStep(short._layers, short._norm, CPU)
+    step = FusedStep(short.layers, short.norm, CPU)
     with patch.object(rope, "POSITIONS", 16):  # the last part is a shorter one
-        step.keep_angles(short._turns, NUM_POSITIONS)
+        step.keep_angles(short.rotations, NUM_POSITIONS)
     positions = torch.tensor([[7, 0, NUM_POSITIONS - 1, 7, 17]])
-    kept, computed = step.angles(positions, short._turns), angles_of(short._turns(positions))
+    kept, computed = step.angles(positions, short.rotations), angles_of(short.rotations(positions))
     assert len(kept.tables) == len(computed.tables) == num_tables
     for table, made in zip(kept.tables, computed.tables, strict=True):
         assert table.shape[0] == NUM_POSITIONS
         assert torch.equal(table[kept.places], made[computed.places])
-    for index, (cos, sin) in enumerate(short._turns(positions)):
+    for index, (cos, sin) in enumerate(short.rotations(positions)):
         found = computed.tables[index][computed.places]
         assert torch.equal(torch.cat([found[:, 0]] * 2, -1), cos[:, 0])
         assert torch.equal(torch.cat([-found[:, 1], found[:, 1]], -1), sin[:, 0])
-    assert {layer.table for layer in short._layers} == set(range(num_tables))
+    assert {layer.table for layer in short.layers} == set(range(num_tables))
 
 
 def test_tables_ask_nothing_of_a_step_but_its_positions() -> None:
     short = short_of("llama")
-    step = FusedStep(short._layers, short._norm, CPU)
-    step.keep_angles(short._turns, NUM_POSITIONS)
+    step = FusedStep(short.layers, short.norm, CPU)
+    step.keep_angles(short.rotations, NUM_POSITIONS)
 
     def refuse(positions: Tensor) -> Any:
         raise AssertionError(positions)

@@ -210,10 +210,10 @@ async def served_by(model: LoadedModel, identity: Identity | None = None) -> Req
 
 def check_counts(book: PerUserStore[Any]) -> None:
     """The counts are those of what is kept, within the bounds."""
-    entries, bounds = book._entries, book.bounds
+    entries, bounds = book.entries, book.bounds
     assert book.num_bytes == sum(entry.num_bytes for entry in entries.values()) <= bounds.max_bytes
-    assert {name for share in book._shares.values() for name in share.names} == entries.keys()
+    assert {name for share in book.shares.values() for name in share.names} == entries.keys()
     assert len(entries) <= bounds.max_entries
-    for share in book._shares.values():
+    for share in book.shares.values():
         assert share.num_bytes == sum(entries[name].num_bytes for name in share.names) <= bounds.max_bytes_of_user
         assert 0 < len(share.names) <= bounds.max_of_user

@@ -87,8 +87,8 @@ def test_what_was_found_counts_until_anybody_changes_the_file(tmp_path: Path) ->
     with closing(KeyStore(tmp_path / "k.db")) as here, closing(KeyStore(tmp_path / "k.db")) as elsewhere:
         key = here.add("ann")
         looked: list[bytes] = []
-        look_up = here._look_up
-        here._look_up = lambda hashed: looked.append(hashed) or look_up(hashed)  # type: ignore[func-returns-value, method-assign]
+        look_up = here.look_up
+        here.look_up = lambda hashed: looked.append(hashed) or look_up(hashed)  # type: ignore[func-returns-value, method-assign]
         for store in (here, elsewhere):
             store.set_limits("ann", UserLimits(requests_per_minute=7 if store is here else 8))
             for _ in range(3):

@@ -56,7 +56,7 @@ def test_all_together_are_bounded() -> None:
         tickets.issue(ANN)
     clock.advance(TICKET_SECONDS)
     assert tickets.redeem(tickets.issue(ANN)) == ANN
-    assert not tickets._held
+    assert not tickets.held
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20), st.booleans()), max_size=80))
@@ -72,4 +72,4 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, float, bool]]) 
         elif sum(owner == user for owner, _, _ in known) < MAX_PER_USER:
             known.append((user, tickets.issue(Identity(user, False)), clock() + TICKET_SECONDS))
         tickets._forget_old()
-        assert len(tickets) == len(known) == tickets._held.total()
+        assert len(tickets) == len(known) == tickets.held.total()

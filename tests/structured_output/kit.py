@@ -132,7 +132,7 @@ class Lab:
 
     def __exit__(self, *error: object) -> None:
         self.engine.close()
-        assert not self.pool._live
+        assert not self.pool.live
         assert not self.executor.violations
         assert self.draft is None or not self.draft.violations
 

@@ -90,7 +90,7 @@ def check_spelled(vocab: GrammarVocabulary, spelled: Matcher, wanted: set[int], 
     allowed = tokens_of(spelled.mask())
     assert allowed, where
     assert allowed <= wanted, where
-    forced = spelled._backend.compute_ff_bytes().decode()
+    forced = spelled.backend.compute_ff_bytes().decode()
     for token in wanted - allowed:
         piece = spell(vocab, [token])
         assert token != EOS

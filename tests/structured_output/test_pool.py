@@ -194,8 +194,8 @@ def test_cancelling_at_any_moment_leaves_nothing() -> None:
             lab.engine.cancel(request.id)
             list(lab.events())
         lab.run_one(Regex("[a-z]{40}x*"))  # by now every opening is done
-        assert not lab.pool._opened
-        assert not lab.pool._under_way
+        assert not lab.pool.opened
+        assert not lab.pool.under_way
 
 
 def test_more_grammars_than_are_kept() -> None:
@@ -284,7 +284,7 @@ def test_a_slow_sequence_is_handled_on_the_threads() -> None:
     with Lab(text_vocabulary()) as lab:
         opened(lab.pool, lab, Lark('start: "a" /[b-z]/ "end"'), 4)
         lab.pool.collect([4], soon())
-        lab.pool._live[4].is_slow = True
+        lab.pool.live[4].is_slow = True
         lab.pool.ask([Ask(4, tokens=tuple(lab.vocab.encode(b"a")))])
         assert decision(lab.pool, 4).branches[0].mask
         lab.pool.ask([Ask(4, tokens=tuple(lab.vocab.encode(b"x")))])
@@ -300,11 +300,11 @@ def test_an_opening_that_was_cancelled_leaves_nothing() -> None:
         future = lab.pool.open(request)
         assert future.cancel()
         compiled.set_result(matcher(lab.vocab, Regex("a")))
-        assert not lab.pool._opened
+        assert not lab.pool.opened
         kept = lab.pool.open(request)
-        assert kept.result() == request.prompt and lab.pool._opened
+        assert kept.result() == request.prompt and lab.pool.opened
         lab.pool.abandon(request)
-        assert not lab.pool._opened
+        assert not lab.pool.opened
 
 
 def test_workers_do_everything_and_end() -> None:
@@ -403,10 +403,10 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
     """A prediction without what is forced is right all the same, and one outside of the mask costs no row."""
     with Lab(text_vocabulary()) as lab:
         lab.engine.add(lab.request(ANSWERS, max_tokens=400, speculate=8))
-        while not lab.pool._live:  # it is being compiled
+        while not lab.pool.live:  # it is being compiled
             lab.engine.step()
-        (seq_id,) = lab.pool._live
-        instance = lab.pool._live[seq_id]
+        (seq_id,) = lab.pool.live
+        instance = lab.pool.live[seq_id]
         lab.pool.collect([seq_id], time.monotonic() + 300)
         kept = instance.matcher.copy()
         kept.commit(kept.forced())
@@ -428,9 +428,9 @@ def test_forced_tokens_are_drafted_in_the_place_of_wrong_guesses() -> None:
 def answered(lab: Lab, request: Request) -> int:
     """The id of the sequence of a request whose constraint is compiled and has answered."""
     lab.engine.add(request)
-    while not lab.pool._live:
+    while not lab.pool.live:
         lab.engine.step()
-    (seq_id,) = lab.pool._live
+    (seq_id,) = lab.pool.live
     lab.pool.collect([seq_id], time.monotonic() + 300)
     return seq_id
 
@@ -438,8 +438,8 @@ def answered(lab: Lab, request: Request) -> int:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out because the machine was slow."""
-    monkeypatch.setattr("bridle.structured_output.pool._SLOW", 60.0)
-    monkeypatch.setattr("bridle.structured_output.pool._SLOW_MASK", 60.0)
+    monkeypatch.setattr("bridle.structured_output.pool.SLOW_SECONDS", 60.0)
+    monkeypatch.setattr("bridle.structured_output.pool.SLOW_MASK_SECONDS", 60.0)
 
 
 def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
@@ -501,7 +501,7 @@ def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temper
 def test_what_is_guided_leaves_no_trace() -> None:
     with Lab(text_vocabulary()) as lab:
         seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        instance = lab.pool._live[seq_id]
+        instance = lab.pool.live[seq_id]
         instance.matcher = matcher(lab.vocab, Regex("[a-f]{3}xy[0-9]"))
         instance.forget_ahead()
         abc, digit = [ord(char) for char in "abc"], ord("7")
@@ -546,7 +546,7 @@ def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -
     seconds = iter(range(1_000_000))
     with Lab(text_vocabulary()) as lab:
         seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        mask = lab.pool._live[seq_id].matcher.mask()
+        mask = lab.pool.live[seq_id].matcher.mask()
         likely = [token for token in range(lab.vocab.size) if mask_allows(mask, token)][:1] * 4
         monkeypatch.setattr("bridle.structured_output.pool.time", SimpleNamespace(thread_time=lambda: next(seconds)))
         assert len(lab.pool.lookahead(seq_id, likely)) == 1
@@ -559,12 +559,12 @@ def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_foreseen_leaves_no_trace() -> None:
     with Lab(text_vocabulary()) as lab:
         seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
-        before = lab.pool._live[seq_id].matcher.mask()
+        before = lab.pool.live[seq_id].matcher.mask()
         likely = [token for token in range(lab.vocab.size) if mask_allows(before, token)][:1] * 3
         foreseen = lab.pool.lookahead(seq_id, likely)
         assert [decision.is_draw for decision in foreseen] == [True] * 3
         assert lab.pool.lookahead(seq_id, likely) == foreseen
         assert lab.pool.lookahead(99, [5]) == []
-        assert lab.pool._live[seq_id].matcher.mask() == before
+        assert lab.pool.live[seq_id].matcher.mask() == before
         lab.engine.cancel(*lab.engine.request_ids)
         list(lab.events())

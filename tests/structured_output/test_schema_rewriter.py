@@ -356,7 +356,7 @@ def test_what_was_refused_is_served_exactly(compiler: Compiler, name: str) -> No
         for instance in instances:
             walk = matcher.copy()
             tokens = [ord(char) for char in json.dumps(instance)]
-            assert (walk._backend.try_consume_tokens(tokens) == len(tokens) and walk.is_accepting) is fits, instance
+            assert (walk.backend.try_consume_tokens(tokens) == len(tokens) and walk.is_accepting) is fits, instance
 
 
 @given(nested, st.lists(values, min_size=1, max_size=10))
@@ -369,7 +369,7 @@ def test_what_is_accepted_is_valid(compiler: Compiler, schema: Any, instances: l
     for instance in instances:
         walk = matcher.copy()
         tokens = [ord(char) for char in json.dumps(instance)]
-        if walk._backend.try_consume_tokens(tokens) == len(tokens) and walk.is_accepting:
+        if walk.backend.try_consume_tokens(tokens) == len(tokens) and walk.is_accepting:
             assert Draft202012Validator(schema).is_valid(instance), (schema, instance)
 
 
@@ -394,7 +394,7 @@ def test_only_a_client_can_say_that_a_keyword_is_not_to_be_enforced(compiler: Co
     with pytest.raises(InvalidRequest, match="uniqueItems"):
         compiler.compile(JsonSchema(schema)).result()
     matcher = compiler.compile(JsonSchema({**schema, "x-guidance": {"lenient": True}})).result()
-    assert matcher._backend.try_consume_tokens([ord(char) for char in "[1, 1]"]) == 6
+    assert matcher.backend.try_consume_tokens([ord(char) for char in "[1, 1]"]) == 6
 
 
 @pytest.mark.parametrize(

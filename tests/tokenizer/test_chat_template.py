@@ -148,7 +148,7 @@ def test_internals_look_undefined(source: str) -> None:
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "_WALL_SECONDS", 0.0)
+    monkeypatch.setattr(chat_template, "WALL_SECONDS", 0.0)
     with pytest.raises(InvalidRequest, match="takes more than 0 seconds"):
         render(None, template="x")
 
@@ -156,14 +156,14 @@ def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_so_many_client_templates_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from bridle.errors import Overloaded
 
-    monkeypatch.setattr(chat_template, "_WALL_SECONDS", 0.0)
+    monkeypatch.setattr(chat_template, "WALL_SECONDS", 0.0)
     for _ in range(2):
-        chat_template._processes.acquire()
+        chat_template.processes.acquire()
     try:
         with pytest.raises(Overloaded):
             render(None, template="x")
     finally:
-        chat_template._processes.release(2)
+        chat_template.processes.release(2)
 
 
 def test_long_client_templates_are_refused_unread() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bridle import LLM, Controller, Decision
 from bridle.cli import main
-from bridle.cli.replay import _show_beside
+from bridle.cli.replay import show_beside
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest
 from bridle.serving.tracing.replay import replay
@@ -156,7 +156,7 @@ def test_what_was_broken_off_is_compared_as_far_as_it_got() -> None:
 def test_logs_and_variables_that_differ_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     old = made(LogRecord(0, 1, "[red]a"), StoredRecord(0, 1, "x", b"1"), drawn(1))
     new = made(LogRecord(0, 1, "b"), StoredRecord(0, 1, "x", b"1"), drawn(1))
-    _show_beside(Console(width=100), old, new)
+    show_beside(Console(width=100), old, new)
     out = capsys.readouterr().out
     assert "0: logs" in out and "[red]a" in out
     assert "variables" not in out

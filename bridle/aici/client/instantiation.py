@@ -38,25 +38,25 @@ class Instances:
         self, config: RuntimeConfig, keeper: RuntimeSupervisor, first_words: InitialOutput, wake: Callable[[], None]
     ) -> None:
         self._config = config
-        self._keeper = keeper
+        self.keeper = keeper
         self._first_words = first_words
         self._wake = wake
         self.opened: dict[str, Opened] = {}  # by request
         self.pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self.strays: deque[Request] = deque()
-        self._openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
+        self.openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""
         future: Future[tuple[int, ...]] = Future()
-        self._openers.submit(self._open, request, future)
+        self.openers.submit(self._open, request, future)
         return future
 
     def _open(self, request: Request, future: Future[tuple[int, ...]]) -> None:
         if future.cancelled():
             return
         try:
-            life = self._keeper.wait(self._config.start_timeout)
+            life = self.keeper.wait(self._config.start_timeout)
             message, data_type = instantiation(request, self._config.dialect)
             call = life.side.call(message, data_type)
         except Exception as error:  # also a bug has to reach the request, which waits
@@ -115,4 +115,4 @@ class Instances:
 
     def close(self) -> None:
         """Make no more. Idempotent."""
-        self._openers.shutdown(wait=True, cancel_futures=True)
+        self.openers.shutdown(wait=True, cancel_futures=True)

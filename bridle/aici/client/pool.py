@@ -67,35 +67,35 @@ class RuntimePool(ControllerPool):
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
         self._first_words = InitialOutput()
         self.tools = ToolVariables()
-        self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
+        self.held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
         self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
         self._stray_ids = count(_STRAYS)
-        self._keeper = RuntimeSupervisor(config, vocab_size)
-        self._instances = Instances(config, self._keeper, self._first_words, lambda: self.wake())
-        self._life: RuntimeInstance | None = self._keeper.current  # the one that `_live` live in
+        self.keeper = RuntimeSupervisor(config, vocab_size)
+        self.instances = Instances(config, self.keeper, self._first_words, lambda: self.wake())
+        self.life: RuntimeInstance | None = self.keeper.current  # the one that `_live` live in
 
     # -- life of the runtime -----------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
         """Whether a runtime is up."""
-        return self._keeper.current is not None
+        return self.keeper.current is not None
 
     @property
     def num_restarts(self) -> int:
         """How many times the runtime was lost."""
-        return self._keeper.num_restarts
+        return self.keeper.num_restarts
 
     @property
     def runtime_pid(self) -> int | None:
         """The runtime's process, which leads a group of all that it started; None while there is none."""
-        life = self._keeper.current
+        life = self.keeper.current
         return life.process.pid if life is not None else None
 
     def knows(self, extension: str) -> bool:
         """Whether the runtime announced that addition to the protocol; waits for a runtime if need be. Not for the
         engine's thread."""
-        return extension in self._keeper.wait(self.config.start_timeout).process.extensions
+        return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
     def call(self, request: protocol.Message, data_type: Any) -> Any:
         """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if need be. Not
@@ -103,16 +103,16 @@ class RuntimePool(ControllerPool):
         if self.is_store:
             with self._tending:
                 self._sync()  # frees what an earlier runtime left; an engine does this whenever it asks
-        return self._keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
+        return self.keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
     def _sync(self) -> RuntimeInstance | None:
         """Return the present runtime. Sequences that lived in an earlier one fail."""
-        current, mine = self._keeper.current, self._life
+        current, mine = self.keeper.current, self.life
         if current is not mine:
             if mine is not None:
                 self._fail_all(mine)
                 threading.Thread(target=mine.close, name="bridle-aici-bury", daemon=True).start()
-            self._life = current
+            self.life = current
         return current
 
     def _fail_all(self, life: RuntimeInstance) -> None:
@@ -121,7 +121,7 @@ class RuntimePool(ControllerPool):
             self._answers[seq_id] = Answer(error=ControllerError(error))
         self._live.clear()
         self._leaving.clear()
-        self._held.clear()
+        self.held.clear()
         self._foreseen.clear()
         self._queue = _Queue()
 
@@ -130,23 +130,23 @@ class RuntimePool(ControllerPool):
     @property
     def is_busy(self) -> bool:
         """Whether a reply is due, or the runtime has not been told yet which instances are free."""
-        life = self._life
-        return life is not None and (life.listener.is_open or bool(self._queue.freed or self._instances.strays))
+        life = self.life
+        return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `WasmController` of a request's own; `policy_pool.py` has those of policies."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        return self._instances.open(request)
+        return self.instances.open(request)
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
         """The module that the request's instance was made of, with the name that it was asked for by."""
-        return self._instances.modules_of(request)
+        return self.instances.modules_of(request)
 
     def abandon(self, request: Request) -> None:
         """Drop the instance of a request that will not run. Any thread may call."""
-        self._instances.abandon(request)
+        self.instances.abandon(request)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks, or queue them while an exchange is under way."""
@@ -161,9 +161,9 @@ class RuntimePool(ControllerPool):
                 self._live.discard(ask.seq_id)
                 self._queue.freed.append(ask.seq_id)
             elif self.tools.holds(ask):
-                self._held[ask.seq_id] = ask
+                self.held[ask.seq_id] = ask
             else:
-                self._held.pop(ask.seq_id, None)
+                self.held.pop(ask.seq_id, None)
                 self._first_words.claim(ask)
                 self._enqueue(ask, life)
                 self._live.add(ask.seq_id)
@@ -183,16 +183,16 @@ class RuntimePool(ControllerPool):
 
     def _ask_held(self, life: RuntimeInstance | None) -> None:
         """Ask guests whose calls have ended."""
-        ready = [seq_id for seq_id in self._held if self.tools.is_ready(seq_id)]
+        ready = [seq_id for seq_id in self.held if self.tools.is_ready(seq_id)]
         for seq_id in ready:
-            self._enqueue(self._held.pop(seq_id), life)
+            self._enqueue(self.held.pop(seq_id), life)
         if ready:
             self._flush(life)
 
     def _is_lost(self, ask: Ask, life: RuntimeInstance | None) -> bool:
         """Whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
-            opened = self._instances.opened.pop(ask.request.id, None)
+            opened = self.instances.opened.pop(ask.request.id, None)
             return opened is None or opened.life is not life
         known = ask.parent if ask.parent is not None else ask.seq_id
         return life is None or known not in self._live
@@ -200,7 +200,7 @@ class RuntimePool(ControllerPool):
     @property
     def is_told_ahead(self) -> bool:
         """Whether the runtime tells clones of tokens that may come."""
-        return self._life is not None and "ahead" in self._life.process.extensions
+        return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What clones of the controller answered, if these are the tokens that they were told of."""
@@ -228,7 +228,7 @@ class RuntimePool(ControllerPool):
         for seq_id in seq_ids:
             self._foreseen.pop(seq_id, None)
             self._answers.pop(seq_id, None)
-            self._held.pop(seq_id, None)
+            self.held.pop(seq_id, None)
             if seq_id in self._live:
                 self._live.discard(seq_id)
                 if seq_id in self._leaving:
@@ -240,10 +240,10 @@ class RuntimePool(ControllerPool):
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         life = self._sync()
         wanted = set(seq_ids)
-        if self._held:
+        if self.held:
             self._ask_held(life)
-            wanted -= self._held.keys()  # nothing will come
-        if self._instances.strays:
+            wanted -= self.held.keys()  # nothing will come
+        if self.instances.strays:
             self._flush(life)  # nobody may ask anything for a long time
         if wanted and self._asked_at:
             self._learn_patience()
@@ -265,7 +265,7 @@ class RuntimePool(ControllerPool):
         engine, which numbers its sequences anew, may use this pool. Raises `ControllerError` after `timeout`
         seconds."""
         deadline = time.monotonic() + timeout
-        while self._instances.pending and time.monotonic() < deadline:
+        while self.instances.pending and time.monotonic() < deadline:
             time.sleep(_GLANCE)
         while (life := self._sync()) is not None and (self.is_busy or self._queue.asks):
             self._flush(life)
@@ -274,10 +274,10 @@ class RuntimePool(ControllerPool):
         self._answers.clear()
 
     def shutdown(self) -> None:
-        self._keeper.close()
-        self._instances.close()
-        if self._life is not None:
-            self._life.close()
+        self.keeper.close()
+        self.instances.close()
+        if self.life is not None:
+            self.life.close()
 
     # -- exchanges ---------------------------------------------------------------------------------------
 
@@ -285,8 +285,8 @@ class RuntimePool(ControllerPool):
         """Begin an exchange if there is something to send and the channel is free."""
         if life is None or life.listener.is_open:
             return
-        while self._instances.strays:
-            self._claim(self._instances.strays.popleft(), life)
+        while self.instances.strays:
+            self._claim(self.instances.strays.popleft(), life)
         queue = self._queue
         if not (queue.asks or queue.freed):
             return
@@ -298,7 +298,7 @@ class RuntimePool(ControllerPool):
             self._lose(life, str(error))
 
     def _claim(self, request: Request, life: RuntimeInstance) -> None:
-        opened = self._instances.opened.pop(request.id, None)
+        opened = self.instances.opened.pop(request.id, None)
         if opened is not None and opened.life is life:
             ask = Ask(next(self._stray_ids), request=request, final=True)
             self._queue.asks.append(ask)
@@ -332,7 +332,7 @@ class RuntimePool(ControllerPool):
         return True
 
     def _lose(self, life: RuntimeInstance, error: str) -> None:
-        self._keeper.lose(life, error)
+        self.keeper.lose(life, error)
         _log.error("%d controlled sequences end with the control runtime", len(self._live))
         self._sync()
 

@@ -52,7 +52,7 @@ class RuntimeSupervisor:
         self.config = config
         self.num_restarts = 0
         self._vocab_size = vocab_size
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._closed = False
         self._starter: threading.Thread | None = None
         self._early_deaths = 0
@@ -63,10 +63,10 @@ class RuntimeSupervisor:
         process = RuntimeProcess(self.config)
         try:
             life = self._make_life(process)
-            with self._changed:
+            with self.changed:
                 if not (self._closed or life.error):
                     self.current = life
-                    self._changed.notify_all()
+                    self.changed.notify_all()
                     _log.info("control runtime started, pid %d, %d tokens", process.pid, process.vocab_size)
                     return
                 error = "" if self._closed else life.error
@@ -88,15 +88,15 @@ class RuntimeSupervisor:
 
     def wait(self, timeout: float) -> RuntimeInstance:
         """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.current is not None or self._closed, timeout)
+        with self.changed:
+            self.changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
                 raise ControllerUnavailable("the control runtime is not up; it is being started again")
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
         """End what is left of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
-        with self._changed:
+        with self.changed:
             life.error = life.error or error  # one that is not current yet will not become it
             if self.current is not life:
                 return
@@ -126,16 +126,16 @@ class RuntimeSupervisor:
 
     def _rest(self, seconds: float) -> bool:
         """Sleep; returns True if the keeper was closed meanwhile."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._closed, seconds)
+        with self.changed:
+            return self.changed.wait_for(lambda: self._closed, seconds)
 
     def close(self) -> None:
         """End the runtime for good. Called by the main channel's thread. Idempotent."""
-        with self._changed:
+        with self.changed:
             self._closed = True
             life, self.current = self.current, None
             starter = self._starter
-            self._changed.notify_all()
+            self.changed.notify_all()
         if life is not None:
             life.error = "it was shut down"
             life.process.kill()

@@ -160,7 +160,7 @@ class Compilers:
         process = self._nursery.compiler(descriptors, is_ours=is_ours)
         theirs.close()
         try:
-            _await_word(report, process, limit)
+            await_word(report, process, limit)
             report.settimeout(limit / 1000)  # once begun, it is told in one go
             data, _ = receive_frame(report)
             outcome: CompileResult = _outcomes.decode(data)
@@ -176,7 +176,7 @@ class Compilers:
             process.close()
 
 
-def _await_word(
+def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Wait until the compiler reports or ends. It may take `limit` milliseconds by the clock, and longer where the

@@ -86,21 +86,21 @@ class Instance:
         self._functions: dict[str, Callable[..., int]] = {}
         self._open()
         if program.facts.has_start:
-            self._run(f"{program.facts.prefix}s", (), surroundings.limits.max_init_time)
+            self.run_guest(f"{program.facts.prefix}s", (), surroundings.limits.max_init_time)
 
     # -- calling -------------------------------------------------------------------------------------------
 
     def create(self, budget_ms: float) -> None:
         """Run `aici_init` and `aici_create` within `budget_ms` of CPU time."""
         self._begin()
-        self._run("aici_init", (), budget_ms)
-        self.handle = self._run("aici_create", (), budget_ms)
+        self.run_guest("aici_init", (), budget_ms)
+        self.handle = self.run_guest("aici_create", (), budget_ms)
 
     def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
         """Run an export that gets `argument` as its process argument; returns its result as JSON text."""
         self._begin()
         self.process_argument = argument
-        self._run(name, (self.handle,), budget_ms)
+        self.run_guest(name, (self.handle,), budget_ms)
         if self.result is None:
             raise self.broke(ControllerTrap(f"{name} did not call aici_host_return_process_result"))
         return self.result
@@ -111,7 +111,7 @@ class Instance:
         name = "aici_main" if "aici_main" in self._exports else "main"
         if name not in self._exports:
             raise InvalidRequest("the module exports neither aici_main nor main")
-        self._run(name, (self.handle,) if name == "aici_main" else (0, 0), budget_ms)
+        self.run_guest(name, (self.handle,) if name == "aici_main" else (0, 0), budget_ms)
 
     def cancel(self, reason: ControllerError) -> None:
         """End the callback that runs, and refuse further ones. May be called from any thread."""
@@ -253,7 +253,7 @@ class Instance:
         if self.broken is not None:
             raise ControllerTrap(f"Previous WASM Error: {self.broken}")
 
-    def _run(self, name: str, arguments: tuple[int, ...], budget_ms: float) -> int:
+    def run_guest(self, name: str, arguments: tuple[int, ...], budget_ms: float) -> int:
         function = self._functions.get(name)
         if function is None:
             export = self._exports[name]

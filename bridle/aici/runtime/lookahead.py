@@ -25,9 +25,9 @@ from bridle.errors import ControllerError
 #: The most clones of a guest at a time.
 MAX_AHEAD = 16
 #: The processor time that a clone may use for one answer, in milliseconds.
-_BUDGET_MS = 5.0
+BUDGET_MS = 5.0
 #: After so much processor time, in seconds, no further token is told, because the guest's own answer waits.
-_ENOUGH = 0.002
+ENOUGH = 0.002
 #: The most text, in characters, and the most bytes of masks that are held at a time.
 _MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
 
@@ -57,8 +57,8 @@ class Lookahead:
     """The clones of one sequence. Used between its callbacks, by the thread that runs them."""
 
     def __init__(self) -> None:
-        self._told: list[_Told] = []
-        self._spare: list[Instance] = []
+        self.told: list[_Told] = []
+        self.spare: list[Instance] = []
 
     def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
         """Tell clones of the tokens; returns what they answer, up to an answer that is no plain draw. `is_alone` says
@@ -66,7 +66,7 @@ class Lookahead:
         known: list[m.LookaheadAnswer] = []
         if not hosted.instance.program.facts.is_copyable:
             return known
-        end = time.thread_time() + _ENOUGH
+        end = time.thread_time() + ENOUGH
         num_bytes = num_characters = size = 0
         last, variables = hosted, hosted.instance.variables
         for token in tokens[:MAX_AHEAD]:
@@ -78,7 +78,7 @@ class Lookahead:
                 break
             answer, clone = told
             known.append(answer)
-            self._told.append(clone)
+            self.told.append(clone)
             num_bytes += sum(map(len, answer.masks))
             num_characters += len(answer.logs)
             if num_bytes > _MAX_MASKS or num_characters > _MAX_HELD or time.thread_time() > end:
@@ -92,8 +92,8 @@ class Lookahead:
         """Tell a clone of `source` of a token; None, and no clone, unless it answers with a plain draw."""
         clone = None
         try:
-            clone = source.clone(self._spare.pop() if self._spare else None, variables)
-            choice = clone.step(0, [token], token, [clone.instance.seq_id], None, _BUDGET_MS)
+            clone = source.clone(self.spare.pop() if self.spare else None, variables)
+            choice = clone.step(0, [token], token, [clone.instance.seq_id], None, BUDGET_MS)
         except ControllerError:  # whatever it is, it is told when the token was drawn
             if clone is not None:
                 clone.instance.close()
@@ -101,7 +101,7 @@ class Lookahead:
         logs, writes = clone.instance.log.drain(), clone.instance.writes
         clone.instance.writes = []
         if not _is_plain_draw(choice):
-            self._spare.append(clone.instance)
+            self.spare.append(clone.instance)
             return None
         masks = [memoryview(mask) for mask in choice.masks]
         return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
@@ -109,7 +109,7 @@ class Lookahead:
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
         """The sequence after `tokens`, which were drawn as they had been foreseen. Tokens that no clone was told of are
         told now."""
-        told = self._told
+        told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:
                 hosted, told[place].hosted = told[place].hosted, hosted
@@ -122,15 +122,15 @@ class Lookahead:
 
     def forget(self) -> None:
         """Let go of all clones; their memory serves later ones."""
-        self._spare += [told.hosted.instance for told in self._told]
-        self._told.clear()
+        self.spare += [told.hosted.instance for told in self.told]
+        self.told.clear()
 
     def close(self) -> None:
         """Free all memory."""
         self.forget()
-        for instance in self._spare:
+        for instance in self.spare:
             instance.close()
-        self._spare.clear()
+        self.spare.clear()
 
 
 def _own(variables: Variables, *, is_alone: bool) -> Variables:

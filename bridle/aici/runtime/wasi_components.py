@@ -67,7 +67,7 @@ class World:
 def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Define these functions over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
     linker.allow_shadowing = True
-    for name, functions in _INTERFACES.items():
+    for name, functions in INTERFACES.items():
         with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{_PATCH}") as instance:
             for function_name, function in functions.items():
                 instance.add_func(function_name, guarded(function))
@@ -88,7 +88,7 @@ _RANDOM: dict[str, Callable[..., Any]] = {
     "bytes": lambda guest, count: guest.world.random_bytes(count),
     "u64": lambda guest: guest.world.random_u64(),
 }
-_INTERFACES: dict[str, dict[str, Callable[..., Any]]] = {
+INTERFACES: dict[str, dict[str, Callable[..., Any]]] = {
     "clocks/monotonic-clock": {
         "now": lambda guest: guest.world.monotonic_ns(),
         "resolution": lambda guest: guest.world.resolution_ns,

@@ -60,7 +60,7 @@ class ModelDrafter(Proposer):
         self._unnamed = unnamed.resized(info.vocab_size, min(vocab_size, info.vocab_size))
         caching, self._by_sequence = info.kv == "paged", info.kv == "sequences"
         self.blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
-        self._shadows: dict[int, _Shadow] = {}
+        self.shadows: dict[int, _Shadow] = {}
         self._freed: list[int] = []
         self._step = 0
         self._num_failures = 0  # in a row
@@ -91,13 +91,13 @@ class ModelDrafter(Proposer):
 
     def cut(self, seq: Sequence) -> None:
         """Note how many tokens are still those that the shadow has."""
-        shadow = self._shadows.get(seq.id)
+        shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
         """Give the shadow's blocks back; full ones stay as cache."""
-        shadow = self._shadows.pop(seq.id, None)
+        shadow = self.shadows.pop(seq.id, None)
         if shadow is not None:
             self.blocks.free(shadow.own)
             self._freed.append(seq.id)
@@ -112,7 +112,7 @@ class ModelDrafter(Proposer):
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
-            is_new = seq.id not in self._shadows
+            is_new = seq.id not in self.shadows
             if is_new and seq.request.id in begun:
                 continue
             turn = self._turn(seq, limit)
@@ -126,7 +126,7 @@ class ModelDrafter(Proposer):
         """Bring the shadow up to the tokens of `seq`; None if the draft model cannot go on from there, or if it is not
         known how the sequence does."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
-        shadow = self._shadows.get(seq.id)
+        shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
         if limit <= 0 or max(seq.tokens[num_known:], default=0) >= self._info.vocab_size:
             return None
@@ -134,7 +134,7 @@ class ModelDrafter(Proposer):
         if way is None:
             return None
         if shadow is None:
-            shadow = self._shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
+            shadow = self.shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
             self.blocks.admit(shadow.own)  # what the cache has of it; without room for the rest, nothing
         else:
             self._follow(shadow, seq)
@@ -219,7 +219,7 @@ class ModelDrafter(Proposer):
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
         """Whether `own` can be computed up to `end`, if need be after the shadows of idle sequences are dropped."""
         busy = {turn.own.id for turn in turns}
-        idle = (shadow.own for seq_id, shadow in list(self._shadows.items()) if seq_id not in busy)
+        idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:
             victim = next(idle, None)
             if victim is None:
@@ -236,7 +236,7 @@ class ModelDrafter(Proposer):
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
         _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)
-        for shadow in list(self._shadows.values()):
+        for shadow in list(self.shadows.values()):
             self.forget(shadow.own)
         self.blocks.forget_content()
         self._freed.clear()

@@ -29,12 +29,12 @@ class NgramIndex:
     """The text of one sequence, searchable by its last tokens. `prediction` is what the client expects as output."""
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
-        self._text = list(prediction)
-        self._num_predicted = len(self._text)
-        self._latest: dict[_Key, int] = {}  # an n-gram -> the position after its latest occurrence
-        self._before: list[int | None] = []  # per position of the text: the occurrence before that one
+        self.text = list(prediction)
+        self._num_predicted = len(self.text)
+        self.latest: dict[_Key, int] = {}  # an n-gram -> the position after its latest occurrence
+        self.before: list[int | None] = []  # per position of the text: the occurrence before that one
         self._index(self._num_predicted)
-        self._next = 0 if self._text else None  # where the copy under way goes on
+        self._next = 0 if self.text else None  # where the copy under way goes on
         self._num_misses = 0  # how often in a row it met another token
         self._agreement = NGRAM  # how many tokens in a row were its own since it last met another one
 
@@ -44,18 +44,18 @@ class NgramIndex:
         The caller tells of tokens that were taken back with `cut`.
         """
         first = self._num_predicted
-        known = len(self._text) - first
+        known = len(self.text) - first
         fresh = tokens[known : known + limit]
         for token in fresh[max(num_prompt - known, 0) :]:
             if self._next is None:
                 break
             self._next = self._behind(token, self._next)
-        self._text += fresh
-        self._index(len(self._text))
+        self.text += fresh
+        self._index(len(self.text))
 
     def _behind(self, token: int, place: int) -> int | None:
         """Where the copy that stands at `place` goes on after `token`."""
-        text = self._text
+        text = self.text
         if place < len(text) and text[place] == token:
             self._num_misses = 0
             self._agreement += 1
@@ -73,22 +73,22 @@ class NgramIndex:
     def cut(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of the sequence."""
         size = self._num_predicted + num_tokens
-        while len(self._before) > size:
-            end = len(self._before)
-            before = self._before.pop()
+        while len(self.before) > size:
+            end = len(self.before)
+            before = self.before.pop()
             if end >= NGRAM:
-                key = tuple(self._text[end - NGRAM : end])
+                key = tuple(self.text[end - NGRAM : end])
                 if before is None:
-                    del self._latest[key]
+                    del self.latest[key]
                 else:
-                    self._latest[key] = before
-        if len(self._text) > size:
-            del self._text[size:]
+                    self.latest[key] = before
+        if len(self.text) > size:
+            del self.text[size:]
             self._next = None
 
     def __len__(self) -> int:
         """How many tokens of the sequence are known."""
-        return len(self._text) - self._num_predicted
+        return len(self.text) - self._num_predicted
 
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next; none if nothing like the end of the text stood there before."""
@@ -99,16 +99,16 @@ class NgramIndex:
         start = self._next
         if start is None:
             return ()
-        part = self._text[start : start + limit]
-        while part and len(part) < limit and start + len(part) >= len(self._text):
+        part = self.text[start : start + limit]
+        while part and len(part) < limit and start + len(part) >= len(self.text):
             part += part[: limit - len(part)]  # the copy has come to its own beginning: the text repeats itself
         return tuple(part)
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
         """The same, if `tokens` came first. Nothing is remembered of them."""
         size, going_on = len(self), (self._next, self._num_misses, self._agreement)
-        self._text += tokens
-        self._index(len(self._text))
+        self.text += tokens
+        self._index(len(self.text))
         self._next = None
         found = self.draft(limit)
         self.cut(size)
@@ -116,7 +116,7 @@ class NgramIndex:
         return found
 
     def _index(self, end: int) -> None:
-        text, before, latest = self._text, self._before, self._latest
+        text, before, latest = self.text, self.before, self.latest
         before += [None] * (min(end, NGRAM - 1) - len(before))
         first = len(before) - NGRAM + 1  # where the next n-gram begins
         for last, key in enumerate(
@@ -127,15 +127,15 @@ class NgramIndex:
 
     def _search(self) -> int | None:
         """Where the text after the longest earlier copy of its end begins."""
-        text, best, most = self._text, None, 0
-        place = self._before[-1] if self._before else None
+        text, best, most = self.text, None, 0
+        place = self.before[-1] if self.before else None
         for _ in range(_MAX_PLACES):
             if place is None:
                 break
             agreement = _agreement(text, place)
             if agreement > most:
                 best, most = place, agreement
-            place = self._before[place - 1]
+            place = self.before[place - 1]
         return best
 
 

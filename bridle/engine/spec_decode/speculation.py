@@ -34,7 +34,7 @@ _CLONE_SECONDS = 1.25e-3
 #: A row of more tokens than this is taken for a part of a prompt.
 _MOST_FORCED = 32
 #: After so many steps it is known what rows cost.
-_ENOUGH_STEPS = 16
+ENOUGH_STEPS = 16
 #: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
 _LONGEST_REST = 8
 #: The same after steps in which the text said nothing.
@@ -56,8 +56,8 @@ class Speculation:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
         self.is_used = self._default != 0  # whether any request has asked for drafts
-        self._rest = DraftBackoff()
-        self.guessing = ProposerSelector(model, vocab_size, timer, self._rest)
+        self.rest = DraftBackoff()
+        self.guessing = ProposerSelector(model, vocab_size, timer, self.rest)
         self.cost = StepCost()
 
     def on_sequence_added(self, seq: Sequence) -> None:
@@ -78,7 +78,7 @@ class Speculation:
         self.guessing.hear(seq, decision)
         if seq.drafts.proposal is not None:
             self.is_used = self.is_used or seq.sampling.speculate != 0
-            self._rest.end()
+            self.rest.end()
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
         """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
@@ -88,7 +88,7 @@ class Speculation:
         chosen = list(sequences)
         for seq in chosen:
             seq.drafts.foretold = ()
-        if self._rest.holds(chosen):
+        if self.rest.holds(chosen):
             return {}
         wishes = self._wishes(chosen)
         if not wishes:
@@ -96,11 +96,11 @@ class Speculation:
         num_sequences = max(self.guessing.num_sequences, len(chosen))
         seconds = self.cost.of_step(num_sequences)
         step = BaseStep(seconds, self.cost.of_row(), self.cost.of_other(), num_sequences, _MOST_TOLD)
-        self._rest.is_due = all(wish.is_free for wish in wishes)
+        self.rest.is_due = all(wish.is_free for wish in wishes)
         wishes = worthy(wishes, step)
-        has_time = not self._rest.is_due or len(chosen) == 1 or seconds > len(chosen) * _CLONE_SECONDS
+        has_time = not self.rest.is_due or len(chosen) == 1 or seconds > len(chosen) * _CLONE_SECONDS
         guesses = self.guessing.guess(wishes, step) if has_time else self.guessing.take_proposals(wishes)
-        self._rest.was_due = self._rest.is_due and not guesses
+        self.rest.was_due = self.rest.is_due and not guesses
         drafts = worth_while(guesses, step)
         for guess in guesses:
             state = guess.wish.seq.drafts
@@ -111,12 +111,12 @@ class Speculation:
         """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
         chosen = list(sequences)
         self.guessing.num_sequences = len(chosen)
-        if room <= 0 or self._rest.goes_on(chosen):
+        if room <= 0 or self.rest.goes_on(chosen):
             return {}
         wishes = self._wishes(chosen)
         if not wishes:
             return {}
-        are_free = self._rest.is_due = all(wish.is_free for wish in wishes)
+        are_free = self.rest.is_due = all(wish.is_free for wish in wishes)
         seconds = self.cost.of_step(len(chosen), num_tokens - len(chosen))
         step = BaseStep(seconds, self.cost.of_row(), self.cost.of_other(), len(chosen), room)
         wishes = worthy(wishes, step)
@@ -128,11 +128,11 @@ class Speculation:
             [wish for wish in wishes if wish.seq.drafts.foretold is None] if told else wishes, step
         )
         if guesses:
-            self._rest.end()
-        elif self._rest.is_due and (self._rest.was_due or not told):
-            self._rest.begin(chosen, _LONGEST_REST)
+            self.rest.end()
+        elif self.rest.is_due and (self.rest.was_due or not told):
+            self.rest.begin(chosen, _LONGEST_REST)
         elif are_free and not told:
-            self._rest.begin(chosen, _LONGEST_SILENCE)
+            self.rest.begin(chosen, _LONGEST_SILENCE)
         drafts, counts = {}, worth_while(guesses, step)
         for guess in guesses:
             seq, taken = guess.wish.seq, counts.get(guess.wish.seq.id, 0)
@@ -164,7 +164,7 @@ class Speculation:
         if not wanted or not _may_draft(seq):
             return None
         limit = min(MOST_DRAFTS if wanted == AUTO_DRAFTS else wanted, seq.max_len - len(seq.tokens) - 1)
-        is_free = wanted == AUTO_DRAFTS or self.cost.num_steps >= _ENOUGH_STEPS
+        is_free = wanted == AUTO_DRAFTS or self.cost.num_steps >= ENOUGH_STEPS
         return DraftRequest(seq, limit, is_free) if limit > 0 else None
 
 

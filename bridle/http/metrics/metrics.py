@@ -36,7 +36,7 @@ _ROUTES = MODEL_ROUTES | {
     "/v1/unload_lora_adapter",
 }
 #: How many adapters are counted by name; the requests of further ones are counted together.
-_MAX_ADAPTER_LABELS = 256
+MAX_ADAPTER_LABELS = 256
 _OTHER_ADAPTERS = "(others)"
 # Fields of the engine's statistics that go up and down; the others only grow.
 _GAUGES = frozenset(
@@ -111,7 +111,7 @@ class Metrics:
 
     def _adapter_label(self, model: str, adapter: str) -> str:
         labels = self._adapter_labels
-        if (model, adapter) not in labels and len(labels) >= _MAX_ADAPTER_LABELS:
+        if (model, adapter) not in labels and len(labels) >= MAX_ADAPTER_LABELS:
             return _OTHER_ADAPTERS
         labels.add((model, adapter))
         return adapter

@@ -26,20 +26,20 @@ from bridle.serving.tenancy.loop_throttle import LoopThrottle, RateBudget
 
 #: How many frames are handled in one go, and how many bytes are searched for them.
 MAX_FRAMES = 8
-_PIECE = 256
+PIECE_BYTES = 256
 _MAX_PIECE = 2_048
 
 
 def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
 
-    class BoundedFrames(_BoundedFrames):
+    class BoundedFrames(BoundedFrameReader):
         shares = turns
 
     return BoundedFrames
 
 
-class _BoundedFrames(WebSocketsSansIOProtocol):
+class BoundedFrameReader(WebSocketsSansIOProtocol):
     shares: LoopThrottle
     _rest = b""  # what came and was not handled yet
     _num_frames = 0  # handled in this go
@@ -53,8 +53,8 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         limit_reads(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.shares.leave(self._asked_as, self._go_on)
-        self._is_due, self._rest = True, b""  # nothing is asked for any more
+        self.shares.leave(self._asked_as, self.go_on)
+        self._is_due, self.rest = True, b""  # nothing is asked for any more
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
             if self._num_to_drop < 0:
                 self.transport.abort()
             return
-        self._rest += data
+        self.rest += data
         if not self._is_due:
             self._ask()
         if self._is_due:
@@ -94,7 +94,7 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
     def _leave(self, reason: str) -> None:
         """Close the connection. What is on its way is dropped before that, since a close over unread bytes takes the
         reason away from the peer."""
-        self._rest, self._num_to_drop = b"", MAX_DROPPED
+        self.rest, self._num_to_drop = b"", MAX_DROPPED
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
         self.conn.fail(CloseCode.POLICY_VIOLATION, reason)
@@ -111,9 +111,9 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
         sender = (self.client or ("",))[0]
         self._asked_as = identity.user if isinstance(identity, Identity) else sender
-        self.shares.schedule(self._asked_as, self._go_on)
+        self.shares.schedule(self._asked_as, self.go_on)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
         heard at all."""
         self._is_due = False
@@ -121,15 +121,15 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
             self._read(False)
             return
         began = time.monotonic()
-        self._num_frames, size = 0, _PIECE
-        while self._rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
-            piece, self._rest = self._rest[:size], self._rest[size:]
+        self._num_frames, size = 0, PIECE_BYTES
+        while self.rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
+            piece, self.rest = self.rest[:size], self.rest[size:]
             super().data_received(piece)
             size = min(2 * size, _MAX_PIECE)  # it is a long message, so far
         self.shares.charge(time.monotonic() - began)
         is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
-        self._read(is_taken and not self._rest)
-        if self._rest and is_taken and not self._is_due:
+        self._read(is_taken and not self.rest)
+        if self.rest and is_taken and not self._is_due:
             self._ask()
 
     def _read(self, wanted: bool) -> None:

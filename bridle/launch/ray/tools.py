@@ -38,14 +38,14 @@ class EngineCalls:
     def __init__(self, desk: RemoteToolExecutor, address: str) -> None:
         self._desk, self._address = desk, address
         self._lock = threading.Lock()
-        self._streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[ToolMessage]]] = {}
-        self._askers: dict[int, str] = {}  # requests, by the numbers of their calls
+        self.streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[ToolMessage]]] = {}
+        self.askers: dict[int, str] = {}  # requests, by the numbers of their calls
         desk.connect(self._tell)
 
     def answer(self, message: ToolAnswered) -> None:
         """A front has the answer of a call."""
         with self._lock:
-            self._askers.pop(message.number, None)
+            self.askers.pop(message.number, None)
         self._desk.handle(message)
 
     async def merged(self, stream: EventStream) -> AsyncGenerator[list[Event] | ToolMessage, None]:
@@ -74,13 +74,13 @@ class EngineCalls:
         """Where the calls of a request wait until they are sent."""
         calls: asyncio.Queue[ToolMessage] = asyncio.Queue()
         with self._lock:
-            self._streams[request_id] = asyncio.get_running_loop(), calls
+            self.streams[request_id] = asyncio.get_running_loop(), calls
         try:
             yield calls
         finally:
             with self._lock:
-                del self._streams[request_id]
-                self._askers = {number: asker for number, asker in self._askers.items() if asker != request_id}
+                del self.streams[request_id]
+                self.askers = {number: asker for number, asker in self.askers.items() if asker != request_id}
 
     def _tell(self, message: ToolMessage) -> None:
         """Put a message into the stream of its request. A call whose request has none any more ends with an error."""
@@ -89,11 +89,11 @@ class EngineCalls:
         with self._lock:
             if isinstance(message, ToolAsked):  # parts of a composition name their request and their number
                 names = message.request_id, message.request_id.rpartition("/")[0]
-                asker = next((name for name in names if name in self._streams), "")
-                self._askers[message.number] = asker
+                asker = next((name for name in names if name in self.streams), "")
+                self.askers[message.number] = asker
             else:
-                asker = self._askers.pop(message.number, "")
-            loop, calls = self._streams.get(asker, (None, None))
+                asker = self.askers.pop(message.number, "")
+            loop, calls = self.streams.get(asker, (None, None))
         if loop is not None and calls is not None:
             with contextlib.suppress(RuntimeError):  # a loop that is closed
                 loop.call_soon_threadsafe(calls.put_nowait, message)

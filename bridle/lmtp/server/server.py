@@ -33,7 +33,7 @@ class LmtpServer:
     ) -> None:
         settings = settings or LmtpSettings()
         self.settings = settings
-        self._home = ServerContext(host, settings, ReplayBuffer(settings))
+        self.home = ServerContext(host, settings, ReplayBuffer(settings))
         self._echo = echo
         self._connections: set[ServerConnection] = set()
         self._ended = asyncio.Event()
@@ -46,14 +46,14 @@ class LmtpServer:
     @property
     def num_kept(self) -> int:
         """The number of streams with a key, running or remembered."""
-        return len(self._home.memory)
+        return len(self.home.memory)
 
     async def serve(
         self, link: ServerChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
     ) -> None:
         """Serve one client until it leaves, or the server ends. `trace` holds the headers that name the trace of its
         requests, if the carrier brought any."""
-        connection = ServerConnection(self._home, link, identity, self._echo, trace)
+        connection = ServerConnection(self.home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:
             await connection.serve()
@@ -72,12 +72,12 @@ class LmtpServer:
         self._ended.clear()
         for connection in list(self._connections):
             connection.end(EngineClosed("the server was shut down"))
-        self._home.memory.clear()
+        self.home.memory.clear()
         try:
             async with asyncio.timeout(_END_SECONDS):
                 if self._connections:
                     await self._ended.wait()
-                await asyncio.gather(*self._home.tasks, return_exceptions=True)
+                await asyncio.gather(*self.home.tasks, return_exceptions=True)
         except TimeoutError:  # clients that do not read; their carriers cut them
-            for task in list(self._home.tasks):
+            for task in list(self.home.tasks):
                 task.cancel()

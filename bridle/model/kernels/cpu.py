@@ -33,7 +33,7 @@ class CpuKernel:
         self._step: PackedStep | None = None
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self._short_masks: dict[tuple[int, int | None, int], Tensor] = {}
-        self._visible: dict[int | None, list[_VisibleRow]] = {}
+        self._visible: dict[int | None, list[VisibleRow]] = {}
 
     def begin(self, step: PackedStep) -> None:
         self._step = step
@@ -65,7 +65,7 @@ class CpuKernel:
                 part = self._attend_row(grouped, row, cache, options)
                 out[row.offset : row.offset + row.length] = part.reshape(row.length, num_heads, -1)
 
-    def _attend_row(self, grouped: Tensor, row: _VisibleRow, cache: LayerCache, options: AttentionOptions) -> Tensor:
+    def _attend_row(self, grouped: Tensor, row: VisibleRow, cache: LayerCache, options: AttentionOptions) -> Tensor:
         """[T, Hkv, G, D] -> [n, Hkv, G, Dv] of the row's tokens"""
         plain = options.softcap is None and options.sinks is None
         part = grouped.narrow(0, row.offset, row.length)
@@ -76,18 +76,18 @@ class CpuKernel:
             return self._attend_short(part, keys, values, row, options)
         return self._attend_chunk(part, keys, values, row, options)
 
-    def _rows(self, window: int | None) -> list[_VisibleRow]:
+    def _rows(self, window: int | None) -> list[VisibleRow]:
         """The step's rows as a layer with this window sees them. All layers with that window share them."""
         rows = self._visible.get(window)
         if rows is None:
             assert self._step is not None
             device = self._step.slots.device
-            rows = [_VisibleRow(row, window, device) for row in self._step.rows]
+            rows = [VisibleRow(row, window, device) for row in self._step.rows]
             self._visible[window] = rows
         return rows
 
     def _attend_short(
-        self, part: Tensor, keys: Tensor, values: Tensor, row: _VisibleRow, options: AttentionOptions
+        self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
         """As `_attend_chunk`, for a few forced tokens: the heads of a group as query rows, as with single tokens."""
         length, kv_heads, group, dim = part.shape
@@ -97,7 +97,7 @@ class CpuKernel:
         return out.view(kv_heads, length, group, -1).transpose(0, 1)  # [n, Hkv, G, Dv]
 
     def _attend_chunk(
-        self, part: Tensor, keys: Tensor, values: Tensor, row: _VisibleRow, options: AttentionOptions
+        self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
         """[n, Hkv, G, D] over [1, Hkv, L, D] -> [n, Hkv, G, Dv]"""
         group = part.shape[2]
@@ -114,7 +114,7 @@ class CpuKernel:
             out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scaling)
         return out.permute(2, 1, 0, 3)
 
-    def _mask(self, row: _VisibleRow, window: int | None, like: Tensor) -> Tensor | None:
+    def _mask(self, row: VisibleRow, window: int | None, like: Tensor) -> Tensor | None:
         """The row's additive mask [n, L]; None where plain causal order is enough."""
         if row.length == 1:
             return None
@@ -123,7 +123,7 @@ class CpuKernel:
             self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like, row.mutual)
         return self._masks[key]
 
-    def _short_mask(self, row: _VisibleRow, window: int | None, part: Tensor) -> Tensor:
+    def _short_mask(self, row: VisibleRow, window: int | None, part: Tensor) -> Tensor:
         """The row's mask [n * G, L] for query rows of G heads that share a key head."""
         group = part.shape[2]
         key = (row.offset, window, group)
@@ -134,7 +134,7 @@ class CpuKernel:
         return self._short_masks[key]
 
 
-class _VisibleRow:
+class VisibleRow:
     """One row's tokens and the part of its KV that a layer with a given window sees."""
 
     __slots__ = ("_slots", "_span", "context", "first", "length", "mutual", "offset", "start")
@@ -154,7 +154,7 @@ class _VisibleRow:
         return cache.view(*self._span, dtype) if self._slots is None else cache.gather(self._slots, dtype)
 
 
-def _attend_singles(grouped: Tensor, rows: list[_VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
+def _attend_singles(grouped: Tensor, rows: list[VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
     """A step of single tokens [T, Hkv, G, D], the hot loop of decoding: [1, Hkv, G, Dv] for each."""
     parts = []
     for query, row in zip(grouped.unsqueeze(1).unbind(0), rows, strict=True):

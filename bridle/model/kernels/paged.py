@@ -151,7 +151,7 @@ class PagedKernel:
         self._fallback = CpuKernel()
         self._step: PackedStep | None = None
         self._layout: PagedLayout | None = None
-        self._words: Tensor | None = None  # the layout's, on the device
+        self.packed_words: Tensor | None = None  # the layout's, on the device
         self.seats = BlockTableSlots()
         self.tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
 
@@ -171,9 +171,9 @@ class PagedKernel:
         self._fallback.begin(step)
         if step.words is None:
             words = self.words(step.rows, step.block_size)
-            self._words = upload(words, step.slots.device)
+            self.packed_words = upload(words, step.slots.device)
         else:
-            self._words = step.words
+            self.packed_words = step.words
         self._step = step
         self.make_tables(step.slots.device)
         layout, _, _, news = self._parts()
@@ -262,7 +262,7 @@ class PagedKernel:
 
     def _parts(self) -> tuple[PagedLayout, Tensor, Tensor, Tensor]:
         """The layout, and sequences, works and new pages on the device."""
-        layout, words = self._layout, self._words
+        layout, words = self._layout, self.packed_words
         assert layout is not None
         assert words is not None
         ends = (5 * layout.num_sequences, 5 * layout.num_sequences + 2 * layout.num_works)

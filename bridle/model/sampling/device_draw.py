@@ -41,7 +41,7 @@ from bridle.outputs import Logprob
 #: Columns of a part, and tokens of a history or a bias that a program takes.
 PART, BLOCK = 4096, 1024
 #: Products are not fused unless a kernel says so: every GPU then gives the same bits.
-_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 _MIN_BLOCK = 16
 _ALIGNED = 16  # bytes
 
@@ -135,14 +135,14 @@ class Drawer:
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)
             columns = columns_of(rows, fixed, slots, vocab, self._histories, self._kept, history)
-            step = _Step(self.kernels, logits, len(rows), columns, self._ring.masks, self._kept.words)
+            step = DrawStep(self.kernels, logits, len(rows), columns, self._ring.masks, self._kept.words)
             step.run()
             self._kept.keep()
             self._ring.release()
             return DeviceDraws(rows, columns.told, step.answer, step.data)
 
 
-class _Step:
+class DrawStep:
     """The launches for some rows: kernels take by name what they ask for of what there is."""
 
     def __init__(
@@ -165,7 +165,7 @@ class _Step:
             "num_best": columns.num_best,
             "part": PART,
             "block": BLOCK,
-            "block_parts": _block_of(self._num_parts),
+            "block_parts": block_of(self._num_parts),
             "block_heads": MAX_BEST,
         }
         self._read_columns()
@@ -174,14 +174,14 @@ class _Step:
     def run(self) -> None:
         self._fill_tables()
         grid = (self._num_rows, self._num_parts)
-        self._launch("find_peaks", *grid)
+        self.launch("find_peaks", *grid)
         if self._columns.cut:
-            self._launch("weigh_parts", *grid, is_last=False)
+            self.launch("weigh_parts", *grid, is_last=False)
             self._given["heads"] = self._given["work"].topk(self._given["num_heads"]).values
-            self._launch("find_edges", len(self._columns.cut))
+            self.launch("find_edges", len(self._columns.cut))
         if self._columns.has_draws:
-            self._launch("weigh_parts", *grid, is_last=True)
-        self._launch("pick", self._num_rows)
+            self.launch("weigh_parts", *grid, is_last=True)
+        self.launch("pick", self._num_rows)
         if self._columns.told:
             self._tell()
 
@@ -222,21 +222,21 @@ class _Step:
             if num_spans:
                 self._given[table].zero_()
                 if longest:
-                    self._launch(kernel, num_spans, -(-longest // BLOCK))
+                    self.launch(kernel, num_spans, -(-longest // BLOCK))
 
     def _tell(self) -> None:
         num_told, answer, given = len(self._columns.told), self.answer, self._given
         given["keys"] = self._empty(torch.int64, num_told, self._vocab)
-        self._launch("copy_told", num_told, self._num_parts)
+        self.launch("copy_told", num_told, self._num_parts)
         best = answer.best.of(self.data)
         torch.topk(given["keys"], self._columns.num_best, out=(best, torch.empty_like(best)))
         given |= {"best": best, "chosen": answer.chosen.of(self.data)}
         given |= {"told_sums": answer.sums.of(self.data), "ranks": answer.ranks.of(self.data)}
-        self._launch("tell", num_told, self._num_parts)
+        self.launch("tell", num_told, self._num_parts)
 
-    def _launch(self, name: str, *grid: int, **more: Any) -> None:
+    def launch(self, name: str, *grid: int, **more: Any) -> None:
         kernel, given = getattr(self._kernels, name), self._given | more
-        kernel[grid](**{each: given[each] for each in kernel.arg_names}, **_OPTIONS)
+        kernel[grid](**{each: given[each] for each in kernel.arg_names}, **OPTIONS)
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Memory; some, too, where there is nothing to keep, since a kernel takes a pointer in any case."""
@@ -254,6 +254,6 @@ def _part_of(words: Tensor, section: Section) -> Tensor:
     return words[section.start : section.stop]
 
 
-def _block_of(number: int) -> int:
+def block_of(number: int) -> int:
     """A power of two that holds so many."""
     return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Report = Callable[[RequestOutput], None]
 
 MAX_IN_FLIGHT = 1024
-_RETRY_SECONDS = 0.05
+RETRY_SECONDS = 0.05
 
 
 class RequestHandle:
@@ -153,4 +153,4 @@ async def _submit(client: EngineClient, collector: OutputCollector) -> EventStre
         try:
             return client.submit(collector.request)
         except Overloaded:
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)

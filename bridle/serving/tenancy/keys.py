@@ -123,12 +123,12 @@ class KeyStore:
         with self._lock:
             self._forget_old()
             if hashed not in self._found:
-                self._found[hashed] = self._look_up(hashed)
+                self._found[hashed] = self.look_up(hashed)
                 if len(self._found) > _MAX_FOUND:
                     self._found.popitem(last=False)
             return self._found[hashed]
 
-    def _look_up(self, hashed: bytes) -> Identity | None:
+    def look_up(self, hashed: bytes) -> Identity | None:
         row = self._db.execute(_FIND, (hashed,)).fetchone()
         if row is None:
             return None

@@ -55,11 +55,11 @@ class PerUserStore(Generic[V]):
         self.num_bytes = self.num_dropped = 0  # dropped before their time, or never kept, for want of room
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Name, _Entry[V]] = OrderedDict()  # the oldest first
-        self._shares: dict[str, _Share] = {}
+        self.entries: OrderedDict[Name, _Entry[V]] = OrderedDict()  # the oldest first
+        self.shares: dict[str, _Share] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def keep(self, user: str, name: str, value: V, num_bytes: int) -> bool:
         """Keep a value, in place of what had its name. Returns False, and keeps nothing, if it is larger than all that
@@ -71,17 +71,17 @@ class PerUserStore(Generic[V]):
             if size > min(bounds.max_bytes_of_user, bounds.max_bytes) or not bounds.seconds:
                 self.num_dropped += 1
                 return False
-            self._entries[user, name] = _Entry(value, size, self._clock() + bounds.seconds)
-            self._shares.setdefault(user, _Share()).names[user, name] = None
+            self.entries[user, name] = _Entry(value, size, self._clock() + bounds.seconds)
+            self.shares.setdefault(user, _Share()).names[user, name] = None
             self._count(user, size)
             self._keep_bounds(user)
-            return (user, name) in self._entries
+            return (user, name) in self.entries
 
     def find(self, user: str, name: str) -> V | None:
         """What a user has under a name; None if there is nothing, or nothing any more."""
         with self._lock:
             self._expire()
-            entry = self._entries.get((user, name))
+            entry = self.entries.get((user, name))
             return None if entry is None else entry.value
 
     def drop(self, user: str, name: str) -> None:
@@ -93,7 +93,7 @@ class PerUserStore(Generic[V]):
         """Count what a value really takes, which was a guess when it was kept. If something else has its name by now,
         nothing happens."""
         with self._lock:
-            entry = self._entries.get((user, name))
+            entry = self.entries.get((user, name))
             if entry is not None and entry.value is value:
                 self._count(user, num_bytes + OVERHEAD - entry.num_bytes)
                 entry.num_bytes = num_bytes + OVERHEAD
@@ -103,21 +103,21 @@ class PerUserStore(Generic[V]):
 
     def _count(self, user: str, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self._shares[user].num_bytes += num_bytes
+        self.shares[user].num_bytes += num_bytes
 
     def _keep_bounds(self, user: str) -> None:
         bounds = self.bounds
         for name in self._too_much(user):
             self._drop(name)
             self.num_dropped += 1
-        while len(self._entries) > bounds.max_entries:
-            self._drop_of(max(self._shares.values(), key=lambda share: len(share.names)))
+        while len(self.entries) > bounds.max_entries:
+            self._drop_of(max(self.shares.values(), key=lambda share: len(share.names)))
         while self.num_bytes > bounds.max_bytes:
-            self._drop_of(max(self._shares.values(), key=lambda share: share.num_bytes))
+            self._drop_of(max(self.shares.values(), key=lambda share: share.num_bytes))
 
     def _too_much(self, user: str) -> Iterator[Name]:
         """The oldest of a user, while there is too much of the user."""
-        while (share := self._shares.get(user)) is not None and (
+        while (share := self.shares.get(user)) is not None and (
             len(share.names) > self.bounds.max_of_user or share.num_bytes > self.bounds.max_bytes_of_user
         ):
             yield next(iter(share.names))
@@ -128,15 +128,15 @@ class PerUserStore(Generic[V]):
 
     def _expire(self) -> None:
         now = self._clock()
-        while self._entries and next(iter(self._entries.values())).until <= now:
-            self._drop(next(iter(self._entries)))
+        while self.entries and next(iter(self.entries.values())).until <= now:
+            self._drop(next(iter(self.entries)))
 
     def _drop(self, name: Name) -> None:
-        entry = self._entries.pop(name, None)
+        entry = self.entries.pop(name, None)
         if entry is None:
             return
-        share = self._shares[name[0]]
+        share = self.shares[name[0]]
         del share.names[name]
         self._count(name[0], -entry.num_bytes)
         if not share.names:
-            del self._shares[name[0]]
+            del self.shares[name[0]]

@@ -33,7 +33,7 @@ class SocketTickets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._issued: OrderedDict[str, _Issued] = OrderedDict()  # the oldest first
-        self._held: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._issued)
@@ -41,13 +41,13 @@ class SocketTickets:
     def issue(self, identity: Identity) -> str:
         """Make a ticket for this user. Raises `Overloaded` if too many wait to be used."""
         self._forget_old()
-        if self._held[identity.user] >= MAX_PER_USER:
+        if self.held[identity.user] >= MAX_PER_USER:
             raise self._full(f"user {identity.user!r} has {MAX_PER_USER} tickets that were not used, the limit")
         if len(self._issued) >= MAX_TICKETS:
             raise self._full(f"{MAX_TICKETS} tickets were issued and not used, the limit")
         ticket = secrets.token_urlsafe(32)
         self._issued[ticket] = _Issued(identity, self._clock() + TICKET_SECONDS)
-        self._held[identity.user] += 1
+        self.held[identity.user] += 1
         return ticket
 
     def redeem(self, ticket: str) -> Identity | None:
@@ -66,9 +66,9 @@ class SocketTickets:
 
     def _release(self, issued: _Issued) -> None:
         user = issued.identity.user
-        self._held[user] -= 1
-        if not self._held[user]:
-            del self._held[user]
+        self.held[user] -= 1
+        if not self.held[user]:
+            del self.held[user]
 
     def _full(self, why: str) -> Overloaded:
         return Overloaded(f"{why}; one is free again after {TICKET_SECONDS:g} s at most", TICKET_SECONDS)
