@@ -46,7 +46,7 @@ class LocalExecutor:
         self.adapters = adapters
         self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
         self.media = media
-        self.runner: ModelRunner | None = runner
+        self._runner: ModelRunner | None = runner
         self.sampler = sampler
         self._early = sampler if isinstance(sampler, AsyncSampler) else None
         self._device = device
@@ -68,7 +68,7 @@ class LocalExecutor:
     def num_bytes(self) -> int:
         """The memory of weights and KV cache, those of the draft model included; 0 once the executor is closed."""
         beside = 0 if self.draft is None else self.draft.num_bytes
-        return beside if self.runner is None else self.runner.num_bytes + beside
+        return beside if self._runner is None else self._runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
@@ -176,9 +176,9 @@ class LocalExecutor:
             self.draft.close()
         if self.media is not None:
             self.media.clear()
-        if self.runner is not None:
-            self.runner.graphs = None  # they know it, and would keep it alive
-        self.runner = self.adapters = self.media = None
+        if self._runner is not None:
+            self._runner.graphs = None  # they know it, and would keep it alive
+        self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
             with suppress(RuntimeError):  # a device that is lost refuses this, too
                 torch.cuda.empty_cache()
@@ -201,9 +201,9 @@ class LocalExecutor:
         return row.history(mirror.tokens), mirror.num_prompt
 
     def _require_runner(self) -> ModelRunner:
-        if self.runner is None:
+        if self._runner is None:
             raise ShardUnavailable("the executor is closed")
-        return self.runner
+        return self._runner
 
     def _check_plan(self, plan: StepPlan) -> None:
         if self._step is not None and plan.step <= self._step:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bridle.controller_tools import CALL_VARIABLE, Call, ToolExecutor, ToolLimits
+from bridle.controller_tools import CALL_VARIABLE, ToolExecutor, ToolLimits
 from bridle.controllers import Controller, SequenceView
 from bridle.controllers.composition import compose
 from bridle.controllers.plugins import make_demanded
@@ -22,26 +22,6 @@ from tests.engine.support import Replay, make_request, replay
 from tests.waiting import PATIENCE, until
 
 __all__ = ["tools"]  # a fixture
-
-
-class Asks(Controller):
-    """Calls tools one after the other, and writes each answer, or why there is none."""
-
-    def __init__(self, argument: Any) -> None:
-        self.calls = [list(call) for call in argument]
-        self.pending: Call | None = None
-
-    def next(self, view: SequenceView) -> Decision:
-        if self.pending is not None and self.pending.is_done:
-            said = self.pending.text if self.pending.error is None else self.pending.error
-            self.pending = None
-            view.log(said)
-            return Decision.splice(0, view.encode(said[:4]))
-        if not self.calls:
-            return Decision.stop("answered")
-        name, arguments, *timeout = self.calls.pop(0)
-        self.pending = view.tool(name, arguments, *timeout)
-        return Decision.wait_for(self.pending)
 
 
 class Draws(Controller):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from bridle.controller_tools import ToolExecutor, ToolLimits, function_tools
+from bridle.controller_tools import Call, ToolExecutor, ToolLimits, function_tools
+from bridle.controllers import Controller, SequenceView
 from bridle.controllers.plugins import make_demanded
+from bridle.engine.control.decision import Decision
 from tests.waiting import PATIENCE
 
 SIZE = 32
@@ -63,3 +65,23 @@ def desk_of(tools: Tools, **limits: int) -> ToolExecutor:
 
 def written(text: str) -> list[int]:
     return [ord(char) % SIZE for char in text]
+
+
+class Asks(Controller):
+    """Calls tools one after the other, and writes each answer, or why there is none."""
+
+    def __init__(self, argument: Any) -> None:
+        self.calls = [list(call) for call in argument]
+        self.pending: Call | None = None
+
+    def next(self, view: SequenceView) -> Decision:
+        if self.pending is not None and self.pending.is_done:
+            said = self.pending.text if self.pending.error is None else self.pending.error
+            self.pending = None
+            view.log(said)
+            return Decision.splice(0, view.encode(said[:4]))
+        if not self.calls:
+            return Decision.stop("answered")
+        name, arguments, *timeout = self.calls.pop(0)
+        self.pending = view.tool(name, arguments, *timeout)
+        return Decision.wait_for(self.pending)
