@@ -32,7 +32,7 @@ from bridle.serving.requests import request_builder
 from tests.waiting import PATIENCE
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
-settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
+settings.register_profile("ci", max_examples=15, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
     "full", max_examples=200, derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE
 )

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from tests.aici.guests import END, NOOP, guest2, say
 from tests.sources import ROOT
@@ -112,6 +113,7 @@ def test_a_runtime_that_cannot_start_says_so_in_the_log(tmp_path: Path) -> None:
     assert told["level"] == "error" and "--aici-rtarg" in told["event"]
 
 
+@pytest.mark.slow
 def test_replicas_log_as_the_server_does(tmp_path: Path) -> None:
     server = Server(tmp_path, "--control", "off", "--replicas", "2", "--log-level", "debug")
     try:

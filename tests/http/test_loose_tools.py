@@ -19,7 +19,10 @@ Calls = list[tuple[str, Any]]
 
 
 def of_chat(answer: Any) -> Calls:
-    calls = answer["choices"][0]["message"].get("tool_calls") or ()
+    (choice,) = answer["choices"]
+    calls = choice["message"].get("tool_calls") or ()
+    assert (choice["finish_reason"] == "tool_calls") == bool(calls)
+    assert all(call["type"] == "function" for call in calls)
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 

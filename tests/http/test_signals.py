@@ -63,7 +63,7 @@ def test_policies_are_read_again_without_dropping_a_stream(tmp_path: Path) -> No
         assert set(text) == {"b"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
     with small_server(grace=PATIENCE) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         with client.stream("POST", "v1/completions", json=LONG) as answer:
@@ -90,7 +90,7 @@ def test_the_second_signal_ends_at_once() -> None:
         client.stream("POST", "v1/completions", json=LONG) as answer,
     ):
         next(chunks_of(answer.iter_lines()))
-        server.signal_and_wait(signal.SIGTERM)
+        server.signal_and_wait(signal.SIGINT)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
 

@@ -142,10 +142,12 @@ def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> N
 
 
 def test_fields_that_are_large_or_no_numbers(client: TestClient, watch: Watch) -> None:
-    """Every field of every body gets one of the hostile values, with `BRIDLE_FULL` all."""
+    """Each field of a body gets one of the hostile values; with `BRIDLE_FULL` all, on each route that has the body."""
     names = cycle(HOSTILE)
-    for path, schema in routes(client).items():
-        for field in schema["properties"]:
+    schemas = routes(client)
+    first_of = {schema["title"]: path for path, schema in reversed(schemas.items())}
+    for path, schema in schemas.items():
+        for field in schema["properties"] if IS_FULL or first_of[schema["title"]] == path else ():
             for name in HOSTILE if IS_FULL else (next(names),):
                 base = {each: GOOD[each] for each in (*schema.get("required", ()), "max_tokens") if each in GOOD}
                 fields = base | {field: HOSTILE[name]}

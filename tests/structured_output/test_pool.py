@@ -330,7 +330,7 @@ def test_workers_do_everything_and_end() -> None:
 
 
 @given(seed=st.integers(0, 1 << 30), error_rate=st.sampled_from([0.0, 0.2, 1.0]), drafts=st.sampled_from([1, 3, 8, -1]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 def test_drafts_under_a_constraint_change_nothing(seed: int, error_rate: float, drafts: int) -> None:
     """The same tokens, forced and drawn ones alike, whatever is predicted; and all logs and reasons."""
     random = Random(seed)
@@ -460,7 +460,7 @@ def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
     drafts=st.sampled_from([-1, 1, 3, 8]),
     num_blocks=st.sampled_from([3, 20, 1024]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=settings().max_examples // 2)
 def test_a_draft_model_under_a_constraint_changes_nothing(
     seed: int, share: float, drafts: int, num_blocks: int
 ) -> None:
