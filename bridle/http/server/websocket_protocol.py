@@ -41,7 +41,7 @@ def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
 
 class BoundedFrameReader(WebSocketsSansIOProtocol):
     shares: LoopThrottle
-    _rest = b""  # what came and was not handled yet
+    rest = b""  # what came and was not handled yet
     _num_frames = 0  # handled in this go
     _is_due = False  # a turn was asked for
     _asked_as = ""  # the user whose turn it is then

@@ -66,7 +66,7 @@ class ClusterClient:
 
     def __init__(self, handle: Any, hello: Handshake, tools: ToolExecutor) -> None:
         self._handle = handle
-        self.calls = FrontCalls(tools, self._answer)
+        self._calls = FrontCalls(tools, self._answer)
         self._learn(hello)
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, asyncio.Task[None]] = {}
@@ -161,7 +161,7 @@ class ClusterClient:
             live.end(FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
         finally:
             del self._live[live.request.id]
-            self.calls.forget(live.request.id)
+            self._calls.forget(live.request.id)
 
     async def _see_through(self, live: RoutedRequest) -> None:
         """Run a request on one engine after the other until it is over. Raises the error that ends it."""
@@ -194,7 +194,7 @@ class ClusterClient:
         """Pass on an engine's message; returns whether it was the last one."""
         message = read_by_router(data)
         if isinstance(message, (ToolAsked, ToolGivenUp)):
-            self.calls.handle(live.request, message)
+            self._calls.handle(live.request, message)
             return False
         if isinstance(message, RequestFailed):
             raise _Gone(str(unpack_error(*message.error)))
@@ -212,7 +212,7 @@ class ClusterClient:
         _log.warning("request %s lost its engine: %s", live.request.id, reason)
         if live.num_losses >= MAX_LOSSES:
             raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
-        if (error := self.calls.begin_again(live.request.id)) is not None:
+        if (error := self._calls.begin_again(live.request.id)) is not None:
             raise error
         live.tell_resuming()
 

@@ -108,26 +108,26 @@ class FrontCalls:
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()
-        self._calls: ReplicaCalls[str] = ReplicaCalls(desk, self._begin_sending, self._lock)
+        self.calls: ReplicaCalls[str] = ReplicaCalls(desk, self._begin_sending, self._lock)
         self._sending: set[asyncio.Task[None]] = set()
 
     def handle(self, request: Request, message: ToolAsked | ToolGivenUp) -> None:
         """A controller of this request calls a tool, or gives a call up."""
         with self._lock:
             if isinstance(message, ToolAsked):
-                self._calls.ask(message.replica, request, message)
+                self.calls.ask(message.replica, request, message)
             else:
-                self._calls.give_up(message.replica, message)
+                self.calls.give_up(message.replica, message)
 
     def begin_again(self, request_id: str) -> ControllerError | None:
         """A request is about to begin anew; returns an error if that would make its calls a second time."""
         with self._lock:
-            return self._calls.begin_again(request_id)
+            return self.calls.begin_again(request_id)
 
     def forget(self, request_id: str) -> None:
         """A request is over, and so are its calls."""
         with self._lock:
-            self._calls.forget(request_id)
+            self.calls.forget(request_id)
 
     def _begin_sending(self, address: str, message: ToolAnswered) -> None:
         with contextlib.suppress(RuntimeError):  # the front's loop is closed
