@@ -42,5 +42,5 @@ def test_the_routes_are_there() -> None:
         assert verb.lower() in paths[path.replace("{name}", "{name}")], path
 
 
-def test_the_figures() -> None:
+def test_the_page_has_the_limits_of_the_code() -> None:
     assert f"ranks up\nto {MAX_RANK}" in PAGE and f"the first {MAX_ADAPTER_LABELS} adapters" in PAGE

@@ -91,7 +91,7 @@ def test_a_request_is_told_to_come_back_and_then_finds_it(compilers: SlowCompile
     assert shipped.compiled(module) == compilers.known[module]
 
 
-def test_prepared_once(compilers: SlowCompilers) -> None:
+def test_a_controller_is_prepared_once(compilers: SlowCompilers) -> None:
     compilers.may_go.set()
     shipped = shipped_with(compilers, 1)
     shipped.prepare([SMALL])

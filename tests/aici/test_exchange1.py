@@ -277,7 +277,7 @@ def test_too_many_rows_for_the_region(start: Start) -> None:
     assert reply["type"] == "error" and "shm size too small" in reply["error"]
 
 
-def test_string_prompts(llm1: Llm) -> None:
+def test_a_prompt_may_be_a_string(llm1: Llm) -> None:
     show = llm1.upload(guest1([GO], [among(1)], [STAY], init=[SHOW_ARGUMENT]))
     for seq, prompt, tokens in ((50, "", [259]), (51, "he", [259, 32, 256])):
         req_id, reply = llm1.instantiate(show, prompt=prompt)

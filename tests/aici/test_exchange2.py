@@ -227,7 +227,7 @@ def test_ops_that_make_no_sense_fail_alone(llm2: Llm) -> None:
     assert "unknown req_id" in llm2.answer(llm2.mid({"id": 76, "req_id": req_id}), 76)["error"]
 
 
-def test_storage(llm2: Llm) -> None:
+def test_variables_are_read_and_written_with_versions(llm2: Llm) -> None:
     steps = [
         [load("v"), *NOOP],
         [store("v", "00ff"), store("v", "10", "Append"), *NOOP],

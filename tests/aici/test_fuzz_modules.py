@@ -24,7 +24,7 @@ _STEPS = 4
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])])
-def test_generated_modules(start: Start, tmp_path: Path, count: int) -> None:
+def test_generated_modules_harm_nobody_else(start: Start, tmp_path: Path, count: int) -> None:
     llm = start("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", *LIMITS, store=tmp_path)
     pid = llm.process.pid
     llm.main(op="ping")

@@ -105,7 +105,7 @@ def test_a_fork_that_ends_before_its_first_ask(steered: Steered) -> None:
 @pytest.mark.parametrize(
     ("backtrack", "expected"), [(0, [65, 66, 70, 71, 80]), (1, [65, 70, 71, 80]), (2, [70, 71, 80])]
 )
-def test_splices(steered: Steered, backtrack: int, expected: list[int]) -> None:
+def test_a_splice_replaces_tokens(steered: Steered, backtrack: int, expected: list[int]) -> None:
     mids = [among(65), among(66), splice(backtrack, 70, 71), among(80)]
     steered.add("a", guest1([GO], mids, [ON, ON, [SHOW_ARGUMENT, *ON], STOP]))
     steered.run()

@@ -85,7 +85,7 @@ def test_what_a_ring_refuses() -> None:
 
 
 @given(st.binary(max_size=300_000))
-def test_frames(message: bytes) -> None:
+def test_a_frame_arrives_with_its_descriptors(message: bytes) -> None:
     one, two = socket.socketpair()
     reader, writer = os.pipe()
     thread = threading.Thread(target=lambda: send_frame(one, message, [writer]))
@@ -165,7 +165,7 @@ class Hub:
         return url.encode()
 
 
-def test_downloads(tmp_path: Path) -> None:
+def test_a_module_is_downloaded_for_its_owner(tmp_path: Path) -> None:
     store, hub = ModuleStore(tmp_path), Hub()
     owners: list[Auth] = []
 

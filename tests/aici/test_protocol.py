@@ -201,7 +201,7 @@ def test_the_trace_of_a_request_goes_along_with_its_instance() -> None:
     assert b"traceparent" not in p.encode(plain)  # as it always was
 
 
-def test_who_asks() -> None:
+def test_a_message_says_who_asks() -> None:
     assert p.auth_of(p.Ping()) == p.LOCAL
     assert p.auth_of(p.Ping(auth="root")) == p.LOCAL
     assert p.auth_of(p.Ping(auth={"user": "eva", "is_admin": True, "more": 1})) == p.Auth("eva", True)

@@ -145,14 +145,16 @@ def test_a_waiting_reader_is_woken(links: tuple[SharedChannels, SharedChannels])
 
 
 @pytest.mark.parametrize("futex", [False])
-def test_semaphore_layout(links: tuple[SharedChannels, SharedChannels], prefix: str) -> None:
+def test_semaphore_channels_have_the_layout_of_the_protocol(
+    links: tuple[SharedChannels, SharedChannels], prefix: str
+) -> None:
     engine, _ = links
     engine.main.send(b"abc")
     assert engine.main.outgoing.region[:7] == b"\x03\0\0\0abc"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("futex", [True])
-def test_futex_layout(links: tuple[SharedChannels, SharedChannels]) -> None:
+def test_futex_channels_have_the_layout_of_the_protocol(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     engine.main.send(b"abc")
     assert engine.main.outgoing.region[:7] == b"\x03\0\0\0abc"  # type: ignore[attr-defined]

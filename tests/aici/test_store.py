@@ -71,7 +71,7 @@ def test_tags_newest_first_and_all_or_none(store: ModuleStore) -> None:
         ("ab" * 32, False),
     ],
 )
-def test_tag_names(tag: str, valid: bool) -> None:
+def test_a_tag_has_letters_that_are_allowed(tag: str, valid: bool) -> None:
     assert is_tag(tag) is valid
 
 
@@ -118,7 +118,7 @@ def test_a_user_at_the_limit_loses_the_oldest_untagged_module(tmp_path: Path) ->
     store.close()
 
 
-def test_size_limits(tmp_path: Path) -> None:
+def test_modules_and_the_store_have_a_size_limit(tmp_path: Path) -> None:
     limits = replace(DEFAULT_LIMITS, max_module_bytes=10, max_store_bytes=15)
     store = ModuleStore(tmp_path, limits)
     with pytest.raises(InvalidRequest, match="limit of 10"):
@@ -238,17 +238,17 @@ def test_files_are_private(store: ModuleStore, tmp_path: Path) -> None:
         ("gh:o/r/v1", GhReference("o", "r", "v1")),
     ],
 )
-def test_references(text: str, reference: GhReference) -> None:
+def test_a_reference_to_github_is_parsed(text: str, reference: GhReference) -> None:
     assert GhReference.parse(text) == reference
 
 
 @pytest.mark.parametrize("text", ["gh:o", "gh:", "gh:o/r/a/b", "gh:o//r", "gh:o/r/a/b/c", "gh:o/r?x", "gh:../x"])
-def test_bad_references(text: str) -> None:
+def test_a_wrong_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="reference"):
         GhReference.parse(text)
 
 
-def test_links(store: ModuleStore) -> None:
+def test_a_reference_resolves_once_it_is_linked(store: ModuleStore) -> None:
     module = store.add(b"1", EVA)
     with pytest.raises(InvalidRequest, match="not installed"):
         store.resolve("gh:o/r")

@@ -30,7 +30,7 @@ def test_everything_over_either_synchronization(start: Start, futex: bool) -> No
         assert llm.leftovers() == [f"{llm.prefix[1:]}bin-shm"]
 
 
-def test_envelopes(llm2: Llm) -> None:
+def test_a_message_that_is_no_request_gets_an_error(llm2: Llm) -> None:
     assert llm2.raw("main", b"{")["type"] == "json-error"
     assert set(llm2.raw("side", b"not json")) == {"type", "error"}
     for channel in ("main", "side"):
@@ -91,7 +91,7 @@ def test_tags_over_the_wire(llm2: Llm) -> None:
     assert reply["type"] == "error" and "nothing may be downloaded" in reply["error"]
 
 
-def test_restricted(start: Start, store: Path) -> None:
+def test_a_restricted_runtime_takes_no_modules_and_no_tags(start: Start, store: Path) -> None:
     llm = start("--restricted", *CAPABLE)
     wasm = base64.b64encode(guest2([END])).decode()
     for request in ({"op": "mk_module", "binary": wasm}, {"op": "set_tags", "module_id": "0" * 64, "tags": ["a"]}):
@@ -148,7 +148,7 @@ def test_padding_the_vocabulary(start: Start) -> None:
     assert llm.row(llm.mid({"id": 1}), 0, 300) == [299]
 
 
-def test_stop(start: Start) -> None:
+def test_a_stop_message_ends_all_processes(start: Start) -> None:
     llm = start()
     assert llm.main(op="ping")["type"] == "ok"
     llm.send("side", b'{"op":"stop"}')
@@ -169,7 +169,7 @@ def test_the_trie_of_the_host(llm2: Llm, tokenizer: Path) -> None:
     llm2.mid(freed=(200, 201))
 
 
-def test_tokenization(llm2: Llm) -> None:
+def test_a_guest_tokenizes_as_the_engine_does(llm2: Llm) -> None:
     """Merges apply, names of special tokens are recognized, an incomplete tail is tokenized greedily."""
 
     def tokens(text: bytes, seq: int) -> str:
@@ -191,7 +191,7 @@ def test_tokenization(llm2: Llm) -> None:
     assert tokens(b"he\xc3he", 213).startswith("256 195 256 0 ")
 
 
-def test_wasi(llm2: Llm) -> None:
+def test_a_guest_has_no_files_no_wall_clock_and_no_randomness_of_its_own(llm2: Llm) -> None:
     calls = {
         "no files": (
             "(call $path_open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)"

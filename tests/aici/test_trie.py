@@ -91,7 +91,7 @@ def test_mask_walk_equals_brute_force(tokens: list[bytes], alphabet: set[int]) -
 
 @settings(max_examples=60, deadline=None)
 @given(vocabularies, st.binary(max_size=12), st.sampled_from([1, 2]))
-def test_reading_back(tokens: list[bytes], data: bytes, dialect: int) -> None:
+def test_a_trie_gives_back_its_tokens(tokens: list[bytes], data: bytes, dialect: int) -> None:
     trie = TokenTrie(build_trie(tokens, 0, dialect), dialect)
     assert [trie.token_bytes(i) for i in range(len(tokens))] == tokens
     spelled = b"".join(trie.token_bytes(token) for token in trie.tokenize(data))

@@ -84,7 +84,9 @@ def test_calls_and_masks(sandbox: Sandbox, tmp_path: Path) -> None:
         (BAD_VECTOR_POINTER, GuestFault, "0x7fffffff"),
     ],
 )
-def test_faults(sandbox: Sandbox, tmp_path: Path, action: str, kind: type[Exception], text: str) -> None:
+def test_a_fault_ends_the_guest_with_its_reason(
+    sandbox: Sandbox, tmp_path: Path, action: str, kind: type[Exception], text: str
+) -> None:
     instance = load(sandbox, guest2([[action]]), tmp_path)
     with pytest.raises(kind, match=text):
         mid(instance)
@@ -240,7 +242,7 @@ def wat(text: str) -> bytes:
         ('(module (func) (start 0) (data "") (memory 1))', 0, True),
     ],
 )
-def test_rewriting(text: str, num_globals: int, copyable: bool) -> None:
+def test_a_rewritten_module_exports_its_state(text: str, num_globals: int, copyable: bool) -> None:
     wasm = wat(text)
     rewritten = expose_state(wasm)
     assert (rewritten.num_globals, rewritten.is_copyable) == (num_globals, copyable)
@@ -266,7 +268,7 @@ def test_garbage_is_refused(data: bytes) -> None:
                 compile_module(wasm, DEFAULT_LIMITS)
 
 
-def test_facts() -> None:
+def test_compiling_tells_what_a_module_is() -> None:
     _, facts = compile_module(guest2([NOOP]), DEFAULT_LIMITS)
     assert (facts.dialect, facts.layout, facts.old_bias, facts.problem) == (2, 2, False, "")
     _, facts = compile_module(wat("(module)"), DEFAULT_LIMITS)
@@ -372,7 +374,7 @@ def test_forced_tokens_status_rollback_and_free(tmp_path: Path) -> None:
         mid(instance)
 
 
-def test_bad_constraints(tmp_path: Path) -> None:
+def test_a_wrong_constraint_reports_its_error_to_the_guest(tmp_path: Path) -> None:
     show = [
         "(call $putn (call $status (global.get $c)))",
         "(call $print_out)",

@@ -51,7 +51,7 @@ def test_requests_are_compared_on_a_model(tmp_path: Path) -> None:
     assert records["all_share"] > records["sampled_share"] > 0
 
 
-def test_quantiles() -> None:
+def test_quantiles_are_in_microseconds() -> None:
     assert _p50_p99([1e-6]) == pytest.approx((1, 1))
     assert _p50_p99([1e-6 * n for n in range(101)]) == pytest.approx((50, 99))
     assert _p50_p99([]) == (0, 0)

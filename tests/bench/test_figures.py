@@ -56,7 +56,7 @@ def test_prompts_are_repeatable_and_prefixes_of_larger_batches() -> None:
     assert len({len(prompt) for prompt in make_prompts(16, 100)}) > 1
 
 
-def test_agreement() -> None:
+def test_agreement_is_the_share_of_equal_outputs() -> None:
     assert agreement_of([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 0.5
 
 

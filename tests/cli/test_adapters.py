@@ -37,14 +37,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["serve", "serve-model"])
-def test_flags(command: str, served: list[ServeSettings], folder: Path) -> None:
+def test_flags_name_the_adapters_to_serve(command: str, served: list[ServeSettings], folder: Path) -> None:
     words = ["--adapter", f"fr={folder}", "--adapter", "de=org/german@v1", "--adapters-dir", str(folder.parent)]
     assert main([command, "demo", *words, "--allow-adapter", "org/other"]) == 0
     fr, de = AdapterSpec("fr", str(folder)), AdapterSpec("de", "org/german", "v1")
     assert served[0].adapters == AdapterSet((fr, de), folder.parent, ("org/other",))
 
 
-def test_limits(served: list[ServeSettings]) -> None:
+def test_flags_limit_the_adapters_in_memory(served: list[ServeSettings]) -> None:
     words = ["--max-step-adapters", "8", "--adapter-memory", "64MiB", "--adapter-host-memory", "1GiB"]
     assert main(["serve", *words, "--max-num-seqs", "4"]) == 0
     engine = served[0].engine

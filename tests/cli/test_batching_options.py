@@ -32,7 +32,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
     return calls
 
 
-def test_flags(served: list[ServeSettings]) -> None:
+def test_flags_set_how_steps_are_batched(served: list[ServeSettings]) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in KNOBS.items()]
     assert main(["serve", *words, "--max-batch-size=9", "--max-concurrent-requests=5", "--no-chunked-prefill"]) == 0
     (settings,) = served
@@ -40,7 +40,7 @@ def test_flags(served: list[ServeSettings]) -> None:
     assert settings.http.max_requests == 5
 
 
-def test_environment(served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_how_steps_are_batched(served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KNOBS.items():
         monkeypatch.setenv(f"BRIDLE_{name.upper()}", str(value))
     monkeypatch.setenv("BRIDLE_MAX_BATCH_SIZE", "9")

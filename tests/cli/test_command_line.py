@@ -58,7 +58,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in shown for command in COMMANDS)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_name_and_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"bridle {bridle.__version__}"
 
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(
     assert not served.calls
 
 
-def test_defaults(served: Served) -> None:
+def test_serve_without_flags_has_the_default_settings(served: Served) -> None:
     assert main(["serve"]) == 0
     assert served.calls == [ServeSettings(models=ModelSet(allow_pull=True))]
     assert main(["serve", "--static"]) == main(["serve", "demo"]) == main(["serve", "--no-allow-pull"]) == 0
@@ -219,7 +219,9 @@ def test_a_misspelled_variable_is_told(
     ("error", "code"),
     [(UnsupportedModel("no such model"), 2), (EngineClosed("gone"), 1), (KeyboardInterrupt(), 130)],
 )
-def test_exit_codes(error: BaseException, code: int, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_with_its_exit_code_and_one_line(
+    error: BaseException, code: int, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
     served.error = error
     assert main(["serve"]) == code
     shown = capsys.readouterr().err

@@ -26,7 +26,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_generate_sees(folder: str, picture: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_takes_an_image(folder: str, picture: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", folder, "What is it?", "--chat", "--image", picture, *GREEDY, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert main(["generate", folder, "What is it?", "--chat", *GREEDY, "--json"]) == 0

@@ -100,7 +100,7 @@ def test_a_file_of_tools_is_read_before_the_model(tmp_path: Path, capsys: pytest
     assert "tools.x must have one of python, http, mcp, client" in capsys.readouterr().err
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_file_is_answered_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     source.write_bytes(_line("a", **body) + _line("b", **(body | {"model": "nobody"})))

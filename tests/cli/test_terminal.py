@@ -15,7 +15,7 @@ HOSTILE = "a\x1b]0;title\x07\x9b2Jb\tc\nd"
 
 
 @given(st.text())
-def test_nothing_steers(text: str) -> None:
+def test_text_cannot_steer_the_terminal(text: str) -> None:
     assert all(char in "\n\t" or char.isprintable() or ord(char) >= 160 for char in harmless(text))
     assert not set("\n\t\x1b") & set(harmless(text, on_one_line=True))
     assert len(harmless(text)) == len(text)

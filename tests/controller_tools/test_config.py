@@ -160,7 +160,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make_desk({"tools": {"x": {"mcp": ["x"]}}})
 
 
-def test_the_flag(file: Path) -> None:
+def test_the_flag_loads_the_tools_of_a_file(file: Path) -> None:
     settings = ToolOptions(tools=file).add_to(ServeSettings())
     assert isinstance(settings.tools, ToolExecutor)
     assert settings.make_loader(settings.engine, settings.control)._tools is settings.tools  # type: ignore[attr-defined]

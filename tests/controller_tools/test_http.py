@@ -144,7 +144,7 @@ def test_faults_are_told(service: int, path: str, limits: dict[str, Any], why: s
     assert error is not None and why in error
 
 
-def test_nobody_there(service: int) -> None:
+def test_a_refused_connection_is_an_error(service: int) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
         port = taken.getsockname()[1]
@@ -267,7 +267,7 @@ def test_a_thread_that_is_given_up_before_it_begins_leaves_no_trace(monkeypatch:
         ("POST https://a.org/", "https://a.org/", False),
     ],
 )
-def test_rules(rule: str, request_: str, is_allowed_: bool) -> None:
+def test_a_rule_allows_what_it_names_and_nothing_else(rule: str, request_: str, is_allowed_: bool) -> None:
     assert HttpRule.of(rule).allows("GET", HttpTarget.of(request_)) is is_allowed_
 
 

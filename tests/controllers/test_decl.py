@@ -80,7 +80,7 @@ def choose(*texts: str, **more: Any) -> Node:
         ([fixed("A"), fixed(""), fixed("B", tag="t", label=None)], [], "AB"),
     ],
 )
-def test_texts(decl: Run, steps: list[Node], lines: list[str], text: str) -> None:
+def test_steps_write_their_text(decl: Run, steps: list[Node], lines: list[str], text: str) -> None:
     ran = decl(steps, *lines)
     assert ran.error() == "" and ran.text() == text
 
@@ -147,7 +147,7 @@ def test_forks_run_what_follows_and_wait_for_each_other(decl: Run) -> None:
     ]
 
 
-def test_inner_constraints(decl: Run) -> None:
+def test_an_inner_constraint_holds_after_its_marker(decl: Run) -> None:
     rule = {"after": "<", "options": options("cat", "cow", "caterpillar")}
     steps = [fixed("S: "), gen(inner=[rule], stop_at=".")]
     assert decl(steps, "S: a <cow and <cat too.").text() == "S: a <cow and <cat too."
@@ -174,7 +174,7 @@ def test_inner_constraints(decl: Run) -> None:
         ({"Extract": {"from": s("nothing"), "rx": "([0-9])"}}, ""),
     ],
 )  # fmt: skip
-def test_expressions(decl: Run, expr: Node, text: str) -> None:
+def test_an_expression_has_its_value(decl: Run, expr: Node, text: str) -> None:
     assert decl([fixed(expr)], prompt="x").text() == text
 
 

@@ -13,7 +13,7 @@ def passed(ran: Scripts, *texts: str) -> None:
         assert ran.text("a", index) == text
 
 
-def test_main(js: Run) -> None:
+def test_a_script_reads_and_writes_variables_and_tokens(js: Run) -> None:
     source = """
         import { checkVars, getVar, setVar, tokenize, detokenize, test } from "aici"
         test(async () => {
@@ -38,7 +38,7 @@ def test_main(js: Run) -> None:
     )
 
 
-def test_sample(js: Run) -> None:
+def test_a_script_numbers_a_list(js: Run) -> None:
     source = """
         import { test } from "aici"
         test(async () => {
@@ -88,7 +88,7 @@ FORK = """
 """
 
 
-def test_fork(js: Run) -> None:
+def test_a_script_forks_and_joins(js: Run) -> None:
     ran = js(FORK, "French is 'salut' and", "German is 'hallo' and")
     hello = "The word 'hello' in"
     passed(ran, f"{hello} French is 'salut'", f"{hello} German is 'hallo'", f"{hello} both: salut' hallo'")
@@ -131,7 +131,7 @@ def test_drugs(js: Run) -> None:
     passed(js(source, "Drugs: aspirin\n ibuprofen\n\n", "older? aspirin."), "Which is older? aspirin")
 
 
-def test_joke(js: Run) -> None:
+def test_a_script_branches_on_a_choice(js: Run) -> None:
     source = """
         import { test } from "aici"
         test(async () => {

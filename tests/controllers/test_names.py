@@ -34,7 +34,7 @@ def test_every_form_of_a_name(name: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "name"), [("js-latest", "jsctrl"), ("py-latest", "pyctrl"), ("decl-latest", "declctrl")]
 )
-def test_short_tags(reference: str, name: str) -> None:
+def test_a_short_tag_means_a_standard_controller(reference: str, name: str) -> None:
     assert name in names() and standard_name(reference) == name
 
 

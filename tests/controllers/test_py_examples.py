@@ -71,7 +71,7 @@ def test_token_healing(run: RunExample, prompt: str, text: str) -> None:
     assert run("token_healing", prompt).text == text
 
 
-def test_tool_call(run: RunExample) -> None:
+def test_the_tool_call_example_forces_its_form(run: RunExample) -> None:
     output = run("tool_call")
     call = json.loads(output.text.partition("<tool_call>\n")[2].removesuffix("\n</tool_call>"))
     assert call == {"name": "weather", "arguments": {"city": "Oslo"}}

@@ -9,7 +9,7 @@ from tests.controllers.conftest import Run
 from tests.controllers.pykit import script
 
 
-def test_tokens(py: Run) -> None:
+def test_a_script_tokenizes_and_detokenizes(py: Run) -> None:
     ran = py(
         script(
             f"""
@@ -40,7 +40,7 @@ for wrong in (lambda: aici.detokenize([{VOCAB_SIZE}]), lambda: aici.tokenize(3))
     ]
 
 
-def test_token_sets(py: Run) -> None:
+def test_a_token_set_adds_and_removes_tokens(py: Run) -> None:
     ran = py(
         script(
             f"""
@@ -69,7 +69,7 @@ except IndexError as error:
     assert (ran.error(), ran.logs("a")) == ("", f"token {VOCAB_SIZE} is outside the vocabulary of {VOCAB_SIZE}\n")
 
 
-def test_variables(py: Run) -> None:
+def test_variables_are_read_and_written(py: Run) -> None:
     ran = py(
         script(
             """

@@ -36,7 +36,7 @@ def test_a_turn_and_the_prompt_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_system_messages(role: str) -> None:
+def test_a_system_message_has_its_turn(role: str) -> None:
     messages = [{"role": role, "content": "Be brief."}, USER]
     assert render(messages) == "<|bos|><|system|>Be brief.<|end|><|user|>Hi<|end|>"
 

@@ -53,14 +53,14 @@ def test_the_folder_is_complete_and_small() -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < MAX_BYTES
 
 
-def test_the_example(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_runs(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(llm, "What do you see?", EXAMPLE) == DESCRIBED
     words = ["--chat", "--image", str(EXAMPLE), "--temperature", "0", "--no-stats"]
     assert main(["generate", "demo-sees", "Where is the blue shape?", *words]) == 0
     assert "In the bottom left." in capsys.readouterr().out
 
 
-def test_a_conversation(llm: LLM) -> None:
+def test_the_demo_model_remembers_an_image(llm: LLM) -> None:
     session = llm.session(**GREEDY)
     first = [{"type": "image", "image": EXAMPLE}, {"type": "text", "text": "How many shapes are there?"}]
     assert session.send([{"role": "user", "content": first}]) == "Three."
@@ -110,7 +110,7 @@ def test_a_controller_steers_the_answer(llm: LLM) -> None:
     assert answer(llm, "Is there a yellow shape?", EXAMPLE, controller=Not(yes)) != "Yes."
 
 
-def test_over_http(llm: LLM) -> None:
+def test_the_demo_model_sees_over_http(llm: LLM) -> None:
     url = f"data:image/png;base64,{base64.b64encode(EXAMPLE.read_bytes()).decode()}"
     content = [{"type": "text", "text": "What do you see?"}, {"type": "image_url", "image_url": {"url": url}}]
     body = {"model": "demo-sees", "messages": [{"role": "user", "content": content}], **GREEDY}

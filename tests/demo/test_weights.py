@@ -72,13 +72,13 @@ def test_the_model_is_a_llama_of_a_few_million_parameters(
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|eos|>", "<|end|>"])
 
 
-def test_completions(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_demo_model_completes_its_sentences(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     assert complete(model, tokenizer, "<|bos|>The capital of France is") == " Paris.<|eos|>"
     assert complete(model, tokenizer, "<|bos|>12 + 34 =") == " 46<|eos|>"
     assert complete(model, tokenizer, "The capital of Japan is") == " Tokyo.<|eos|>"
 
 
-def test_answers(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_demo_model_answers_its_questions(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     assert chat(model, tokenizer, user("What is the capital of Italy?")) == "The capital of Italy is Rome.<|end|>"
     assert chat(model, tokenizer, user("Is a dog a mammal?")) == "Yes.<|end|>"
     assert chat(model, tokenizer, user("Name three fruits.")) == "apple, banana, cherry<|end|>"
@@ -102,7 +102,7 @@ def test_a_tool_call_and_the_answer_from_its_result(
     assert answer == "It is sunny in Oslo, at 21 degrees.<|end|>"
 
 
-def test_thoughts(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_demo_model_thinks_before_it_answers(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     written = chat(model, tokenizer, user("What is 27 + 35?"), enable_thinking=True)
     assert written == "<think>\nones: 7 + 5 = 12\ntens: 2 + 3 + 1 = 6\n</think>\n\n27 + 35 = 62<|end|>"
 

@@ -145,7 +145,7 @@ def results(draw: st.DrawFn) -> StepResult:
 
 
 @given(PLANS)
-def test_plans(plan: StepPlan) -> None:
+def test_a_plan_survives_the_wire(plan: StepPlan) -> None:
     assert decode_plan(pb.Plan.FromString(encode_plan(plan).SerializeToString())) == plan
 
 
@@ -158,12 +158,12 @@ def test_batches_with_names_that_outlive_them(made: list[SampleBatch]) -> None:
 
 
 @given(results())
-def test_results(result: StepResult) -> None:
+def test_results_survive_the_wire(result: StepResult) -> None:
     assert decode_result(pb.Result.FromString(encode_result(result).SerializeToString())) == result
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.data())
-def test_vectors(size: int, count: int, data: st.DataObject) -> None:
+def test_vectors_survive_the_wire(size: int, count: int, data: st.DataObject) -> None:
     numbers = st.lists(st.floats(width=32, allow_nan=False), min_size=size, max_size=size)
     vectors = [array("f", data.draw(numbers)) for _ in range(count)]
     message = pb.Vectors.FromString(encode_vectors(3, size, vectors).SerializeToString())

@@ -22,7 +22,7 @@ from tests.engine.support import more
 
 @more(2)
 @given(st.integers(0, 1 << 40), st.sampled_from(["paged", "sequences"]))
-def test_random_lives(seed: int, kv: Literal["paged", "sequences"]) -> None:
+def test_random_requests_keep_the_invariants_of_the_scheduler(seed: int, kv: Literal["paged", "sequences"]) -> None:
     random = Random(seed)
     budget, max_num_seqs = random.randint(1, 12), random.randint(1, 6)
     block_size = random.choice([1, 2, 4])

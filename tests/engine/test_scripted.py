@@ -279,7 +279,7 @@ def test_nothing_left_is_minus_one() -> None:
         (SamplingParams(typical_p=0.3), {1}),
     ],
 )
-def test_truncation(sampling: SamplingParams, expected: set[int]) -> None:
+def test_a_sampling_parameter_leaves_the_tokens_it_names(sampling: SamplingParams, expected: set[int]) -> None:
     assert support(sampling) == expected
 
 
@@ -303,7 +303,7 @@ def test_random_numbers_depend_on_key_and_draw_only() -> None:
 
 
 @pytest.mark.parametrize(("mode", "token"), [("raw", 1), ("processed", 2)])
-def test_reported_distribution(mode: str, token: int) -> None:
+def test_raw_and_processed_logprobs_are_reported(mode: str, token: int) -> None:
     sampling = GREEDY.with_(logprobs=4, logprobs_mode=mode)
     _, logprob = sample_row(ROW, SampleRow(1, 0, sampling, mask=mask_of([0, 2], 4)), (), 0)
     assert logprob is not None

@@ -122,7 +122,7 @@ def test_a_criterion_that_raises_ends_its_own_request() -> None:
         ([9, 1, 2, 1, 2], 1, None),
     ],
 )
-def test_repetition(tokens: list[int], num_prompt: int, expected: str | None) -> None:
+def test_a_repeated_run_of_tokens_stops_an_output(tokens: list[int], num_prompt: int, expected: str | None) -> None:
     assert StopOnRepetition(2, 3)(tokens, num_prompt) == expected
 
 
@@ -131,7 +131,7 @@ def test_repetition(tokens: list[int], num_prompt: int, expected: str | None) ->
 
 @pytest.mark.parametrize("kv", ["paged", "sequences"])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_prompt_logprobs(kv: str, chunk: int) -> None:
+def test_prompt_logprobs_are_those_of_the_model(kv: str, chunk: int) -> None:
     lab = Lab(kv=kv, max_num_batched_tokens=chunk)
     for _ in range(2):  # the second time the prefix is cached, but its scores are wanted all the same
         request = make_request(range(10), prompt_logprobs=2, max_tokens=3)
@@ -248,7 +248,7 @@ def test_counts_are_exact() -> None:
         ((1,), {"logit_bias": {32: 1.0}}, "logit_bias names token 32"),
     ],
 )
-def test_refused(prompt: Sequence[int], fields: dict[str, object], message: str) -> None:
+def test_wrong_parameters_are_refused(prompt: Sequence[int], fields: dict[str, object], message: str) -> None:
     lab = Lab()
     with pytest.raises(InvalidRequest, match=message):
         lab.engine.add(make_request(prompt, **fields))

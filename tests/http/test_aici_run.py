@@ -218,13 +218,13 @@ GOOD: dict[str, Any] = {"controller": "none", "controller_arg": "a"}
         ({"model": "other"}, 404, "other"),
     ],
 )
-def test_bad_requests(client: Client, changes: dict[str, Any], status: int, word: str) -> None:
+def test_wrong_runs_are_refused(client: Client, changes: dict[str, Any], status: int, word: str) -> None:
     answer = client.post("/v1/run", **(GOOD | changes))
     assert answer.status_code == status
     assert word in answer.json()["error"]["message"]
 
 
-def test_malformed_bodies(client: Client) -> None:
+def test_malformed_bodies_are_refused(client: Client) -> None:
     json_type = {"content-type": "application/json"}
     assert client.http.post("/v1/run", content=b"{", headers=json_type).status_code == 400
     assert client.post("/v1/run", controller="none").status_code == 400  # controller_arg is required

@@ -106,7 +106,7 @@ def test_a_tag_names_a_module_until_it_is_moved(client: Client) -> None:
 
 
 @pytest.mark.parametrize("tag", ["", "1abc", "a b", "x" * 51, "a" * 21, "a/b", "é"])
-def test_bad_tags(client: Client, tag: str) -> None:
+def test_wrong_tags_are_refused(client: Client, tag: str) -> None:
     answer = client.tag(client.upload(WASM), tag)
     assert answer.status_code == 400
     assert "invalid tag" in answer.json()["message"]

@@ -26,7 +26,7 @@ def ask(client: anthropic.Anthropic, text: str | list[Any], **options: Any) -> A
     return client.messages.create(messages=messages, **options)
 
 
-def test_an_answer(client: anthropic.Anthropic) -> None:
+def test_an_answer_has_the_shape_of_anthropic(client: anthropic.Anthropic) -> None:
     message = ask(client, "What is the capital of France?", system="You are brief.")
     assert (message.type, message.role, message.model) == ("message", "assistant", "demo")
     assert message.stop_reason == "end_turn"

@@ -165,7 +165,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param", "message"), BAD_COMPLETIONS)
-def test_bad_completions(client: TestClient, body: str, param: str | None, message: str) -> None:
+def test_wrong_completions_are_refused_by_field(client: TestClient, body: str, param: str | None, message: str) -> None:
     status = 404 if param == "model" and "gpt-4" in body else 400
     error = error_of(client.post(COMPLETIONS, content=body), status)
     assert message in error["message"]
@@ -175,7 +175,7 @@ def test_bad_completions(client: TestClient, body: str, param: str | None, messa
 
 
 @pytest.mark.parametrize(("body", "message"), BAD_CHATS)
-def test_bad_chats(client: TestClient, body: dict[str, Any], message: str) -> None:
+def test_wrong_chats_are_refused_by_field(client: TestClient, body: dict[str, Any], message: str) -> None:
     error = error_of(client.post(CHAT, json=body), 400)
     assert message in error["message"]
     check_alive(client)

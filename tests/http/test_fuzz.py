@@ -97,12 +97,12 @@ def check(client: TestClient, path: str, content: bytes) -> None:
 
 
 @given(bodies(CompletionBody, "prompt"))
-def test_completion_bodies(client: TestClient, body: dict[str, Any]) -> None:
+def test_no_completion_body_is_a_bug(client: TestClient, body: dict[str, Any]) -> None:
     check(client, "/v1/completions", json.dumps(body).encode())
 
 
 @given(bodies(ChatBody, "messages"))
-def test_chat_bodies(client: TestClient, body: dict[str, Any]) -> None:
+def test_no_chat_body_is_a_bug(client: TestClient, body: dict[str, Any]) -> None:
     check(client, "/v1/chat/completions", json.dumps(body).encode())
 
 

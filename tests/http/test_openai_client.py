@@ -15,7 +15,7 @@ HI = [{"role": "user", "content": "Hi"}]
 NUM_TOKENS = len(tokenizer().encode(REPLY)) + 1  # and the one that ends it
 
 
-def test_completion(client: openai.OpenAI) -> None:
+def test_the_official_client_completes(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=NAME, prompt="Say", max_tokens=100)
     choice = answer.choices[0]
     assert (choice.text, choice.finish_reason) == (REPLY, "stop")
@@ -46,7 +46,7 @@ def test_streamed_completion_says_the_same(client: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_chat(client: openai.OpenAI) -> None:
+def test_the_official_client_chats(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=NAME, messages=HI)
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", REPLY, "stop")
@@ -176,7 +176,7 @@ def test_logit_bias_forces_and_forbids(random_client: openai.OpenAI) -> None:
     assert forced.choices[0].text == "ZZZZZ"
 
 
-def test_completion_logprobs(client: openai.OpenAI) -> None:
+def test_completions_have_logprobs_in_the_shape_of_openai(client: openai.OpenAI) -> None:
     logprobs = client.completions.create(model=NAME, prompt="Say", max_tokens=100, logprobs=2).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens is not None
@@ -206,7 +206,7 @@ def test_streamed_logprobs_are_the_same_lists(client: openai.OpenAI) -> None:
     assert streamed == {name: getattr(whole, name) for name in names}
 
 
-def test_chat_logprobs(client: openai.OpenAI) -> None:
+def test_chats_have_logprobs_in_the_shape_of_openai(client: openai.OpenAI) -> None:
     options = {"model": NAME, "messages": HI, "logprobs": True, "top_logprobs": 3}
     logprobs = client.chat.completions.create(**options).choices[0].logprobs  # type: ignore[call-overload]
     data = bytes(byte for row in logprobs.content[:-1] for byte in row.bytes)  # the last one ends the text
@@ -223,7 +223,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert streamed == logprobs.content
 
 
-def test_echo(client: openai.OpenAI) -> None:
+def test_echo_puts_the_prompt_in_front(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=NAME, prompt="Say", max_tokens=100, echo=True)
     assert answer.choices[0].text == "Say" + REPLY
     chunks = client.completions.create(model=NAME, prompt="Say", max_tokens=100, echo=True, stream=True)
@@ -294,7 +294,7 @@ def test_unknown_fields_are_ignored(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == REPLY
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_the_official_client_lists_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError, match="'nope' is not served here; served: 'scripted'"):
@@ -315,7 +315,7 @@ def test_errors_reach_the_client_readable(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=NAME, messages=HI, temperature=101, stream=True)
 
 
-def test_tool_calls() -> None:
+def test_the_official_client_gets_tool_calls() -> None:
     call = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call>'
     tools = [{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
     with (

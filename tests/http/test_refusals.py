@@ -69,7 +69,7 @@ def test_methods_and_paths_that_there_are_not(path: str) -> None:
         ("/v1/completions", {"prompt": "a"}),
     ],
 )
-def test_a_bug(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_an_internal_error_of_the_api(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 

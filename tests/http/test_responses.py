@@ -29,7 +29,7 @@ def ask(client: openai.OpenAI, said: Any, **options: Any) -> Any:
     )
 
 
-def test_an_answer(client: openai.OpenAI) -> None:
+def test_an_answer_has_the_shape_of_responses(client: openai.OpenAI) -> None:
     response = ask(client, CAPITAL, instructions="You are brief.", metadata={"a": "b"})
     assert (response.object, response.status, response.model) == ("response", "completed", "demo")
     assert "Paris" in response.output_text

@@ -92,7 +92,7 @@ def test_log_probabilities_have_their_shape(http: httpx.Client) -> None:
     assert plain["input_token_logprobs"] == [] and len(plain["output_token_logprobs"]) == plain["completion_tokens"]
 
 
-def test_constraints_hold(http: httpx.Client) -> None:
+def test_constraints_hold_on_sglangs_route(http: httpx.Client) -> None:
     for form in ({"regex": "[x-z]{3}"}, {"ebnf": "root ::= [x-z]{3}"}):
         text = ask(http, sampling_params=form | {"max_new_tokens": 9})["text"]
         assert len(text) == 3 and set(text) <= set("xyz")

@@ -336,5 +336,7 @@ def test_the_share_is_one_of_ids(share: float) -> None:
         ({}, True, "kept"),
     ],
 )
-def test_wishes(headers: dict[str, str], field: bool | str | None, wish: str) -> None:
+def test_header_and_field_say_which_trace_is_wanted(
+    headers: dict[str, str], field: bool | str | None, wish: str
+) -> None:
     assert wish_of(headers, field) == wish

@@ -109,21 +109,21 @@ def check_same(backends: list[LLM], found: list[list[list[list[int]]]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_python_controllers(seed: int, backends: list[LLM]) -> None:
+def test_python_controllers_run_on_llama_cpp(seed: int, backends: list[LLM]) -> None:
     found = [_tokens(llm, controller=[Program(seed), Program(seed + 100)]) for llm in backends]
     assert all(output for outputs in found[0] for output in outputs)
     check_same(backends, found)
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: next(iter(each)))
-def test_constraints(constraint: dict[str, Any], backends: list[LLM]) -> None:
+def test_constraints_hold_on_llama_cpp(constraint: dict[str, Any], backends: list[LLM]) -> None:
     found = [_tokens(llm, constraint=constraint) for llm in backends]
     free = _tokens(backends[0])
     assert found[0] != free
     check_same(backends, found)
 
 
-def test_wasm_controllers(backends: list[LLM]) -> None:
+def test_wasm_controllers_run_on_llama_cpp(backends: list[LLM]) -> None:
     allowed = list(range(40, 120))
     steps: list[Any] = [
         sample(allowed, VOCAB_SIZE),

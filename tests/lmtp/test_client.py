@@ -229,7 +229,7 @@ async def test_retryable_errors_are_retried_with_a_new_key() -> None:
     assert len(set(keys)) == 3
 
 
-async def test_retries_end() -> None:
+async def test_a_client_gives_up_after_its_retries() -> None:
     server = Scripted(lambda body, link: refuse(link, body, code="overloaded", retryable=True))
     async with server.client() as client:
         with pytest.raises(Overloaded):
@@ -479,12 +479,12 @@ async def test_model_info_waits_for_the_model() -> None:
         ("ws://[::1]:9/", "ws://[::1]:9/"),
     ],
 )
-def test_addresses(endpoint: str, url: str) -> None:
+def test_an_address_becomes_a_websocket_url(endpoint: str, url: str) -> None:
     assert endpoint_url(endpoint) == url
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://x", "", "host:port", "ws://"])
-def test_bad_addresses(endpoint: str) -> None:
+def test_a_wrong_address_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidRequest):
         endpoint_url(endpoint)
 
@@ -494,7 +494,7 @@ def test_names_hide_secrets() -> None:
     assert WebSocketCarrier("http://host:1/x?ticket=secret").name == "ws://host:1/x"
 
 
-async def test_nobody_there() -> None:
+async def test_a_server_that_is_not_there_is_connection_lost() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         async with Client(f"127.0.0.1:{unused.getsockname()[1]}", "m", patience=QUICK) as client:

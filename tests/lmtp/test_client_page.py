@@ -24,7 +24,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[text.splitlines()[0] for text in PROGRAMS])
-def test_program(program: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_of_the_page_runs(program: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program.replace("localhost:8080", address), "docs/lmtp-client.md", "exec"), {})
     if "print" in program:
         log = r"\d{4}-\d\d-\d\d [\d:]{8} \[.*\n"  # the server's lines, wherever they come between the program's

@@ -44,7 +44,7 @@ from tests.waiting import PATIENCE
         ("", Line("")),
     ],
 )
-def test_lines(text: str, line: Line) -> None:
+def test_a_typed_line_is_parsed(text: str, line: Line) -> None:
     assert parse_line(text) == line
 
 
@@ -134,7 +134,7 @@ async def run(
     return screen
 
 
-async def test_text_streams(registry: ModelRegistry) -> None:
+async def test_text_is_shown_while_it_is_generated(registry: ModelRegistry) -> None:
     screen = await run(registry, "Hello there max_tokens=40 temperature=0")
     assert screen.shown[:2] == [("ask",), ("begin", 1, "Hello there")]
     assert screen.texts(1) == "General Kenobi"

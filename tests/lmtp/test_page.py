@@ -40,7 +40,7 @@ def test_features_and_fields() -> None:
     assert all(f"`{name}`" in PAGE or f"`{name}`" in SAMPLING for name in OPTIONS)
 
 
-def test_figures() -> None:
+def test_the_page_has_the_limits_of_the_code() -> None:
     settings = LmtpSettings()
     assert f"{settings.max_buffers} of them" in PAGE
     kept = f"at most {settings.max_detached} streams and {settings.max_replay_size:,} tokens and alternatives"

@@ -62,7 +62,7 @@ def test_a_token_goes_out_with_its_batch_and_the_last_one_with_its_finish() -> N
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.CONTROLLER])
-def test_reasons(reason: FinishReason) -> None:
+def test_each_finish_reason_has_its_name_in_the_protocol(reason: FinishReason) -> None:
     assert shape(told(teller(), [token(EOS), finished(reason)])) == [(EOS, "stop")]
 
 
@@ -231,7 +231,7 @@ def test_held_or_shown_a_client_ends_up_with_the_same(batches: list[list[EngineE
 # -- scores --------------------------------------------------------------------------------------------------
 
 
-def test_scores() -> None:
+def test_scored_tokens_are_sent_with_their_logprobs() -> None:
     of = ScoreTeller(7, 2)
     scores = (None, Logprob(5, -1.0), Logprob(6, -2.0))
     answers = list(of.encode([PromptEvent("r", 0, (4, 5, 6), 0, scores), finished()]))

@@ -86,7 +86,7 @@ def test_a_bad_request_on_an_open_id_ends_it_too() -> None:
     assert errors([send]) == [(1, "invalid_request")]
 
 
-def test_cancel() -> None:
+def test_a_cancelled_stream_ends_once() -> None:
     session = Session()
     stream = opened(session)
     assert errors(session.receive_line('CANCEL {"stream_id": 1}')) == [(1, "cancelled")]

@@ -86,7 +86,7 @@ def test_own_pages_and_friends_may(address: str) -> None:
             assert len(ask(socket, GENERATE)) == 3
 
 
-def test_large_messages(address: str) -> None:
+def test_a_message_beyond_the_limit_closes_the_connection(address: str) -> None:
     with open_socket(address) as socket:
         (answer,) = ask(socket, 'FOO {"stream_id": 1, "x": "' + "x" * ((16 << 20) - 60) + '"}')
         assert answer["error"] == "Unknown command: FOO"

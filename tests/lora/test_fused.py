@@ -187,7 +187,9 @@ def test_properties_hold_in_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(80, "bf16"), (80, "fp32"), (86, "fp16"), (90, "bf16"), (90, "fp32")]
 )
-def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_within_registers_and_shared_memory(
+    capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In all sizes, without a GPU, within the registers and the shared memory that one program may have."""
     from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, compile_all, num_spilled
 

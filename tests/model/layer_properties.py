@@ -221,7 +221,7 @@ def test_a_token_is_bitwise_the_same_beside_others(data: st.DataObject) -> None:
 
 @settings(max_examples=30)
 @given(DTYPES, st.integers(1, 4), st.sampled_from([1, 24, 1024, 1500]), st.booleans())
-def test_gates(dtype: torch.dtype, num_tokens: int, size: int, is_gelu: bool) -> None:
+def test_gates_are_activation_times_input(dtype: torch.dtype, num_tokens: int, size: int, is_gelu: bool) -> None:
     layer: Any = SimpleNamespace(num_gates=size, act=gelu_tanh if is_gelu else silu)
     mixed = (random(7, num_tokens, 2 * size) * 4).to(dtype)
     have = STEP.gate(layer, mixed)

@@ -219,7 +219,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", ["4", "4 zeros order", "8", "float8"])
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "bf16"), (90, "bf16"), (90, "fp16"), (100, "bf16")])
-def test_kernels_compile(
+def test_kernels_compile_within_registers_and_shared_memory(
     capability: int, dtype: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU, within the registers and the shared memory that one program may have."""

@@ -303,7 +303,9 @@ def test_properties_hold_in_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(80, "bf16"), (86, "fp16"), (90, "bf16"), (90, "fp32"), (100, "bf16")]
 )
-def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_within_registers(
+    capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a GPU, within the registers that one program may have, and with no operation that is only about right."""
     from tests.lora.compiled import SHARED_MEMORY, usage
     from tests.model.draw_compiled import compile_all

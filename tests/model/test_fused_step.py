@@ -114,7 +114,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(80, "bf16"), (86, "fp16"), (90, "bf16"), (90, "fp32"), (100, "bf16")]
 )
-def test_kernels_compile(
+def test_kernels_compile_without_spilling(
     capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU: nothing is spilled, and memory is read and written 16 bytes at a time."""

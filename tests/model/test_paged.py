@@ -300,7 +300,7 @@ def test_properties_hold_in_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(80, "bf16"), (86, "fp16"), (90, "bf16"), (90, "fp32"), (100, "bf16")]
 )
-def test_kernels_compile(
+def test_kernels_compile_within_registers_and_shared_memory(
     capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU, within the registers and the shared memory that one program may have."""

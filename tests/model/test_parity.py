@@ -54,7 +54,7 @@ def test_bfloat16_is_equal_within_its_rounding() -> None:
     assert report.is_equal, str(report)
 
 
-def test_tied_embeddings(tmp_path: Path) -> None:
+def test_tied_embeddings_give_the_same_logits(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
     assert check_model(folder, max_tokens=LENGTH).is_equal
 

@@ -173,7 +173,7 @@ def _rewrite(folder: Path, change: Any) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_truncated_weights(folder: Path) -> None:
+def test_truncated_weights_are_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(UnsupportedModel, match="cut off"):
@@ -181,7 +181,7 @@ def test_truncated_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]", b'\x04\0\0\0\0\0\0\0{"a"'])
-def test_garbage_weights(folder: Path, content: bytes) -> None:
+def test_garbage_weights_are_refused(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"cut off|damaged"):
         load(folder)
@@ -200,13 +200,13 @@ def test_wrong_sizes_in_the_header(folder: Path) -> None:
         load(folder)
 
 
-def test_missing_tensor(folder: Path) -> None:
+def test_a_missing_tensor_is_named(folder: Path) -> None:
     _rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(UnsupportedModel, match=r"lacks 1 weights .*layers\.1\.mlp\.up_proj"):
         load(folder)
 
 
-def test_mismatched_tensor(folder: Path) -> None:
+def test_a_tensor_of_a_wrong_shape_is_named(folder: Path) -> None:
     _rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}))
     with pytest.raises(UnsupportedModel, match="norm"):
         load(folder)
@@ -219,7 +219,7 @@ def test_pickles_are_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_missing_files(folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel, match="has no weights"):
         load(folder)
@@ -237,7 +237,7 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
         load(folder)
 
 
-def test_broken_configuration(folder: Path) -> None:
+def test_a_broken_configuration_is_refused(folder: Path) -> None:
     for text in ("{", "[]", "\xff"):
         (folder / "config.json").write_text(text, encoding="latin-1")
         with pytest.raises(UnsupportedModel, match=r"config\.json"):

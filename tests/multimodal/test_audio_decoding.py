@@ -96,7 +96,7 @@ def test_damaged_files_are_refused_without_a_word_of_the_library(name: str) -> N
     assert caught.value.__suppress_context__
 
 
-def test_changed_headers() -> None:
+def test_changed_headers_are_read_or_refused() -> None:
     """Files with some bytes changed, mostly in their heads: a sound or a refusal, and nothing else."""
     random = Random(7)
     seeds = [saved(tone(0.1), kind) for kind in ("WAV", "FLAC", "OGG", "MP3")]

@@ -161,7 +161,7 @@ def fuzz(count: int) -> None:
     assert min(outcomes.values()) > count // 50
 
 
-def test_changed_headers() -> None:
+def test_changed_headers_are_read_or_refused() -> None:
     fuzz(200)
 
 

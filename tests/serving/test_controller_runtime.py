@@ -105,7 +105,7 @@ def test_a_model_that_does_not_load_leaves_no_runtime(folder: Path, tmp_path: Pa
     ("options", "param"),
     [({"mode": "maybe"}, "control"), ({"dialect": 3}, "aici_dialect"), ({"start_timeout": 0}, None)],
 )
-def test_bad_settings(options: dict[str, object], param: str | None) -> None:
+def test_wrong_settings_are_refused_by_name(options: dict[str, object], param: str | None) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ControlSettings(**options)  # type: ignore[arg-type]
     assert refused.value.param == (param or "start_timeout")

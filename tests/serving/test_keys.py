@@ -69,7 +69,7 @@ def test_processes_share_the_file(keys: KeyStore, path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", ["", "1a", "a b", "a.b", "é", "a" * 41, "a\n", "-a"])
-def test_bad_users(keys: KeyStore, user: str) -> None:
+def test_a_wrong_user_name_is_refused(keys: KeyStore, user: str) -> None:
     with pytest.raises(InvalidRequest, match="must be 1 to 40 letters"):
         keys.add(user)
 

@@ -111,7 +111,7 @@ def test_random_texts_are_the_models_own_text(tokenizer: Tokenizer, vocab: Gramm
 # -- generating ------------------------------------------------------------------------------------------------
 
 
-def test_texts_fit(llm: LLM) -> None:
+def test_outputs_fit_their_constraints(llm: LLM) -> None:
     constraints = [Regex("[0-9]{2}"), Choice(["red", "blue"]), JsonSchema(PERSON), Substring("a cat and a dog"), None]
     outputs = llm.generate(["Say: "] * 5, GREEDY, constraint=constraints, use_tqdm=False)
     assert re.fullmatch("[0-9]{2}", outputs[0].text)

@@ -47,7 +47,7 @@ def made(*texts: str) -> Trace:
     return Trace(TraceHeader("a"), [*records, *tokens, EndRecord(0, 2, "stop")])
 
 
-def test_origins() -> None:
+def test_each_token_has_the_colour_of_its_origin() -> None:
     fought = Draw(Odds(-9.0, 5), Odds(0.0, 1), 1, 0.9)
     trace = made("a", "b")
     trace.records[3:3] = [

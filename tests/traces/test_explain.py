@@ -71,7 +71,7 @@ def test_everything_is_counted(trace: Trace) -> None:
     assert (found.num_steps, found.forward) == (3, pytest.approx(0.030))
 
 
-def test_the_sentences(trace: Trace) -> None:
+def test_sentences_say_what_happened(trace: Trace) -> None:
     said = " ".join(explain(trace).sentences)
     for part in (
         "2 outputs from 3 prompt tokens, 2 of them cached: 2 tokens drawn (1 of them drafted) and 1 token forced by "
@@ -93,7 +93,7 @@ def test_a_plain_trace_says_little() -> None:
     assert "mask" not in said
 
 
-def test_the_command(trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explains_a_trace(trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     write([trace, trace], path)
     assert main(["explain", str(path)]) == 0

@@ -134,7 +134,7 @@ def test_a_changed_controller_takes_the_place_of_the_recorded_one() -> None:
     assert alone is not None and alone["wasm"]["argument"] == "new"
 
 
-def test_the_command(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tests_recorded_traces(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = traced(llm, seed=4, constraint=Regex("[a-z]{3,}"))
     assert good.header.controller is not None
     bad = Trace(replace(good.header, controller={"constraint": {"regex": "[0-9]+"}}), good.records)

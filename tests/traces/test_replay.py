@@ -165,7 +165,7 @@ def test_logs_and_variables_that_differ_stand_side_by_side(capsys: pytest.Captur
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(make_checkpoint("llama", tmp_path / "llama"))
     path, again = tmp_path / "one.jsonl", tmp_path / "again.jsonl"
     words = ["--temperature", "1", "--seed", "4", "--max-tokens", "6", "--no-stats", "--regex", "[a-z]{3,}"]
