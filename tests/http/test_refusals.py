@@ -58,6 +58,8 @@ def test_methods_and_paths_that_there_are_not(path: str) -> None:
     answer = client.delete(path)
     assert answer.status_code == (404 if path in ("/v1/nope", "/nope", "/v1/messages/batches") else 405)
     check_shape(path, answer.json(), "DELETE")
+    if path in OPENAI and answer.status_code == 405:
+        assert answer.json()["error"]["code"] == "method_not_allowed"
     assert answer.status_code == 404 or answer.headers["allow"] == "POST"
 
 
@@ -81,6 +83,8 @@ def test_a_bug_is_an_internal_error_of_the_api(path: str, body: Any, monkeypatch
     answer = client.post(path, json=body)
     assert answer.status_code == 500 and "secret" not in answer.text
     check_shape(path, answer.json(), answer.headers["x-request-id"])
+    if path in OPENAI:
+        assert answer.json()["error"]["code"] == "internal_error"
 
 
 def test_the_real_client_reads_why_it_is_not_let_in(tmp_path: Path) -> None:
