@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, NOOP, TRAP, by_branch, force, guest2, mask, result, sample, say, splice, store
 from tests.aici.steering import Steered
-from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -110,34 +107,6 @@ def test_an_unknown_module_is_the_users_fault(steered: Steered) -> None:
     steered.events["a"] = []
     steered.run()
     assert "f" * 64 in str(steered.end("a").error)
-
-
-def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, store: Path) -> None:
-    config = RuntimeConfig(str(tokenizer), extra_args=("--store", str(store)))
-    opened = threading.Event()
-    pool = RuntimePool(config, VOCAB_SIZE)
-    try:
-        steered = Steered(pool)
-        forever = guest2([sample([65], VOCAB_SIZE)])
-        steered.add("a", forever, max_tokens=200)
-        steered.add("plain", None, max_tokens=30)
-        while not steered.tokens("a"):
-            for event in steered.engine.step():
-                steered.events[event.request_id].append(event)
-        assert pool.runtime_pid is not None
-        os.killpg(pool.runtime_pid, 9)
-        steered.run()
-        end = steered.end("a")
-        assert end.reason is FinishReason.ERROR and "runtime" in str(end.error)
-        assert steered.end("plain").reason is FinishReason.LENGTH
-        steered.pool.wake = opened.set
-        steered.add("b", guest2([sample([65], VOCAB_SIZE), END]))  # uploading waits for the new runtime
-        assert opened.wait(PATIENCE)
-        steered.run()
-        assert steered.tokens("b") == [65] and pool.num_restarts == 1
-        assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}")]
-    finally:
-        pool.shutdown()
 
 
 def test_a_controller_is_not_called_after_it_said_stop(steered: Steered) -> None:

@@ -127,6 +127,7 @@ def test_a_killed_runtime_comes_back(pool: RuntimePool, num_streams: int, victim
         until(lambda: not members(group) and pool.runtime_pid not in (None, group))
     check_service(steered)
     assert pool.num_restarts == (victim == "supervisor")  # a nursery is replaced within the runtime
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}")]
 
 
 _ROUTER = """

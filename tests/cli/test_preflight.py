@@ -20,23 +20,33 @@ from tests.cli.fake_hub import COMMIT, fake_hub
 _RUN = """
 import json, sys
 from bridle.cli import main
-code = main(sys.argv[1:])
-print(json.dumps([code, sorted({"torch", "transformers"} & set(sys.modules))]))
+for words in json.loads(sys.argv[1]):
+    code = main(words)
+    sys.stderr.write("\\0")
+    print(json.dumps([code, sorted({"torch", "transformers"} & set(sys.modules))]))
 """
+Told = tuple[int, list[str], str]
 
 
-def run(folder: Path, *words: str, **environment: str) -> tuple[int, list[str], str]:
-    """Run a command in a process of its own: its exit code, which slow modules it imported, and what it complained."""
+def run_all(folder: Path, commands: list[list[str]], **environment: str) -> list[Told]:
+    """Run commands in one new process. For each: its exit code, the slow modules that were imported until then, and its
+    complaints."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "BRIDLE_"))}
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, *words],
+        [sys.executable, "-c", _RUN, json.dumps(commands)],
         env=plain | {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"} | environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    code, slow = json.loads(done.stdout.splitlines()[-1])
-    return code, slow, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    *complaints, _ = done.stderr.split("\0")
+    assert len(found) == len(complaints) == len(commands), done
+    return [(code, slow, told) for (code, slow), told in zip(found, complaints, strict=True)]
+
+
+def run(folder: Path, *words: str, **environment: str) -> Told:
+    return run_all(folder, [list(words)], **environment)[0]
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +55,27 @@ def hub() -> Iterator[dict[str, str]]:
         yield {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["serve", "./nope", "--port", "0"],
-        ["serve", "demo", "--draft-model", "./nope", "--port", "0"],
-        ["serve-model", "./nope", "--port", "0"],
-        ["shard", "./nope"],
-        ["generate", "./nope", "Once"],
-        ["chat", "./nope"],
-        ["check", "./nope"],
-        ["doctor", "./nope"],
-        ["quantize", "./nope", "out.gguf"],
-        ["run-batch", "none.jsonl", "--model", "./nope"],
-        ["test", "--model", "./nope"],
-        ["lmtp", "any", "--tokenizer", "./nope"],
-        ["pull", "./nope"],
-    ],
-    ids=" ".join,
-)
-def test_a_path_that_leads_nowhere_is_refused_without_torch(words: list[str], tmp_path: Path) -> None:
-    code, slow, told = run(tmp_path, *words)
-    assert code == 2 and slow == []
-    assert told.startswith("bridle: './nope' is neither") and told.count("\n") == 1
+NOWHERE = [
+    ["serve", "./nope", "--port", "0"],
+    ["serve", "demo", "--draft-model", "./nope", "--port", "0"],
+    ["serve-model", "./nope", "--port", "0"],
+    ["shard", "./nope"],
+    ["generate", "./nope", "Once"],
+    ["chat", "./nope"],
+    ["check", "./nope"],
+    ["doctor", "./nope"],
+    ["quantize", "./nope", "out.gguf"],
+    ["run-batch", "none.jsonl", "--model", "./nope"],
+    ["test", "--model", "./nope"],
+    ["lmtp", "any", "--tokenizer", "./nope"],
+    ["pull", "./nope"],
+]
+
+
+def test_a_path_that_leads_nowhere_is_refused_without_torch(tmp_path: Path) -> None:
+    for words, (code, slow, told) in zip(NOWHERE, run_all(tmp_path, NOWHERE), strict=True):
+        assert (code, slow) == (2, []), words
+        assert told.startswith("bridle: './nope' is neither") and told.count("\n") == 1, words
 
 
 def test_replay_refuses_a_model_without_torch(tmp_path: Path) -> None:
@@ -87,24 +95,22 @@ def test_a_busy_port_is_refused_without_torch(command: str, tmp_path: Path) -> N
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another port" in told
 
 
-@pytest.mark.parametrize(
-    ("name", "reason", "meant"),
-    [
-        ("Qwen/Qwen3-0.6", "was not found: there is no such folder, and http://127.0.0.1:", "Qwen/Qwen3-0.6B"),
-        ("nobody/zzzzzzzzzzzz", "has no such model (a private one needs HF_TOKEN)", None),
-        ("demo-see", "was not found", "demo-sees"),
-        ("org/gated", "is gated: accept its terms at http://127.0.0.1:", None),
-        ("org/broken", "answered with status 503", None),
-    ],
-)
-def test_the_hub_gives_its_reason(
-    name: str, reason: str, meant: str | None, tmp_path: Path, hub: dict[str, str]
-) -> None:
-    code, slow, told = run(tmp_path, "generate", name, "Once", **hub)
-    assert (code, slow) == (2, [])
-    assert f"model '{name}'" in told and reason in told
-    assert ("Did you mean" in told) == (meant is not None)
-    assert meant is None or told.rstrip().endswith(f"Did you mean {meant}?")
+REASONS = [
+    ("Qwen/Qwen3-0.6", "was not found: there is no such folder, and http://127.0.0.1:", "Qwen/Qwen3-0.6B"),
+    ("nobody/zzzzzzzzzzzz", "has no such model (a private one needs HF_TOKEN)", None),
+    ("demo-see", "was not found", "demo-sees"),
+    ("org/gated", "is gated: accept its terms at http://127.0.0.1:", None),
+    ("org/broken", "answered with status 503", None),
+]
+
+
+def test_the_hub_gives_its_reason(tmp_path: Path, hub: dict[str, str]) -> None:
+    answers = run_all(tmp_path, [["generate", name, "Once"] for name, _, _ in REASONS], **hub)
+    for (name, reason, meant), (code, slow, told) in zip(REASONS, answers, strict=True):
+        assert (code, slow) == (2, [])
+        assert f"model '{name}'" in told and reason in told
+        assert ("Did you mean" in told) == (meant is not None)
+        assert meant is None or told.rstrip().endswith(f"Did you mean {meant}?")
 
 
 def test_no_network_and_offline_mode_are_told_apart(tmp_path: Path) -> None:
@@ -131,10 +137,10 @@ def test_a_model_is_pulled_then_listed_and_suggested(tmp_path: Path, hub: dict[s
 
 def test_a_neighbour_of_a_wrong_path_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
-    _, _, told = run(tmp_path, "check", str(tmp_path / "my-modl"))
-    assert told.rstrip().endswith(f"Did you mean '{tmp_path / 'my-model'}'?")
-    _, _, told = run(tmp_path, "check", str(tmp_path / "no" / "my-model"))
-    assert f"there is no folder '{tmp_path / 'no'}' either" in told
+    names = [str(tmp_path / "my-modl"), str(tmp_path / "no" / "my-model")]
+    (_, _, near), (_, _, far) = run_all(tmp_path, [["check", name] for name in names])
+    assert near.rstrip().endswith(f"Did you mean '{tmp_path / 'my-model'}'?")
+    assert f"there is no folder '{tmp_path / 'no'}' either" in far
 
 
 @pytest.mark.parametrize(
