@@ -8,14 +8,12 @@ processor times, which other work on the machine disturbs less than the clock, a
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
+from bridle.bench.checkpoints import BenchCheckpoint, planned_checkpoint
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.config import EngineConfig, ModelConfig
@@ -23,6 +21,7 @@ from bridle.engine.request import Request
 from bridle.engine.scheduling.prefill_sharing import PromptShares
 from bridle.outputs import TokenEvent
 from bridle.sampling import SamplingParams
+from dev.bench.steps import CAPACITY, LOAD_SECONDS, checkpoints, sizes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
     from bridle.engine import Engine
 
 POLICIES = ("oldest first", "shared")
-_CAPACITY = 1 << 15  # tokens of KV
 _LONG, _SHORT = 4_000, 20  # tokens of a prompt
-_LOAD_SECONDS = 2.0  # of a model
 #: Of the mixed load: shortest and longest prompt, and tokens of output. Every fourth request is of the first kind.
 _KINDS = ((1_000, 2_000, 4), (16, 64, 24), (100, 400, 8), (16, 64, 24))
 
@@ -60,32 +57,26 @@ class Outcome:
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Run both loads at both policies in turns, and print what became of them."""
     figures = []
-    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        for name in _sizes(settings):
-            checkpoint = make_checkpoint(name, Path(folder))
-            with phases.part(name):
-                figures += _measure_model(checkpoint, settings)
-            _print(console, [figure for figure in figures if figure["model"] == name])
+    for checkpoint in checkpoints(settings, phases):
+        found = _measure_model(checkpoint, settings)
+        _print(console, found)
+        figures += found
     return {"figures": figures}
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """About how many seconds each model takes."""
     found = {}
-    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+    for checkpoint in map(planned_checkpoint, sizes(settings)):
         num_tokens = num_new = 0
         for arrivals in _loads(settings, checkpoint.vocab_size).values():
             num_tokens += sum(len(each.request.prompt) for each in arrivals)
             num_new += sum(each.request.sampling.max_tokens or 0 for each in arrivals)
         num_runs = _num_rounds(settings) * len(POLICIES)
-        found[checkpoint.name] = limits.python(_LOAD_SECONDS) + num_runs * limits.seconds(
+        found[checkpoint.name] = limits.python(LOAD_SECONDS) + num_runs * limits.seconds(
             checkpoint, num_tokens, num_new
         )
     return found
-
-
-def _sizes(settings: BenchSettings) -> tuple[str, ...]:
-    return settings.model_sizes or ("20m",)
 
 
 def _num_rounds(settings: BenchSettings) -> int:
@@ -112,9 +103,8 @@ def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings) -> list
     from bridle.engine import Engine
     from bridle.model import load_executor
 
-    config = ModelConfig(
-        str(checkpoint.path), num_threads=settings.threads, kv_memory=_CAPACITY * checkpoint.token_bytes
-    )
+    kv_memory = CAPACITY * checkpoint.token_bytes
+    config = ModelConfig(str(checkpoint.path), num_threads=settings.threads, kv_memory=kv_memory)
     engine = Engine(load_executor(config), EngineConfig(enable_prefix_caching=False))
     figures = []
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from bridle.engine import Engine
 
 _BATCHES = (1, 4, 16, 32)
-_CAPACITY = 1 << 15  # tokens of KV
-_LOAD_SECONDS = 2.0  # of a model
+CAPACITY = 1 << 15  # tokens of KV
+LOAD_SECONDS = 2.0  # of a model
 THREADS = 1
 
 Steps = list[tuple[StepSize, float]]
@@ -65,30 +65,37 @@ class NotedExecutor:
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """The cost of a step for each model, and how far measured steps lie from it on average."""
     figures = []
+    for checkpoint in checkpoints(settings, phases):
+        steps = _steps_of(checkpoint, settings)
+        cost, name = fit(steps), checkpoint.name
+        figures.append({"model": name, "steps": len(steps), **asdict(cost), "error": cost.error(steps)})
+        _print(console, name, cost, cost.error(steps))
+    return {"figures": figures}
+
+
+def checkpoints(settings: BenchSettings, phases: Phases) -> Iterator[BenchCheckpoint]:
+    """Make the models to measure, one after the other, each in a phase of its own."""
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
-        for name in _sizes(settings):
+        for name in sizes(settings):
             checkpoint = make_checkpoint(name, Path(folder))
             with phases.part(name):
-                steps = _steps_of(checkpoint, settings)
-            cost = fit(steps)
-            figures.append({"model": name, "steps": len(steps), **asdict(cost), "error": cost.error(steps)})
-            _print(console, name, cost, cost.error(steps))
-    return {"figures": figures}
+                yield checkpoint
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     """About how many seconds each model takes: prompts are read and decoded in rounds, batch after batch."""
     num_new, num_rounds = _scale(settings)
     found = {}
-    for checkpoint in map(planned_checkpoint, _sizes(settings)):
-        found[checkpoint.name] = limits.python(_LOAD_SECONDS)
+    for checkpoint in map(planned_checkpoint, sizes(settings)):
+        found[checkpoint.name] = limits.python(LOAD_SECONDS)
         for batch in settings.batches or _BATCHES:
             num_tokens = 4 * sum(map(len, make_prompts(batch, checkpoint.vocab_size, seed=batch))) + batch * num_new
             found[checkpoint.name] += num_rounds * limits.seconds(checkpoint, num_tokens, num_new)
     return found
 
 
-def _sizes(settings: BenchSettings) -> tuple[str, ...]:
+def sizes(settings: BenchSettings) -> tuple[str, ...]:
+    """Return the models that are wanted, or a small one."""
     return settings.model_sizes or ("20m",)
 
 
@@ -102,7 +109,7 @@ def _steps_of(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Steps:
     from bridle.model import load_executor
 
     num_threads, (num_new, num_rounds) = settings.threads or THREADS, _scale(settings)
-    config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=_CAPACITY * checkpoint.token_bytes)
+    config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=CAPACITY * checkpoint.token_bytes)
     executor = NotedExecutor(load_executor(config))
     engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
     steps: Steps = []

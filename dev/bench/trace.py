@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.bench.checkpoints import planned_checkpoint
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
+from dev.bench.steps import sizes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
     num_tokens, rounds = _scale(settings)
     figures = []
-    for name in ("demo", *_sizes(settings)):
+    for name in ("demo", *sizes(settings)):
         with phases.part(name), tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
             source = name if name == "demo" else _made(name, Path(folder))
             with LLM(source, kv_memory=256 << 20) as llm:
@@ -53,16 +54,12 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
     batches = settings.batches or _BATCHES
     python = num_tokens * sum(_STEP_SECONDS + batch * _SEQUENCE_SECONDS for batch in batches)
     found = {"demo": 0.0}
-    for checkpoint in map(planned_checkpoint, _sizes(settings)):
+    for checkpoint in map(planned_checkpoint, sizes(settings)):
         found[checkpoint.name] = sum(
             limits.seconds(checkpoint, batch * (5 + num_tokens), num_tokens) for batch in batches
         )
     start = limits.python(_LOAD_SECONDS)
     return {name: start + 2 * (rounds + 1) * (more + limits.python(python)) for name, more in found.items()}
-
-
-def _sizes(settings: BenchSettings) -> tuple[str, ...]:
-    return settings.model_sizes or ("20m",)
 
 
 def _scale(settings: BenchSettings) -> tuple[int, int]:

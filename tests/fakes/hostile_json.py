@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hypothesis import strategies as st
-
 
 def hostile_values(num_bytes: int, many: int = 1_000_000) -> Mapping[str, bytes]:
     """Hostile values, by what is wrong with them. The large ones have about `num_bytes` bytes, or `many` entries if
@@ -47,15 +45,3 @@ def hostile_values(num_bytes: int, many: int = 1_000_000) -> Mapping[str, bytes]
         "infinities by number": numbered(1_000, b"-Infinity"),
         "no Unicode": b'"\\ud800"',
     }
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.text(st.characters(codec="utf-8"), max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=8,
-)
-SMALL = st.integers(1, 12) | st.integers(-2, 12)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, force, guest2, result, splice
-from tests.fakes.hostile_json import JSON, SMALL
 from tests.http.controlled import controlled_model, events_of, ids, pick
 from tests.http.harness import local_client
+from tests.http.json_strategies import JSON, SMALL
 
 MODULES = {
     "steady": guest2([[SHOW_MODULE_ARGUMENT, *pick("a")], pick("b"), END]),

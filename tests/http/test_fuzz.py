@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings
 from bridle.http.openai.schemas import ChatBody, CompletionBody
-from tests.fakes.hostile_json import JSON, SMALL
 from tests.http.harness import local_client, saying, scripted_model
+from tests.http.json_strategies import JSON, SMALL
 
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text(max_size=8)}
