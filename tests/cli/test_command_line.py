@@ -38,9 +38,9 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    double = Served()
-    monkeypatch.setattr("bridle.http.server.run.serve", double.serve)
-    return double
+    fake = Served()
+    monkeypatch.setattr("bridle.http.server.run.serve", fake.serve)
+    return fake
 
 
 @pytest.mark.parametrize("command", COMMANDS)
