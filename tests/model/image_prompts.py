@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.multimodal.encoder_cache import EncoderCache
 from bridle.engine.multimodal.multimodal_inputs import (
@@ -26,6 +27,7 @@ from bridle.engine.scheduling.step_plan import PlanRow, StepPlan
 from bridle.model.executor import LocalExecutor
 from bridle.multimodal import MediaReader, Picture
 from bridle.outputs import Event, Finished, TokenEvent
+from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import vision_checkpoints
 
@@ -161,3 +163,30 @@ def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, i
         if isinstance(event, TokenEvent):
             tokens.setdefault((event.request_id, event.index), []).append(event.token)
     return tokens, [event for event in events if isinstance(event, Finished)]
+
+
+def check_engine_draws(
+    executor: LocalExecutor,
+    prompts: Mapping[str, Prompt],
+    logits: Callable[[Prompt, Any], Tensor],
+    banned: range,
+    budget: int = 9,
+) -> None:
+    """An engine draws what the library would: prompts together, and each again from the prefix cache. Media are encoded
+    once. `banned` are the tokens of media, the last ones of the vocabulary."""
+    engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
+    bias = dict.fromkeys(banned, -1000.0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
+
+    def asked(name: str) -> Request:
+        return Request(name, prompts[name].tokens, sampling, media=prompts[name].media, runs=prompts[name].runs)
+
+    early, _ = play(engine, [asked(name) for name in prompts])
+    for name, prompt in prompts.items():
+        late, finished = play(engine, [asked(name)])
+        assert late[name, 0] == early[name, 0]
+        assert finished[0].usage.cached_tokens >= len(prompt.tokens) // 4 * 4 - 4
+        wanted = logits(prompt, tuple(late[name, 0]))[len(prompt.tokens) - 1 : -1]
+        assert wanted[:, : banned.start].argmax(-1).tolist() == late[name, 0]
+    assert engine.statistics().num_media_encoded == len({run.key for prompt in prompts.values() for run in prompt.runs})
+    engine.close()

@@ -4,6 +4,7 @@ packed with others, decoded, from the prefix cache. Another sound never finds wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,12 @@ import torch
 from torch import Tensor
 from transformers import VoxtralForConditionalGeneration, WhisperFeatureExtractor
 
-from bridle.config import EngineConfig
-from bridle.engine.engine import Engine
-from bridle.engine.request import Request
 from bridle.model.check import check_model
 from bridle.multimodal import MediaReader, Picture, open_reader
-from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import audio_checkpoints
 from tests.model.driver import load
-from tests.model.image_prompts import LIMIT, Prompt, error, make_ready, play, pool_of, run_packed
+from tests.model.image_prompts import LIMIT, Prompt, check_engine_draws, error, make_ready, run_packed
 
 
 @pytest.fixture(scope="module")
@@ -128,22 +125,7 @@ def test_engines_draw_what_the_library_would(budget: int, folder: Path, whole: A
     others = (prompt("hear ", sound(seed), " say") for seed in range(5, 200))
     other = next(each for each in others if logits(whole, each)[-1].argmax() != answer)
     assert other.tokens == first.tokens
-    executor = load(folder, num_blocks=128)
-    engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
     prompts = {"first": first, "other": other, "text": prompt("no sound at all, but a text")}
-    sampling = SamplingParams(
-        temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias={audio_checkpoints.AUDIO: -1000.0}
-    )
-
-    def asked(name: str) -> Request:
-        return Request(name, prompts[name].tokens, sampling, media=prompts[name].media, runs=prompts[name].runs)
-
-    early, _ = play(engine, [asked(name) for name in prompts])
-    for name in prompts:
-        late, finished = play(engine, [asked(name)])
-        assert late[name, 0] == early[name, 0]
-        assert finished[0].usage.cached_tokens >= len(prompts[name].tokens) // 4 * 4 - 4
-        wanted = logits(whole, prompts[name], tuple(late[name, 0]))[len(prompts[name].tokens) - 1 : -1]
-        assert wanted[:, : audio_checkpoints.AUDIO].argmax(-1).tolist() == late[name, 0]
-    assert engine.statistics().num_media_encoded == 2
-    engine.close()
+    end = audio_checkpoints.AUDIO
+    executor = load(folder, num_blocks=128)
+    check_engine_draws(executor, prompts, partial(logits, whole), range(end, end + 1), budget)

@@ -13,17 +13,21 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from bridle.config import EngineConfig
-from bridle.engine.engine import Engine
-from bridle.engine.request import Request
 from bridle.model.batch_inputs import grid_positions
 from bridle.multimodal import Picture, open_reader
 from bridle.multimodal.video_processor import WATCHING
-from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import vision_checkpoints
 from tests.model.driver import load, skip_older
-from tests.model.image_prompts import LIMIT, Eyes, Prompt, error, make_ready, play, pool_of, run_packed
+from tests.model.image_prompts import (
+    LIMIT,
+    Eyes,
+    Prompt,
+    check_engine_draws,
+    error,
+    make_ready,
+    run_packed,
+)
 
 VIDEO = vision_checkpoints.IMAGE - 3
 PLACES = {
@@ -191,19 +195,5 @@ def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None
     other = next(each for each in others if mine.logits(each)[-1, :VIDEO].argmax() != answer)
     assert other.tokens == first.tokens
     executor = load(mine.folder, sampler=None, num_blocks=192)
-    engine = Engine(executor, EngineConfig(max_num_batched_tokens=9), media=pool_of(executor))
-    bias = dict.fromkeys(range(VIDEO, vision_checkpoints.IMAGE + 1), -1000.0)
-    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logit_bias=bias)
-    prompts = {"first": first, "other": other}
-
-    def asked(name: str) -> Request:
-        return Request(name, prompts[name].tokens, sampling, media=prompts[name].media, runs=prompts[name].runs)
-
-    early, _ = play(engine, [asked(name) for name in prompts])
-    for name, prompt in prompts.items():
-        late, finished = play(engine, [asked(name)])
-        assert late[name, 0] == early[name, 0]
-        assert finished[0].usage.cached_tokens >= len(prompt.tokens) // 4 * 4 - 4
-        wanted = mine.logits(prompt, late[name, 0])[len(prompt.tokens) - 1 : -1]
-        assert wanted[:, :VIDEO].argmax(-1).tolist() == late[name, 0]
-    engine.close()
+    banned = range(VIDEO, vision_checkpoints.IMAGE + 1)
+    check_engine_draws(executor, {"first": first, "other": other}, mine.logits, banned)
