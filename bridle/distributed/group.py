@@ -68,8 +68,8 @@ class Members:
         self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
         # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
         # do.
-        self.thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
-        self.thread.start()
+        self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
+        self._thread.start()
         self._are_started.wait()
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ class Members:
         self._is_closed = True
         for process in self._processes:
             process.kill()
-        self.thread.join()
+        self._thread.join()
         for process in self._processes:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

@@ -60,7 +60,7 @@ class MemberMedia:
 
     def __init__(self, executor: Executor) -> None:
         self._device = find_media(executor)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-media")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-media")
         self._assembly: tuple[bytes, Assembly] | None = None
         self._encoding: dict[bytes, Future[None]] = {}
 
@@ -87,7 +87,7 @@ class MemberMedia:
         key, assembly = self._assembly
         if assembly.add(part.data):
             self._assembly = None
-            self._encoding[key] = self._thread.submit(self._require().encode, assembly.medium())
+            self._encoding[key] = self.thread.submit(self._require().encode, assembly.medium())
 
     def _await(self, key: bytes) -> None:
         if key not in self._encoding:
@@ -96,7 +96,7 @@ class MemberMedia:
 
     def _drop(self, request: pb.DropMediumRequest) -> None:
         self._encoding.pop(request.key, None)
-        self._thread.submit(drop, self._require(), request)
+        self.thread.submit(drop, self._require(), request)
 
     def _require(self) -> MediaDevice:
         if self._device is None:

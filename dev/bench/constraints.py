@@ -201,7 +201,7 @@ def _answers(vocabulary: GrammarVocabulary, case: ConstraintCase, num_rounds: in
 
 def _bare_masks(start: Any, tokens: Sequence[int]) -> list[float]:
     """Seconds of llguidance's own mask before each token that was not forced."""
-    backend, seconds = start.copy()._backend, []
+    backend, seconds = start.copy().backend, []
     for token in tokens:
         if not backend.compute_ff_tokens():
             begin = time.perf_counter()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from bridle.cli.app import COMMANDS, app
 from bridle.cli.help_search import _arguments, _commands, _entries, _first_paragraph, flag_names
 from bridle.cli.short_help import ESSENTIAL, asked_for
 from bridle.cli.variables import variables_of
+from tests.sources import PACKAGE, tree
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -117,3 +121,50 @@ def test_help_begins_with_the_outcome() -> None:
     for entry in _entries():
         assert re.match(r"[A-Z\[]", entry.text) and entry.text.endswith("."), (entry.names, entry.text)
         assert not re.match(r"(What|Whether|Who|How|Where|Which|Most|The|A|An|Of|So) ", entry.text), entry.text
+
+
+def is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
+def test_no_help_is_cut_off(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef):
+            cut = [second.lineno for first, second in pairwise(node.body) if is_text(first) and is_text(second)]
+            assert not cut, f"{path.name}: put the strings of line {cut[0]} and before into one pair of parentheses"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["srve"], 'Unknown command "srve". Did you mean "serve"?'),
+        (["lst"], 'Did you mean "list"?'),
+        (["models"], 'Did you mean "list"?'),
+        (["download", "x"], 'Did you mean "pull"?'),
+        (["keys", "ad", "ann"], 'Did you mean "add"?'),
+        (["zzzzzzzz"], "There are: help, serve"),
+        (["serve", "--modle", "x"], "Did you mean --model? The model needs no flag: `bridle serve MODEL`"),
+        (["generate", "--modle", "x", "hi"], "Did you mean --model? The model needs no flag: `bridle generate MODEL`"),
+        (["chat", "--modle", "x"], "Did you mean --model? The model needs no flag: `bridle chat MODEL`"),
+        (["run-batch", "f", "--modle", "x"], "Unknown option: --modle. Did you mean --model? (see"),
+        (["chat", "--temprature", "1"], "Did you mean --temperature?"),
+        (["check", "demo", "--quantisation", "q4_0"], "Did you mean --quantization?"),
+        (["adapters", "load", "x", "--revison", "y"], "Did you mean --revision?"),
+        (["serve", "--zzzzzzz"], "Unknown option: --zzzzzzz. (see: bridle serve --help)"),
+    ],
+    ids=" ".join,
+)
+def test_a_slip_is_recognized(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert told in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+def test_a_slip_of_the_runtime_is_recognized(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["runtime", "--sever-it"])
+    assert "did you mean --server?" in capsys.readouterr().err

@@ -1,11 +1,15 @@
-"""What is kept of users: found by them alone, for a while, within bounds of number and bytes, and fair where there is
-too much."""
+"""What is kept for users: found by their user alone, bounded in number and bytes, and forgotten in time."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.errors import UnknownResponse
+from bridle.outputs import ChatMessage, ToolCall
+from bridle.serving.outputs.response_store import ResponseStore
+from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
 from bridle.serving.tenancy.per_user_store import OVERHEAD, PerUserStore, StoreBounds
 from bridle.testing.clock import FakeClock
 from tests.serving.fakes import check_counts
@@ -76,3 +80,58 @@ def test_what_had_no_room_is_counted(kept: list[tuple[str, int]]) -> None:
     for number, (user, size) in enumerate(kept):
         book.keep(user, str(number), number, size)
     assert book.num_dropped == len(kept) - len(book)
+
+
+def test_nobody_finds_those_of_others_and_nothing_lasts() -> None:
+    clock = FakeClock()
+    book = ResponseStore(clock=clock, max_age=10.0)
+    assert book.keep("alice", {"id": "r", "output": [1]}, ["said"])
+    assert book.keep("bob", {"id": "r", "output": [2]}, [])  # even under the same id
+    assert (book.response("alice", "r"), book.input_items("alice", "r")) == ({"id": "r", "output": [1]}, ["said"])
+    with pytest.raises(UnknownResponse, match="'s'"):
+        book.response("alice", "s")
+    book.delete("bob", "r")
+    with pytest.raises(UnknownResponse):
+        book.delete("bob", "r")
+    clock.advance(10.0)
+    with pytest.raises(UnknownResponse):
+        book.input_items("alice", "r")
+    assert len(book) == 0
+
+
+def test_what_is_kept_does_not_change_with_what_was_given() -> None:
+    book, response = ResponseStore(), {"id": "r", "output": [{"text": "a"}]}
+    book.keep("u", response, [])
+    response["output"].clear()  # type: ignore[attr-defined]
+    book.response("u", "r")["output"].clear()
+    assert book.response("u", "r")["output"] == [{"text": "a"}]
+
+
+def test_one_that_is_larger_than_a_users_share_is_not_kept() -> None:
+    book = ResponseStore(max_bytes_of_user=5_000)
+    assert book.keep("u", {"id": "r"}, []) and not book.keep("u", {"id": "large"}, ["a" * 5_000])
+    assert book.input_items("u", "r") == []
+
+
+def keep(book: ToolCallTokenCache, user: str, call_id: str, num_tokens: int = 3) -> None:
+    message = ChatMessage(calls=[ToolCall("f", call_id, "{}")])
+    book.keep(user, f"request-{call_id}", "prompt", range(num_tokens), [7, 8], "text", message)
+
+
+def test_only_its_user_finds_an_answer_and_only_for_a_while() -> None:
+    clock = FakeClock()
+    book = ToolCallTokenCache(10.0, clock=clock)
+    keep(book, "alice", "a")
+    found = book.find("alice", "a")
+    assert found is not None and (list(found.prompt), list(found.tokens)) == ([0, 1, 2], [7, 8])
+    assert book.find("bob", "a") is book.find("alice", "b") is book.find("alice", 5) is None
+    clock.advance(10.0)
+    assert book.find("alice", "a") is None
+    assert len(book) == 0
+
+
+def test_answers_without_calls_and_without_time_are_not_kept() -> None:
+    book, off = ToolCallTokenCache(10.0), ToolCallTokenCache(0.0)
+    book.keep("u", "r", "prompt", [1], [2], "text", ChatMessage(content="text"))
+    keep(off, "u", "a")
+    assert len(book) == len(off) == 0

@@ -1,15 +1,17 @@
-"""`bridle generate --image` and `bridle chat --image`."""
+"""`bridle generate` and `bridle chat` with `--image` and `--audio`."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from bridle.cli import main
-from tests.fakes import vision_checkpoints
+from tests.fakes import audio_checkpoints, vision_checkpoints
+from tests.multimodal.clips import TEXT, wav
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6", "--no-stats"]
 
@@ -51,3 +53,16 @@ def test_models_of_text_say_that_they_see_nothing(picture: str, capsys: pytest.C
     assert "reads only text" in capsys.readouterr().err
     assert main(["chat", "demo", "--image", picture, *GREEDY]) == 2
     assert "reads only text" in capsys.readouterr().err
+
+
+def test_the_command_line_takes_them(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = audio_checkpoints.make_hearing(tmp_path / "voxtral")
+    path, greedy = tmp_path / "it.wav", ["--temperature", "0", "--max-tokens", "4", "--no-stats"]
+    path.write_bytes(wav())
+    assert main(["generate", str(folder), TEXT, "--chat", "--audio", str(path), *greedy]) == 0
+    assert main(["generate", str(folder), TEXT, "--audio", str(path), *greedy]) == 2
+    assert "places for 0 sounds" in capsys.readouterr().err
+    lines += [TEXT, f"/audio {path}", "/image x.png", "And this?", "/quit"]
+    assert main(["chat", str(folder), "--audio", str(path), *greedy]) == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "1 sound for the next turn" in said and "reads only text and sounds" in said

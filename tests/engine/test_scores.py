@@ -1,4 +1,4 @@
-"""Embeddings come from the same steps as tokens: in parts, from the cache, after preemptions, always the same."""
+"""Embeddings and log-probabilities of prompts: in parts, from the cache, and after preemptions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.engine import Engine
+from bridle.engine import AsyncEngine, Engine, Request
 from bridle.errors import UnsupportedFeature
-from bridle.outputs import Embedded, Finished, FinishReason, PromptEvent, TokenEvent
+from bridle.outputs import Embedded, Finished, FinishReason, Logprob, PromptEvent, TokenEvent
+from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.support import alone, make_request, run
 
@@ -51,3 +52,35 @@ def test_an_executor_without_vectors_refuses() -> None:
     with pytest.raises(UnsupportedFeature, match="computes no embeddings"):
         engine.add(make_request([1], max_tokens=1, embeds=True))
     assert not engine.has_work
+
+
+@pytest.fixture
+def client() -> AsyncEngine:
+    return AsyncEngine(Engine(ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4))).start()
+
+
+def scores(client: AsyncEngine, prompt: tuple[int, ...], start: int) -> tuple[tuple[Logprob | None, ...], int]:
+    """Scores of a prompt from `start` on, and how many of its tokens were cached."""
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
+    events = [event for batch in client.submit(Request(f"{prompt} {start}", prompt, sampling)) for event in batch]
+    (told,) = [event for event in events if isinstance(event, PromptEvent)]
+    return told.logprobs, told.num_cached
+
+
+@pytest.mark.timeout(30)
+def test_the_end_of_a_prompt_is_scored_alike_and_the_rest_is_cached(client: AsyncEngine) -> None:
+    with client:
+        prompt = tuple(range(1, 21))
+        whole, _ = scores(client, prompt, 0)
+        assert whole[0] is None and None not in whole[1:]
+        for start in (1, 5, 13, 19):
+            part, num_cached = scores(client, prompt, start)
+            assert part == (*[None] * start, *whole[start:])
+            assert num_cached == (start - 1) // 4 * 4
+        assert scores(client, prompt, 20)[0] == scores(client, prompt, 99)[0] == (None,) * 20
+
+
+@pytest.mark.timeout(30)
+def test_a_prompt_of_one_token_has_nothing_to_score_and_ends_all_the_same(client: AsyncEngine) -> None:
+    with client:
+        assert scores(client, (7,), 0)[0] == (None,)
