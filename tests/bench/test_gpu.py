@@ -33,6 +33,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / gpu.FILE_NAME).read_text().splitlines()]
 
 
+@pytest.mark.slow  # on a CPU; the tests below run the loops, and parts that take less
 def test_all_parts_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = ("probe", "0.6b", "8b", "attention", "control", "lora")
     report = run("gpu", BenchSettings(quick=True, as_json=True, folder=tmp_path, parts=parts))
@@ -60,8 +61,9 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("an illegal access")
 
     monkeypatch.setitem(gpu.WORK, "0.6b", broken)
-    run("gpu", BenchSettings(quick=True, parts=("probe", "0.6", "lora"), folder=tmp_path))
-    assert [figure["part"] for figure in lines(tmp_path)] == ["probe", "0.6b", "0.6b", "lora", "lora"]
+    report = run("gpu", BenchSettings(quick=True, parts=("probe", "0.6", "attention", "lora"), folder=tmp_path))
+    assert report["figures"] == lines(tmp_path)
+    assert [figure["part"] for figure in lines(tmp_path)] == ["probe", "0.6b", "0.6b", "attention", "lora", "lora"]
     assert lines(tmp_path)[2]["error"] == "RuntimeError: an illegal access"
 
 

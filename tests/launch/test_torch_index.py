@@ -137,6 +137,7 @@ def test_without_a_driver_comes_the_build_without_cuda(checkout: Path, usual: Pa
     assert "No NVIDIA driver: PyTorch comes without CUDA." in said
 
 
+@pytest.mark.slow
 def test_with_a_driver_nothing_changes(checkout: Path, usual: Path, index: str, pinned: str, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\n")
@@ -177,6 +178,7 @@ def asked(index: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @without_driver
 def test_what_is_installed_stays(checkout: Path, usual: Path, index: str, pinned: str) -> None:
     """Another target, or a changed pin of something else, keeps the build that is there."""
