@@ -121,7 +121,7 @@ def _search(words: list[str]) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    entries = _entries()
+    entries = help_entries()
     ranked = [(rank, entry) for entry in entries if (rank := entry.rank(words)) is not None]
     for _, entry in sorted(ranked, key=lambda item: (item[1].is_flag, item[0])):
         _show(console, entry)
@@ -157,7 +157,7 @@ def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
 
 
 @cache
-def _entries() -> tuple[HelpEntry, ...]:
+def help_entries() -> tuple[HelpEntry, ...]:
     """All commands, then all flags, each once."""
     from bridle.cli.app import app
 

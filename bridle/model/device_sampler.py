@@ -29,7 +29,7 @@ class DeviceSampler:
     """Implements `bridle.engine.interfaces.AsyncSampler` on logits of one device."""
 
     def __init__(self, device: torch.device, max_elements: int = MAX_ELEMENTS) -> None:
-        self._drawer = Drawer(device)
+        self.drawer = Drawer(device)
         self._standard = StandardSampler()
         self._fixed = FixedTable()
         self._max_elements = max_elements
@@ -49,7 +49,7 @@ class DeviceSampler:
         for some in parts(usual, vocab, self._max_elements):
             rows = [batch.rows[i] for i in some]
             fixed = [self._fixed.of(row.sampling) for row in rows]
-            drawn.append(_Usual(some, self._drawer.start(logits, rows, fixed, history)))
+            drawn.append(_Usual(some, self.drawer.start(logits, rows, fixed, history)))
         scores = LateScores(logits, batch.scores, self._max_elements)
         rest = [i for i, rare in enumerate(is_rare) if rare]
         if not rest:

@@ -76,7 +76,7 @@ def test_a_closed_connection_waits_for_no_turn() -> None:
     async def main() -> None:
         turns = LoopThrottle()
         protocol, _ = await open_protocol(Kept(), [])
-        protocol._is_due, protocol.shares = False, turns
+        protocol.is_due, protocol.shares = False, turns
         turns.charge(1.0)
         protocol.data_received(frame(9, b""))
         assert turns.num_waiting == 1

@@ -186,7 +186,7 @@ def test_tokens_that_lie_apart_have_to_be_waited_for() -> None:
 def test_histories_that_go_on_from_step_to_step_count_as_whole_ones(changes: list[Any], max_words: int) -> None:
     """... after tokens were taken back, and where there is no room to keep them."""
     sampler = DeviceSampler(CPU)
-    sampler._drawer._kept = DeviceTokenHistory(CPU, max_words)
+    sampler.drawer._kept = DeviceTokenHistory(CPU, max_words)
     penalties = {"repetition_penalty": 1.7, "presence_penalty": 3.0, "frequency_penalty": 2.0}
     batch = [row(number % len(LOGITS), seq_id=number, key=number, **penalties) for number in range(3)]
     tokens: dict[int, list[int]] = {number: [number] * 5 for number in range(3)}

@@ -112,7 +112,7 @@ class Trial:
     def traced(self) -> Iterator[DeviceTrace]:
         with traced() as trace:
             self.trace, counted = trace, Counted(trace)
-            for each in (self.kernel, self.fused, self.sampler._drawer):
+            for each in (self.kernel, self.fused, self.sampler.drawer):
                 each.__dict__["kernels"] = counted
             yield trace
 

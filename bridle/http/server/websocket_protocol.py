@@ -43,7 +43,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
     shares: LoopThrottle
     rest = b""  # what came and was not handled yet
     _num_frames = 0  # handled in this go
-    _is_due = False  # a turn was asked for
+    is_due = False  # a turn was asked for
     _asked_as = ""  # the user whose turn it is then
     _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
 
@@ -54,7 +54,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shares.leave(self._asked_as, self.go_on)
-        self._is_due, self.rest = True, b""  # nothing is asked for any more
+        self.is_due, self.rest = True, b""  # nothing is asked for any more
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -64,20 +64,20 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
                 self.transport.abort()
             return
         self.rest += data
-        if not self._is_due:
+        if not self.is_due:
             self._ask()
-        if self._is_due:
+        if self.is_due:
             self._read(False)
 
     async def receive(self) -> ASGIReceiveEvent:
         message = await self.queue.get()
-        if self.queue.empty() and not self._is_due:
+        if self.queue.empty() and not self.is_due:
             self._ask()
         return message
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if not self._is_due:
+        if not self.is_due:
             self._ask()
 
     def handle_events(self) -> None:
@@ -107,7 +107,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(LINGER, self.transport.close)
 
     def _ask(self) -> None:
-        self._is_due = True
+        self.is_due = True
         identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
         sender = (self.client or ("",))[0]
         self._asked_as = identity.user if isinstance(identity, Identity) else sender
@@ -116,7 +116,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
     def go_on(self) -> None:
         """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
         heard at all."""
-        self._is_due = False
+        self.is_due = False
         if not self.writable.is_set():
             self._read(False)
             return
@@ -129,7 +129,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.shares.charge(time.monotonic() - began)
         is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
         self._read(is_taken and not self.rest)
-        if self.rest and is_taken and not self._is_due:
+        if self.rest and is_taken and not self.is_due:
             self._ask()
 
     def _read(self, wanted: bool) -> None:
