@@ -338,7 +338,7 @@ def test_the_more_are_alike_the_less_deep_is_guessed(chance: float, row: float, 
     step = BaseStep(1.0, row, 0.0, num_sure, 64)
     depth = depth_worth(chance, row, step, min(num_alike, num_sure))
     assert 0 <= depth_worth(chance, row, step, num_sure) <= depth <= depth_worth(chance, row / 2, step, 1) <= 16
-    assert bool(depth) == (chance > 1.1 * row * num_sure)
+    assert bool(depth) == (chance > step.margin * row * num_sure)
 
 
 def test_one_bad_moment_does_not_keep_a_draft_model_out_for_ever() -> None:
