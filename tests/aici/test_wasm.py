@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 import wasmtime
+from bridle.aici.runtime.wasm_fast import FastCrossing
+from bridle.aici.runtime.wasm_public import PublicCrossing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +27,6 @@ from bridle.aici.runtime.module_metadata import settings_key
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.wasm import Crossing, GuestFault, GuestMemory, GuestStopped, Ticker
 from bridle.aici.runtime.wasm_binary import expose_state, is_component
-from bridle.aici.runtime.wasm_fast import FastCrossing
-from bridle.aici.runtime.wasm_public import PublicCrossing
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
 from tests.aici.guests import (
     BAD_RESULT_POINTER,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from bridle.cli import main
-from bridle.cli.help_search import flag_names, help_entries
+from bridle.cli.app import COMMANDS, app
+from bridle.cli.help_search import _arguments, _commands, _first_paragraph, flag_names, help_entries
+from bridle.cli.short_help import ESSENTIAL, asked_for
+from bridle.cli.variables import variables_of
 from tests.sources import PACKAGE, tree
 
 
@@ -50,7 +54,7 @@ def test_what_is_not_there_is_told_with_what_is_near(capsys: pytest.CaptureFixtu
 
 
 def test_the_page_of_serve_has_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["serve", "--help"])
+    main(["serve", "--help-all"])
     page = capsys.readouterr().out
     for heading in ("Server", "Access", "Controllers", "Processes", "Models on demand", "Model", "Batching"):
         assert f"─ {heading} ─" in page
@@ -61,6 +65,62 @@ def test_every_flag_says_what_it_is_for() -> None:
     silent = [entry.names for entry in help_entries() if not entry.text]
     assert not silent
     assert {"port", "max-num-seqs", "allowed-host", "otlp-endpoint"} <= flag_names()["serve"]
+
+
+# -- short pages ---------------------------------------------------------------------------------------------
+
+
+def shown_variables(capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
+    """The variables of the flags on a help page, by which flags can be told from words in a text."""
+    assert main(list(words)) == 0
+    named = re.findall(r"env var: ([\w, ]+)\]", " ".join(capsys.readouterr().out.split()))
+    return {name for names in named for name in names.split(", ") if name.startswith("BRIDLE_")}
+
+
+def variables(command: str, essential: frozenset[str] | None = None) -> set[str]:
+    """The first variable of each flag, or of those with an essential name."""
+    arguments = [each for each in _arguments(app[command]) if each.parameter.show is not False]
+    kept = [each for each in arguments if essential is None or essential & set(each.names)]
+    return {found[0] for each in kept if (found := variables_of(command, each))}
+
+
+@pytest.mark.parametrize("command", sorted(ESSENTIAL))
+def test_short_page_has_the_essential_flags(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    short, whole = (shown_variables(capsys, command, flag) for flag in ("--help", "--help-all"))
+    assert short == variables(command, ESSENTIAL[command]) and len(short) == len(ESSENTIAL[command]) <= 26
+    assert whole == variables(command) > short
+
+
+def test_short_page_names_the_other_one(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["serve", "--help"])
+    assert "bridle serve --help-all" in " ".join(capsys.readouterr().out.split())
+
+
+def test_words_behind_two_dashes_are_no_flags() -> None:
+    with asked_for(["generate", "--", "--help-all"]) as words:
+        assert words == ["generate", "--", "--help-all"]
+
+
+def test_overview_says_what_the_pages_say() -> None:
+    for command in COMMANDS:
+        page = _first_paragraph(app[command.name].help)
+        assert page.startswith(command.summary), command.name
+
+
+def test_no_command_has_a_flag_twice() -> None:
+    for name, command in _commands(app, ()):
+        names = [flag for each in _arguments(command) for flag in each.names if flag.startswith("-") and flag != "--*"]
+        assert len(names) == len(set(names)), (name, sorted(flag for flag in names if names.count(flag) > 1))
+
+
+def test_help_begins_with_the_outcome() -> None:
+    """Imperative or noun, in sentences that end; not `Whether`, `How` or a bare value."""
+    for entry in help_entries():
+        assert re.match(r"[A-Z\[]", entry.text) and entry.text.endswith("."), (entry.names, entry.text)
+        assert not re.match(r"(What|Whether|Who|How|Where|Which|Most|The|A|An|Of|So) ", entry.text), entry.text
 
 
 def is_text(statement: ast.stmt) -> bool:
