@@ -1,4 +1,4 @@
-"""Quantized blocks as GGUF files have them: Q8_0, Q4_0, Q4_K, Q5_K, Q6_K.
+"""Quantized blocks as GGUF files have them: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 
 A row of inputs is cut into blocks, each with its own scales. `split_blocks` takes blocks apart into integers and
 scales, without loss; from there they become floating point (`dequantize`) or the order that kernels want
@@ -30,7 +30,12 @@ class BlockType:
 
     @property
     def has_minimum(self) -> bool:
-        return self.name in ("Q4_K", "Q5_K")
+        return self.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether groups have their own multiples of the minimum."""
+        return self.has_minimum and self.inputs > self.group
 
     def row_bytes(self, num_inputs: int) -> int:
         return num_inputs // self.inputs * self.num_bytes
@@ -44,6 +49,9 @@ TYPES = {
     for kind in (
         BlockType("Q8_0", 32, 34, 8, 128, 32),
         BlockType("Q4_0", 32, 18, 4, 8, 32),
+        BlockType("Q4_1", 32, 20, 4, 0, 32),
+        BlockType("Q5_0", 32, 22, 5, 16, 32),
+        BlockType("Q5_1", 32, 24, 5, 0, 32),
         BlockType("Q4_K", 256, 144, 4, 0, 32),
         BlockType("Q5_K", 256, 176, 5, 0, 32),
         BlockType("Q6_K", 256, 210, 6, 32, 16),
@@ -56,7 +64,7 @@ class SplitBlocks:
     """Blocks taken apart: `weight = scale * factor * (integers - zero) - minimum * offset`.
 
     `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group,
-    and None where a type has none.
+    and None where a type has none: they are 1 then.
     """
 
     integers: Tensor  # [out, in] uint8
@@ -110,8 +118,9 @@ def join_split(kind: BlockType, split: SplitBlocks) -> Tensor:
         scale = scale * split.factor.view(rows, split.scale.shape[1], -1).float()  # [out, blocks, groups]
     weight = (groups.float() - kind.zero) * scale.unsqueeze(-1)
     if split.minimum is not None:
-        assert split.offset is not None
-        lifted = split.minimum.float().unsqueeze(-1) * split.offset.view(rows, split.scale.shape[1], -1).float()
+        lifted = split.minimum.float().unsqueeze(-1)
+        if split.offset is not None:
+            lifted = lifted * split.offset.view(rows, split.scale.shape[1], -1).float()
         weight -= lifted.unsqueeze(-1)
     return weight.view(rows, -1)
 
@@ -170,6 +179,24 @@ def _split_q4_0(parts: Tensor) -> SplitBlocks:
     return SplitBlocks(_nibbles(parts[..., 2:]).flatten(1), _half(parts, 0))
 
 
+def _split_q4_1(parts: Tensor) -> SplitBlocks:
+    return SplitBlocks(_nibbles(parts[..., 4:]).flatten(1), _half(parts, 0), minimum=-_half(parts, 2))
+
+
+def _split_q5_0(parts: Tensor) -> SplitBlocks:
+    return SplitBlocks(_five_bits(parts[..., 2:6], parts[..., 6:]), _half(parts, 0))
+
+
+def _split_q5_1(parts: Tensor) -> SplitBlocks:
+    return SplitBlocks(_five_bits(parts[..., 4:8], parts[..., 8:]), _half(parts, 0), minimum=-_half(parts, 2))
+
+
+def _five_bits(mask: Tensor, low: Tensor) -> Tensor:
+    """[out, blocks, 4] with a fifth bit for each number, and [out, blocks, 16] -> [out, in]"""
+    fifth = (mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)  # [out, blocks, 32]
+    return (_nibbles(low) | fifth << 4).flatten(1)
+
+
 def _split_q4_k(parts: Tensor) -> SplitBlocks:
     factor, offset = _six_bit_scales(parts[..., 4:16])
     quarters = _cut(parts[..., 16:], 4, 32)  # two groups each
@@ -202,6 +229,9 @@ def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 _SPLITTERS: dict[str, Callable[[Tensor], SplitBlocks]] = {
     "Q8_0": _split_q8_0,
     "Q4_0": _split_q4_0,
+    "Q4_1": _split_q4_1,
+    "Q5_0": _split_q5_0,
+    "Q5_1": _split_q5_1,
     "Q4_K": _split_q4_k,
     "Q5_K": _split_q5_k,
     "Q6_K": _split_q6_k,

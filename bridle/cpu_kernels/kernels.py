@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridle.cpu_kernels.ggml import TYPES
-from bridle.cpu_kernels.packing import BLOCK, KINDS, PackedMatrix
+from bridle.cpu_kernels.packing import BLOCK, KINDS, PackedMatrix, packed_sizes
 from bridle.cpu_kernels.threads import is_parallel
 from bridle.errors import InternalError
 
 #: The version of the C functions' arguments.
-VERSION = 5
+VERSION = 6
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20
@@ -116,17 +115,6 @@ def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
     if matrix.kind == "float32":
         return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
-
-
-def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
-    """Bytes of the weights and of the scales of whole panels."""
-    if kind == "int8":
-        return outputs * inputs, 4 * outputs
-    if kind == "float32":
-        return 4 * outputs * inputs, 0
-    block = TYPES[kind]
-    per_block = 2 if block.inputs == BLOCK else 20 if block.has_minimum else 18
-    return outputs * inputs * block.bits // 8, outputs * (inputs // block.inputs) * per_block
 
 
 def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.cpu_kernels.features import cpu_features
-from bridle.cpu_kernels.ggml import TYPES, dequantize, quantize, split_blocks
+from bridle.cpu_kernels.ggml import TYPES, dequantize, quantize
 from bridle.cpu_kernels.isa_targets import MANIFEST, TARGETS, IsaTarget
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.layers import AttentionRows, LayerKV, attend
@@ -101,7 +101,7 @@ def try_out(found: Kernels) -> None:
     for name in ("Q8_0", "Q4_0"):
         kind = TYPES[name]
         blocks = quantize(kind, weight)
-        matrix = found.matrix(pack_blocks(kind, split_blocks(kind, blocks), found.lanes, found.zero), None)
+        matrix = found.matrix(pack_blocks(kind, blocks, found.lanes, found.zero), None)
         want = rows @ dequantize(kind, blocks).t()
         _compare(found.linear(matrix, rows), want, _TRIAL_TOLERANCE, f"{name} product")
     floats = found.matrix(pack_float32(weight, found.lanes), None)

@@ -8,6 +8,7 @@ as integers; a row's result does not depend on the rows beside it. Plain torch d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bridle.cpu_kernels.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize, split_blocks
+from bridle.cpu_kernels.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize
 from bridle.cpu_kernels.kernels import MAX_INPUTS, Kernels, Matrix
 from bridle.cpu_kernels.library import kernels
 from bridle.cpu_kernels.packing import (
     PackedMatrix,
-    pack_blocks,
+    joined,
     pack_float32,
     pack_int8,
+    pack_side_by_side,
     unpack_blocks,
     unpack_float32,
     unpack_int8,
+    unpack_rows,
 )
 
 #: The forms that `from_float` can make.
@@ -117,8 +120,8 @@ class QuantizedLinear(nn.Module):
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedLinear:
-        """A layer of stored blocks, for a matrix of `shape` (out, in). They are copied."""
-        return cls(block_type(type_name), torch.from_numpy(np.array(blocks, copy=True)), shape, bias, dtype)
+        """A layer of stored blocks, for a matrix of `shape` (out, in)."""
+        return cls(block_type(type_name), torch.from_numpy(np.ascontiguousarray(blocks)), shape, bias, dtype)
 
     @classmethod
     def from_float(cls, weight: Tensor, form: str, bias: Tensor | None = None) -> QuantizedLinear:
@@ -126,16 +129,35 @@ class QuantizedLinear(nn.Module):
         kind = block_type(form)
         return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
 
+    @classmethod
+    def from_packed(
+        cls, kind: BlockType, packed: PackedMatrix, bias: Tensor | None, dtype: torch.dtype, found: Kernels
+    ) -> QuantizedLinear:
+        """A layer of a weight that is in the order of the kernels already."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.kind, made.dtype = kind, dtype
+        made.out_features, made.in_features = packed.outputs, packed.given
+        made.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+        made._take(packed, found)
+        return made
+
     def prepare(self) -> bool:
         """Bring the weight into the order of the kernels, in place of the blocks, if there are any. Idempotent."""
-        found = kernels()
-        if self.native is not None or found is None or self.in_features > MAX_INPUTS:
-            return self.native is not None
-        packed = pack_blocks(self.kind, split_blocks(self.kind, self.blocks), found.lanes, found.zero)
+        return prepare_side_by_side([self])
+
+    def _take(self, packed: PackedMatrix, found: Kernels) -> None:
         self.native = NativeWeight(found, packed, self.bias)
-        self.blocks = packed.weights
+        self.register_buffer("blocks", packed.weights, persistent=False)
         self.register_buffer("scales", packed.scales, persistent=False)
-        return True
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """The weight's rows of these numbers [n], in floating point: [n, in]"""
+        if self.native is None:
+            return dequantize(self.kind, self.blocks[numbers]).to(self.dtype)
+        found = self.native.kernels
+        split = unpack_rows(self.kind, self.native.packed, found.lanes, found.zero, numbers)
+        return join_split(self.kind, split).to(self.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -154,3 +176,29 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         shape = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{shape}, bias={self.bias is not None}, type={self.kind.name}"
+
+
+def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
+    """Bring the weights of layers with the same inputs and the same type into the order of the kernels, one behind the
+    other, so that `join` costs nothing. Returns whether there are kernels for them."""
+    found, first = kernels(), layers[0]
+    if first.native is not None or found is None or first.in_features > MAX_INPUTS:
+        return first.native is not None
+    packed = pack_side_by_side(first.kind, [layer.blocks for layer in layers], found.lanes, found.zero)
+    for layer, own in zip(layers, packed, strict=True):
+        layer._take(own, found)
+    return True
+
+
+def join(layers: Sequence[QuantizedLinear], bias: Tensor | None) -> QuantizedLinear | None:
+    """Layers of the same inputs as one; None if they have other types, or the kernels have them in different places."""
+    first = layers[0]
+    if len({(layer.kind, layer.native is None) for layer in layers}) > 1:
+        return None
+    if first.native is None:
+        blocks = torch.cat([layer.blocks for layer in layers])
+        shape = (sum(layer.out_features for layer in layers), first.in_features)
+        return QuantizedLinear(first.kind, blocks, shape, bias, first.dtype)
+    found = first.native.kernels
+    packed = joined([layer.native.packed for layer in layers if layer.native is not None], found.lanes)
+    return None if packed is None else QuantizedLinear.from_packed(first.kind, packed, bias, first.dtype, found)

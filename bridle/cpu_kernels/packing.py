@@ -10,17 +10,21 @@ each input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bridle.cpu_kernels.ggml import BlockType, SplitBlocks
+from bridle.cpu_kernels.ggml import TYPES, BlockType, SplitBlocks, split_blocks
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
 
 BLOCK = 32
+#: Numbers that are packed at once: what they become on the way should stay in a processor's cache.
+_PACKED_NUMBERS = 1 << 18
 #: Numbers of the kinds in sources/linear.h.
-KINDS = {"int8": 0, "Q8_0": 1, "Q4_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5, "float32": 6}
+_NAMES = ("int8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "float32", "Q4_1", "Q5_0", "Q5_1")
+KINDS = {name: number for number, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +67,71 @@ def pack_float32(weight: Tensor, lanes: int) -> PackedMatrix:
     return PackedMatrix("float32", _flat(weights), torch.empty(0, dtype=torch.uint8), num_outputs, given, given)
 
 
-def pack_blocks(kind: BlockType, split: SplitBlocks, lanes: int, zero: int) -> PackedMatrix:
-    """Blocks taken apart, for kernels that want `zero` added to 8-bit weights."""
-    num_outputs, inputs = split.integers.shape
-    missing = _up(num_outputs, lanes) - num_outputs
-    integers = split.integers ^ (128 - zero) if kind.bits == 8 else split.integers
-    groups = _rows(integers, missing).view(-1, lanes, inputs // BLOCK, 8, 4)  # [panels, lanes, blocks, g, 4]
-    weights = torch.cat(_vectors(groups, kind.bits), 3).permute(0, 2, 3, 1, 4)  # [panels, blocks, vectors, lanes, 4]
-    scales = _scales(split, lanes, missing)
-    return PackedMatrix(kind.name, _flat(weights), _flat(scales), num_outputs, inputs, inputs)
+def pack_blocks(kind: BlockType, blocks: Tensor, lanes: int, zero: int) -> PackedMatrix:
+    """Rows of blocks [out, bytes] for kernels that want `zero` added to 8-bit weights."""
+    return pack_side_by_side(kind, [blocks], lanes, zero)[0]
+
+
+def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, zero: int) -> list[PackedMatrix]:
+    """As `pack_blocks`, with the bytes of several matrices one behind the other."""
+    inputs = parts[0].shape[1] // kind.num_bytes * kind.inputs
+    sizes = [packed_sizes(kind.name, _up(part.shape[0], lanes), inputs) for part in parts]
+    weights = alloc_huge_pages(sum(size for size, _ in sizes)).split([size for size, _ in sizes])
+    scales = alloc_huge_pages(sum(size for _, size in sizes)).split([size for _, size in sizes])
+    for part, own_weights, own_scales in zip(parts, weights, scales, strict=True):
+        _fill(kind, part, lanes, zero, own_weights, own_scales)
+    return [
+        PackedMatrix(kind.name, own_weights, own_scales, part.shape[0], inputs, inputs)
+        for part, own_weights, own_scales in zip(parts, weights, scales, strict=True)
+    ]
+
+
+def _fill(kind: BlockType, blocks: Tensor, lanes: int, zero: int, weights: Tensor, scales: Tensor) -> None:
+    """A few rows at a time: they take several times their room while they are taken apart."""
+    panels = _up(blocks.shape[0], lanes) // lanes
+    weight_rows, scale_rows = weights.view(panels, -1), scales.view(panels, -1)
+    step = max(_PACKED_NUMBERS // (blocks.shape[1] // kind.num_bytes * kind.inputs * lanes), 1)
+    for at in range(0, panels, step):
+        rows = blocks[at * lanes : (at + step) * lanes]
+        split = split_blocks(kind, rows)
+        missing = _up(rows.shape[0], lanes) - rows.shape[0]
+        weight_rows[at : at + step] = _weights(kind, split, lanes, zero, missing)
+        scale_rows[at : at + step] = _scales(split, lanes, missing).flatten(1)
+
+
+def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
+    """Matrices of one kind as one, if their bytes lie one behind the other and the panels of all but the last are
+    full."""
+    first = parts[0]
+    if any(part.outputs % lanes for part in parts[:-1]) or len({(part.kind, part.inputs) for part in parts}) > 1:
+        return None
+    weights = _run_of([part.weights for part in parts])
+    scales = _run_of([part.scales for part in parts])
+    if weights is None or scales is None:
+        return None
+    return PackedMatrix(first.kind, weights, scales, sum(p.outputs for p in parts), first.inputs, first.given)
+
+
+def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
+    """Views of one memory, each of which begins where the one before it ends, as one."""
+    at = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr():
+            return None
+        at += part.numel()
+    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
+
+
+def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
+    """Bytes of the weights and of the scales of whole panels."""
+    if kind == "int8":
+        return outputs * inputs, 4 * outputs
+    if kind == "float32":
+        return 4 * outputs * inputs, 0
+    block = TYPES[kind]
+    factors = 0 if block.inputs == BLOCK else 16
+    per_block = factors + (4 if block.has_minimum else 2)
+    return outputs * inputs * block.bits // 8, outputs * (inputs // block.inputs) * per_block
 
 
 def unpack_int8(packed: PackedMatrix, lanes: int, zero: int) -> tuple[Tensor, Tensor]:
@@ -88,14 +148,29 @@ def unpack_float32(packed: PackedMatrix, lanes: int) -> Tensor:
 
 
 def unpack_blocks(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int) -> SplitBlocks:
-    """The blocks that `pack_blocks` was given."""
+    """The blocks that `pack_blocks` was given, taken apart."""
     num_blocks = packed.inputs // BLOCK
     panels = packed.weights.view(-1, num_blocks, kind.bits, lanes, 4).permute(0, 3, 1, 2, 4)
     integers = _integers(panels, kind.bits).reshape(-1, packed.inputs)[: packed.outputs]
-    if kind.bits == 8:
-        integers = integers ^ (128 - zero)
-    parts = _unpack_scales(kind, packed, lanes)
-    return SplitBlocks(integers, parts["scale"], parts.get("factor"), parts.get("minimum"), parts.get("offset"))
+    fields = _fields(kind, _scale_bytes(kind, packed, lanes), lanes)
+    rows = {name: each.permute(0, 3, 1, 2).flatten(0, 1).flatten(1)[: packed.outputs] for name, each in fields.items()}
+    return SplitBlocks(_unsigned(kind, integers, zero), **rows)
+
+
+def unpack_rows(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int, rows: Tensor) -> SplitBlocks:
+    """The blocks of a few rows [n] alone, taken apart."""
+    panel, lane = rows // lanes, rows % lanes
+    vectors = packed.weights.view(-1, packed.inputs // BLOCK, kind.bits, lanes, 4)[panel, :, :, lane]
+    integers = _integers(vectors.unsqueeze(1), kind.bits).reshape(-1, packed.inputs)
+    fields = _fields(kind, _scale_bytes(kind, packed, lanes)[panel], lanes)
+    each = torch.arange(len(rows))
+    return SplitBlocks(
+        _unsigned(kind, integers, zero), **{name: field[each, :, :, lane].flatten(1) for name, field in fields.items()}
+    )
+
+
+def _unsigned(kind: BlockType, integers: Tensor, zero: int) -> Tensor:
+    return integers ^ (128 - zero) if kind.bits == 8 else integers
 
 
 def _integers(panels: Tensor, bits: int) -> Tensor:
@@ -112,10 +187,13 @@ def _integers(panels: Tensor, bits: int) -> Tensor:
     return low
 
 
-def _unpack_scales(kind: BlockType, packed: PackedMatrix, lanes: int) -> dict[str, Tensor]:
-    """The fields of a `SplitBlocks` that the kind has."""
-    num_blocks = packed.inputs // kind.inputs
-    block = packed.scales.view(-(-packed.outputs // lanes), num_blocks, -1)
+def _scale_bytes(kind: BlockType, packed: PackedMatrix, lanes: int) -> Tensor:
+    """[panels, blocks, bytes]"""
+    return packed.scales.view(-(-packed.outputs // lanes), packed.inputs // kind.inputs, -1)
+
+
+def _fields(kind: BlockType, scales: Tensor, lanes: int) -> dict[str, Tensor]:
+    """The fields of a `SplitBlocks` that the kind has, beside integers, each [panels, blocks, count, lanes]"""
     per_block = kind.inputs // kind.group
     found: dict[str, Tensor] = {}
     begin = 0
@@ -123,14 +201,21 @@ def _unpack_scales(kind: BlockType, packed: PackedMatrix, lanes: int) -> dict[st
         ("scale", torch.float16, 1),
         ("minimum", torch.float16, int(kind.has_minimum)),
         ("factor", torch.uint8 if kind.has_minimum else torch.int8, per_block if kind.inputs > BLOCK else 0),
-        ("offset", torch.uint8, per_block if kind.has_minimum else 0),
+        ("offset", torch.uint8, per_block if kind.has_offset else 0),
     ):
         if count:
             size = count * lanes * dtype.itemsize
-            each = block[..., begin : begin + size].contiguous().view(dtype).view(*block.shape[:2], count, lanes)
-            found[name] = each.permute(0, 3, 1, 2).reshape(-1, num_blocks * count)[: packed.outputs]
+            part = scales[..., begin : begin + size].contiguous().view(dtype)
+            found[name] = part.view(*scales.shape[:2], count, lanes)
             begin += size
     return found
+
+
+def _weights(kind: BlockType, split: SplitBlocks, lanes: int, zero: int, missing: int) -> Tensor:
+    """[panels, bytes]"""
+    integers = _rows(_unsigned(kind, split.integers, zero), missing)
+    groups = integers.view(-1, lanes, integers.shape[1] // BLOCK, 8, 4)  # [panels, lanes, blocks, g, 4]
+    return torch.cat(_vectors(groups, kind.bits), 3).permute(0, 2, 3, 1, 4).flatten(1)
 
 
 def _vectors(groups: Tensor, bits: int) -> list[Tensor]:

@@ -33,7 +33,7 @@ def decode_blocks(kind: str, rows: Tensor) -> Tensor:
 #: Types that the `gguf` package turns into numbers.
 RARE = frozenset(
     {
-        *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+        *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"),
         *("TQ1_0", "TQ2_0", "NVFP4"),
     }
 )
@@ -60,12 +60,6 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
-def _fifth_bits(mask: Tensor) -> Tensor:
-    """[B, 4] bytes, a bit per number -> [B, 32], 16 where it is set."""
-    shifts = torch.arange(8, dtype=torch.uint8)
-    return ((mask[:, :, None] >> shifts) & 1).reshape(-1, 32) << 4
-
-
 def _f32(blocks: Tensor) -> Tensor:
     return blocks.contiguous().view(torch.float32).clone()
 
@@ -74,22 +68,19 @@ def _bf16(blocks: Tensor) -> Tensor:
     return blocks.contiguous().view(torch.bfloat16).float()
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+#: What four bits stand for in IQ4_NL.
+_NONLINEAR = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
+)
 
 
-def _integers_q5_0(blocks: Tensor) -> Tensor:
-    """[B, 22] bytes -> int8 [B, 32], -16 to 15"""
-    return (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).to(torch.int8) - 16
+def _integers_iq4_nl(blocks: Tensor) -> Tensor:
+    """[B, 18] bytes -> int8 [B, 32]"""
+    return _NONLINEAR[_nibbles(blocks[:, 2:]).int()]
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    return _integers_q5_0(blocks).float() * _half(blocks[:, :2])
-
-
-def _q5_1(blocks: Tensor) -> Tensor:
-    whole = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return whole.float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _integers_iq4_nl(blocks).float() * _half(blocks[:, :2])
 
 
 #: Numbers of four bits with a sign, an exponent of two bits and one more bit, doubled.
@@ -107,11 +98,11 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
-    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none:
-    those of Q5_0 and MXFP4 are whole numbers with a scale; half precision does not have all scales of MXFP4."""
-    if kind == "Q5_0":
-        blocks = rows.reshape(-1, 22)
-        return _as_q8_0(blocks[:, :2], _integers_q5_0(blocks), rows)
+    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none.
+    Those of IQ4_NL and MXFP4 are whole numbers with a scale; half precision does not have all scales of MXFP4."""
+    if kind == "IQ4_NL":
+        blocks = rows.reshape(-1, 18)
+        return _as_q8_0(blocks[:, :2], _integers_iq4_nl(blocks), rows)
     if kind != "MXFP4":
         return None
     integers, exponents = _split_mxfp4(rows.reshape(-1, 17))
@@ -131,8 +122,6 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": _f32,
     "F16": _half,
     "BF16": _bf16,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
+    "IQ4_NL": _iq4_nl,
     "MXFP4": _mxfp4,
 }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from bridle.cpu_kernels.linear import QuantizedLinear
+from bridle.cpu_kernels.linear import QuantizedLinear, join
 from bridle.model.float8 import Float8Linear
 from bridle.model.forward_context import (
     AttentionHandler,
@@ -309,20 +309,16 @@ def _join(*linears: Any) -> nn.Module:
 
 
 def _join_quantized(linears: Sequence[Any]) -> nn.Module:
-    """One quantized product of those that have the same form, otherwise, or if the kernels have them already, each by
-    itself."""
-    has_kernels = any(isinstance(linear, QuantizedLinear) and linear.native is not None for linear in linears)
-    if has_kernels or len({(type(linear), getattr(linear, "kind", None)) for linear in linears}) > 1:
+    """One quantized product of those that have the same form, otherwise each by itself."""
+    if len({type(linear) for linear in linears}) > 1:
         return Joined(linears)
     if isinstance(linears[0], (CodeLinear, Float8Linear)):
         return linears[0].joined(list(linears[1:])) or Joined(linears)
     bias = None if linears[0].bias is None else _join_biases(linears)
-    if isinstance(linears[0], Int8Linear):
-        integers, scales = zip(*(linear.integers() for linear in linears), strict=True)
-        return Int8Linear.from_integers(torch.cat(integers), torch.cat(scales), bias, linears[0].dtype)
-    blocks = torch.cat([linear.blocks for linear in linears])
-    shape = (sum(linear.out_features for linear in linears), linears[0].in_features)
-    return QuantizedLinear(linears[0].kind, blocks, shape, bias, linears[0].dtype)
+    if isinstance(linears[0], QuantizedLinear):
+        return join(linears, bias) or Joined(linears)
+    integers, scales = zip(*(linear.integers() for linear in linears), strict=True)
+    return Int8Linear.from_integers(torch.cat(integers), torch.cat(scales), bias, linears[0].dtype)
 
 
 def _join_biases(linears: Sequence[Any]) -> Tensor:

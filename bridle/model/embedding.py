@@ -7,34 +7,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows."""
+    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows are those of blocks
+    [V, bytes] of type `kind`, or of a head that has the same weight."""
 
-    blocks: Tensor
+    blocks: Tensor | None
     scale: Tensor | None
 
-    def __init__(self, kind: str, blocks: Tensor, original: Any, dtype: torch.dtype) -> None:
+    def __init__(self, kind: str, rows: Tensor | QuantizedLinear, original: Any, dtype: torch.dtype) -> None:
         super().__init__()
         self.kind, self.dtype = kind, dtype
         self.num_embeddings, self.embedding_dim = original.num_embeddings, original.embedding_dim
-        self.register_buffer("blocks", blocks, persistent=False)  # [V, bytes]
+        self._head = (rows,) if isinstance(rows, QuantizedLinear) else None  # it is a part of the model by itself
+        self.register_buffer("blocks", rows if isinstance(rows, Tensor) else None, persistent=False)
         scale = getattr(original, "embed_scale", None)
         self.register_buffer("scale", None if scale is None else scale.detach().to(dtype), persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """All rows, [V, hidden], decoded anew in each call."""
+        if self._head is not None:
+            return self._head[0].weight
+        assert self.blocks is not None
         return decode_blocks(self.kind, self.blocks).to(self.dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., hidden]"""
-        rows = decode_blocks(self.kind, self.blocks[ids.reshape(-1)]).to(self.dtype)
+        rows = self._rows(ids.reshape(-1))
         if self.scale is not None:
             rows *= self.scale
         return rows.view(*ids.shape, -1)
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        """[n] -> [n, hidden]"""
+        if self._head is not None:
+            return self._head[0].rows(numbers)
+        assert self.blocks is not None
+        return decode_blocks(self.kind, self.blocks[numbers]).to(self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, type={self.kind}"

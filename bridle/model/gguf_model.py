@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bridle.cpu_kernels.ggml import TYPES
-from bridle.cpu_kernels.linear import QuantizedLinear
+from bridle.cpu_kernels.linear import QuantizedLinear, prepare_side_by_side
 from bridle.errors import UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.gguf.dequantize import decode_blocks
@@ -36,6 +36,8 @@ from bridle.model.staging import move_model
 
 #: How many numbers are decoded at once, in whole rows of a matrix.
 _MAX_NUMBERS = 1 << 24
+#: Layers that have the same inputs, and are computed as one where their weights lie side by side.
+_SIDE_BY_SIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def read_gguf_model(
@@ -71,6 +73,7 @@ class _Filling:
         self.rules = dict(_rules(family, source, model.config.num_hidden_layers))
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
         self.unused -= draft_tensors(source, model.config.num_hidden_layers)
+        self._head: QuantizedLinear | None = None  # whose rows are the embedding's, too
 
     def run(self, progress: Callable[[float], None]) -> None:
         total = max(self._num_unused(), 1)
@@ -88,6 +91,8 @@ class _Filling:
         return sum(self.source.tensors[name].num_bytes for name in self.unused)
 
     def _fill(self, name: str, module: nn.Module) -> None:
+        for parts in _SIDE_BY_SIDE:
+            self._fill_together(name, [(part, vars(module)["_modules"].get(part)) for part in parts])
         if type(module) is nn.Linear and self._fill_linear(name, module):
             return
         if isinstance(module, nn.Embedding) and self._fill_embedding(name, module):
@@ -108,28 +113,51 @@ class _Filling:
 
     # -- packed ---------------------------------------------------------------------------------------------------
 
+    def _fill_together(self, name: str, parts: Sequence[tuple[str, Any]]) -> None:
+        """Replace linear layers of the same inputs, so that those with blocks of one type lie side by side."""
+        if not all(type(part) is nn.Linear for _, part in parts):
+            return
+        made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]
+        packed = [layer for layer in made if layer is not None]
+        if len({(layer.kind, layer.in_features) for layer in packed}) == 1:
+            prepare_side_by_side(packed)
+        for (part, _), layer in zip(parts, made, strict=True):
+            if layer is not None:
+                layer.prepare()
+                self._replace(f"{name}.{part}", layer)
+
     def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
         """Replace a linear layer by a quantized one, if the file's matrix is packed."""
+        if self.model.get_submodule(name) is not linear:
+            return True  # filled together with others
+        is_tied = name == "lm_head" and self.model.config.tie_word_embeddings
+        made = self._head if is_tied and linear.bias is None and self._head is not None else self._make_linear(name, linear)
+        if made is None:
+            return False
+        made.prepare()
+        self._replace(name, made)
+        return True
+
+    def _make_linear(self, name: str, linear: nn.Linear) -> QuantizedLinear | None:
         rule, layer = self._rule(f"{name}.weight")
         if name == "lm_head" and self.model.config.tie_word_embeddings:
             rule = self.rules["model.embed_tokens"][0]
         if len(rule.file) != 1 or not self.keeps_blocks:
-            return False
+            return None
         file = rule.file[0].format(layer) + ".weight"
         entry = self._entry(file)
         if entry.kind.name in FLOATS:
-            return False
+            return None
         shape = (linear.out_features, linear.in_features)
         self._check_shape(f"{name}.weight", entry.shape, shape)
         bias = None if linear.bias is None else self._numbers(f"{name}.bias", tuple(linear.bias.shape))
         if entry.kind.name not in TYPES and shape[1] % 32:
-            return False
+            return None
         order = self._order(rule, shape[0])
         rows = self.source.read(file)
         made = packed_matrix(entry.kind.name, rows if order is None else rows[order.numpy()], shape, bias, self.dtype)
         self.unused.discard(file)
-        self._replace(name, made)
-        return True
+        return made
 
     def _fill_embedding(self, name: str, embedding: nn.Embedding) -> bool:
         rule, layer = self._rule(f"{name}.weight")
@@ -138,10 +166,12 @@ class _Filling:
         if not self.keeps_blocks or entry.kind.name in FLOATS:
             return False
         self._check_shape(f"{name}.weight", entry.shape, (embedding.num_embeddings, embedding.embedding_dim))
-        blocks = torch.from_numpy(self.source.read(file))
-        made = QuantizedEmbedding(entry.kind.name, blocks, embedding, self.dtype)
+        rows = torch.from_numpy(self.source.read(file))
+        if self.model.config.tie_word_embeddings and entry.kind.name in TYPES:
+            self._head = QuantizedLinear(TYPES[entry.kind.name], rows, entry.shape, None, self.dtype)
+            self._head.prepare()
         self.unused.discard(file)
-        self._replace(name, made)
+        self._replace(name, QuantizedEmbedding(entry.kind.name, self._head or rows, embedding, self.dtype))
         return True
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
@@ -179,7 +209,9 @@ class _Filling:
             self._check_shape(f"{file}.bias", tuple(biases.shape), (count, shape[0]))
         rows = self.source.read(f"{file}.weight").reshape(count, shape[0], -1)
         for blocks, bias in zip(rows, biases, strict=True):
-            yield packed_matrix(entry.kind.name, blocks, (shape[0], shape[1]), bias, self.dtype)
+            made = packed_matrix(entry.kind.name, blocks, (shape[0], shape[1]), bias, self.dtype)
+            made.prepare()
+            yield made
         self.unused.discard(f"{file}.weight")
 
     def _replace(self, name: str, made: nn.Module) -> None:

@@ -16,7 +16,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from tests.aici import programs
 from tests.aici.conftest import EOS, VOCAB_SIZE
 from tests.aici.guests import guest2, sample
-from tests.aici.steering import Steered, shared
+from tests.aici.steering import SharedRuntime, Steered
 from tests.engine.support import Replay, check_usage, replay
 from tests.fakes.reference_engine import ReferenceOutput, run_reference
 
@@ -80,7 +80,7 @@ def make_engine(pool: RuntimePool, random: Random) -> Engine:
         enable_prefix_caching=random.random() < 0.7,
         step_timeout=2.0,
     )
-    return Engine(executor, config, pools=[shared(pool), PythonControllerPool(VOCAB_SIZE)])
+    return Engine(executor, config, pools=[SharedRuntime(pool), PythonControllerPool(VOCAB_SIZE)])
 
 
 def run(engine: Engine, requests: list[Request], random: Random) -> dict[str, Replay]:

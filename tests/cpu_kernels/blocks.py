@@ -14,7 +14,16 @@ from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.library import fitting, load
 
 #: Where each type keeps half-precision scales within a block.
-_SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def random_blocks(name: str, num_outputs: int, num_inputs: int, seed: int) -> np.ndarray:

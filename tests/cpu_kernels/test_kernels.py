@@ -7,10 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.cpu_kernels.ggml import TYPES, join_split, split_blocks
+from bridle.cpu_kernels import packing
+from bridle.cpu_kernels.ggml import TYPES, SplitBlocks, dequantize, split_blocks
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.library import try_out
-from bridle.cpu_kernels.packing import pack_blocks, pack_float32, pack_int8, unpack_blocks, unpack_float32, unpack_int8
+from bridle.cpu_kernels.packing import (
+    joined,
+    pack_blocks,
+    pack_float32,
+    pack_int8,
+    pack_side_by_side,
+    unpack_blocks,
+    unpack_float32,
+    unpack_int8,
+    unpack_rows,
+)
 from bridle.errors import InternalError
 from bridle.model.quantize import Int8Linear
 from tests.cpu_kernels.blocks import OBJECTS, kernels, random_blocks
@@ -33,9 +44,8 @@ def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int
         assert torch.equal(unpack_float32(packed, found.lanes), weight)
         return found.matrix(packed, bias), weight.double()
     kind = TYPES[form]
-    split = split_blocks(kind, torch.from_numpy(random_blocks(form, num_outputs, num_inputs, seed)))
-    matrix = found.matrix(pack_blocks(kind, split, found.lanes, found.zero), bias)
-    return matrix, join_split(kind, split).double()
+    blocks = torch.from_numpy(random_blocks(form, num_outputs, num_inputs, seed))
+    return found.matrix(pack_blocks(kind, blocks, found.lanes, found.zero), bias), dequantize(kind, blocks).double()
 
 
 def rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
@@ -121,13 +131,41 @@ def test_integers_are_packed_wherever_they_lie(shape: tuple[int, int], lanes: in
 @pytest.mark.parametrize("zero", [0, 128])
 @pytest.mark.parametrize("form", TYPES)
 def test_unpacking_undoes_packing(form: str, lanes: int, zero: int) -> None:
+    kind, rows = TYPES[form], torch.tensor([20, 0, 7, 8, 7])
+    blocks = torch.from_numpy(random_blocks(form, 21, 2 * kind.inputs, 5))
+    packed = pack_blocks(kind, blocks, lanes, zero)
+    _check_same(unpack_blocks(kind, packed, lanes, zero), split_blocks(kind, blocks))
+    _check_same(unpack_rows(kind, packed, lanes, zero, rows), split_blocks(kind, blocks[rows]))
+
+
+def _check_same(have: SplitBlocks, want: SplitBlocks) -> None:
+    for field in want.__slots__:
+        mine, its = getattr(have, field), getattr(want, field)
+        assert (mine is None) == (its is None)
+        assert its is None or (mine.dtype == its.dtype and torch.equal(mine.flatten(), its.flatten()))
+
+
+@pytest.mark.parametrize("form", TYPES)
+def test_matrices_are_packed_a_few_rows_at_a_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = TYPES[form]
-    split = split_blocks(kind, torch.from_numpy(random_blocks(form, 21, 2 * kind.inputs, 5)))
-    again = unpack_blocks(kind, pack_blocks(kind, split, lanes, zero), lanes, zero)
-    for field in split.__slots__:
-        have, want = getattr(again, field), getattr(split, field)
-        assert (have is None) == (want is None)
-        assert want is None or (have.dtype == want.dtype and torch.equal(have.flatten(), want.flatten()))
+    blocks = torch.from_numpy(random_blocks(form, 53, 2 * kind.inputs, 5))
+    whole = pack_blocks(kind, blocks, 8, 128)
+    monkeypatch.setattr(packing, "_PACKED_NUMBERS", 1)
+    parts = pack_blocks(kind, blocks, 8, 128)
+    assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
+
+
+def test_matrices_that_lie_side_by_side_are_one() -> None:
+    kind = TYPES["Q4_1"]
+    blocks = torch.from_numpy(random_blocks("Q4_1", 45, 64, 5))
+    parts = pack_side_by_side(kind, [blocks[:16], blocks[16:24], blocks[24:]], 8, 0)
+    whole, one = pack_blocks(kind, blocks, 8, 0), joined(parts, 8)
+    assert one is not None and (one.outputs, one.inputs, one.given) == (45, 64, 64)
+    assert one.weights.data_ptr() == parts[0].weights.data_ptr()
+    assert torch.equal(one.weights, whole.weights) and torch.equal(one.scales, whole.scales)
+    assert joined(parts[::-1], 8) is None, "not in this order"
+    assert joined([pack_blocks(kind, blocks[:16], 8, 0), parts[1]], 8) is None, "apart"
+    assert joined([*pack_side_by_side(kind, [blocks[:12], blocks[12:]], 8, 0)], 8) is None, "half a panel"
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -79,10 +79,14 @@ def test_mxfp4_is_that_of_the_package_and_exact_in_8_bits() -> None:
     assert exact_q8_0("MXFP4", far) is not None
 
 
-def test_q5_0_is_exact_in_8_bits() -> None:
-    blocks = torch.from_numpy(quantize(_weights(5).numpy(), GGMLQuantizationType.Q5_0))
-    exact = exact_q8_0("Q5_0", blocks)
-    assert exact is not None and torch.equal(decode_blocks("Q8_0", exact), decode_blocks("Q5_0", blocks))
+def test_iq4_nl_is_exact_in_8_bits() -> None:
+    parts = np.random.default_rng(5).integers(0, 256, (6, 4, 18), dtype=np.uint8)
+    parts[..., :2] = np.float16(0.01).reshape(1).view(np.uint8)
+    blocks = torch.from_numpy(parts.reshape(6, -1))
+    want = torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType.IQ4_NL))
+    assert torch.equal(decode_blocks("IQ4_NL", blocks), want)
+    exact = exact_q8_0("IQ4_NL", blocks)
+    assert exact is not None and torch.equal(decode_blocks("Q8_0", exact), want)
 
 
 @pytest.mark.parametrize("kind", sorted(RARE))

@@ -6,11 +6,11 @@
 #pragma once
 #include "pool.h"
 
-enum { INT8, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FLOAT32, NUM_KINDS };
+enum { INT8, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FLOAT32, Q4_1, Q5_0, Q5_1, NUM_KINDS };
 typedef struct { int bits, zero, has_factor, has_minimum, group; } traits;
 static const traits TRAITS[NUM_KINDS] = {
     {8, ZERO8, 0, 0, 0}, {8, ZERO8, 0, 0, 32}, {4, 8, 0, 0, 32}, {4, 0, 1, 1, 32}, {5, 0, 1, 1, 32}, {6, 32, 1, 0, 16},
-    {32, 0, 0, 0, 0},
+    {32, 0, 0, 0, 0}, {4, 0, 0, 1, 32}, {5, 16, 0, 0, 32}, {5, 0, 0, 1, 32},
 };
 enum { BLOCK = 32, SUPER = 8 };
 
@@ -24,7 +24,7 @@ INL size_t block_bytes(traits t) { return (size_t)t.bits * 4 * LANES; }
 INL size_t scale_bytes(traits t, size_t blocks) {
     if (t.bits == 32) return 0;
     if (t.group == 0) return 4 * LANES;
-    if (!t.has_factor) return blocks * 2 * LANES;
+    if (!t.has_factor) return blocks * (t.has_minimum ? 4 : 2) * LANES;
     return blocks / SUPER * (t.has_minimum ? 2 + 2 + 8 + 8 : 2 + 16) * LANES;
 }
 
@@ -295,23 +295,22 @@ INL void tile_groups(const product *p, int panel, int row, const int ROWS, const
     for (size_t b = 0; b < blocks; b++, w += size, x += BLOCK * ROWS) {
         if (ROWS > 1) for (size_t e = 0; e < size; e += 64) __builtin_prefetch(w + blocks * size + e, 0, 2);
         else { ask_for(w + AHEAD, size); ask_for(s + AHEAD / size * 2 * LANES, 1); }
-        if (!t.has_factor) { d = halves(s); s += 2 * LANES; }
-        else if (b % SUPER == 0) {
+        if (!t.has_factor || b % SUPER == 0) {
             d = halves(s); s += 2 * LANES;
             if (t.has_minimum) { low = -halves(s); s += 2 * LANES; }
-            factors = s; s += 16 * LANES;
+            factors = s; s += t.has_factor ? 16 * LANES : 0;
         }
         for (size_t h = 0; h < parts; h++) {
             vi sums[MAX_ROWS];
             EACH(i, ROWS) sums[i] = t.has_minimum ? (vi){0} : splat_i(xsum[(b * parts + h) * ROWS + i]);
             add_vectors(sums, w, (int)(h * t.group / 4), t.group / 4, x, ROWS, t.bits);
             vf scale = d;
-            if (t.has_minimum) scale = d * bytes(factors + (b % SUPER) * LANES);
+            if (t.has_factor && t.has_minimum) scale = d * bytes(factors + (b % SUPER) * LANES);
             else if (t.has_factor) scale = d * sbytes(factors + ((b % SUPER) * 2 + h) * LANES);
             EACH(i, ROWS) f[i] = fma_(to_float(sums[i]), scale * splat(xs[b * ROWS + i]), f[i]);
         }
         if (t.has_minimum) {
-            const vf lift = low * bytes(factors + (8 + b % SUPER) * LANES);
+            const vf lift = t.has_factor ? low * bytes(factors + (8 + b % SUPER) * LANES) : low;
             EACH(i, ROWS) {
                 float lifted; memcpy(&lifted, xsum + b * ROWS + i, 4);
                 f[i] = fma_(lift, splat(lifted), f[i]);
@@ -338,12 +337,15 @@ INL void tile_groups(const product *p, int panel, int row, const int ROWS, const
 #define TILE_Q4_K(N) tile_groups(p, panel, m, N, Q4_K);
 #define TILE_Q5_K(N) tile_groups(p, panel, m, N, Q5_K);
 #define TILE_Q6_K(N) tile_groups(p, panel, m, N, Q6_K);
+#define TILE_Q4_1(N) tile_groups(p, panel, m, N, Q4_1);
+#define TILE_Q5_0(N) tile_groups(p, panel, m, N, Q5_0);
+#define TILE_Q5_1(N) tile_groups(p, panel, m, N, Q5_1);
 #define TILE_INT8(N) tile_int8(p, panel, m, N, 1);
 #define TILE_INT8_2(N) tile_int8(p, panel, m, N, 2);
 #define TILE_FLOAT32(N) tile_float32(p, panel, m, N, 1);
 #define TILE_FLOAT32_WIDE(N) tile_float32(p, panel, m, N, WIDE);
 ROWS_OF(Q8_0) ROWS_OF(Q4_0) ROWS_OF(Q4_K) ROWS_OF(Q5_K) ROWS_OF(Q6_K) ROWS_OF(INT8) ROWS_OF(INT8_2) ROWS_OF(FLOAT32)
-ROWS_OF(FLOAT32_WIDE)
+ROWS_OF(FLOAT32_WIDE) ROWS_OF(Q4_1) ROWS_OF(Q5_0) ROWS_OF(Q5_1)
 static __attribute__((noinline)) void row_FLOAT32_4(const product *p, int panel) { tile_float32(p, panel, 0, 1, 4); }
 
 static void rows_of_panel(const product *p, int panel, int first, int last) {
@@ -355,6 +357,9 @@ static void rows_of_panel(const product *p, int panel, int first, int last) {
     case Q5_K: rows_Q5_K(p, panel, first, last); break;
     case Q6_K: rows_Q6_K(p, panel, first, last); break;
     case FLOAT32: rows_FLOAT32(p, panel, first, last); break;
+    case Q4_1: rows_Q4_1(p, panel, first, last); break;
+    case Q5_0: rows_Q5_0(p, panel, first, last); break;
+    case Q5_1: rows_Q5_1(p, panel, first, last); break;
     }
 }
 
