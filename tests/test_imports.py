@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "bridle.safe_repr",
         "bridle.cgroups",
         "bridle.distribution",
+        "bridle.file_cache",
         "bridle.malloc",
         "bridle.logs",
         "bridle.load_progress",
@@ -62,6 +63,7 @@ ALLOWED_PEERS = {
     ("bridle.outputs", "bridle.errors"),
     ("bridle.outputs", "bridle.sampling"),
     ("bridle.safe_repr", "bridle.errors"),
+    ("bridle.file_cache", "bridle.errors"),
 }
 # The testing kit imports anything; besides tests only benchmarks drive it.
 MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "dev", "tests.fakes")

@@ -72,6 +72,17 @@ class FloatLinear(nn.Module):
         self.bias = linear.bias
         self.register_buffer("packed", packed.weights, persistent=False)
 
+    @classmethod
+    def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> FloatLinear:
+        """A layer of a weight that is in the order of the kernels already."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.in_features, made.out_features = native.packed.given, native.packed.outputs
+        made.native = native
+        made.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        made.register_buffer("packed", native.packed.weights, persistent=False)
+        return made
+
     @staticmethod
     def kernels_for(linear: nn.Linear) -> Kernels | None:
         """The kernels that can compute `linear`, if there are any."""

@@ -69,9 +69,7 @@ def _bf16(blocks: Tensor) -> Tensor:
 
 
 #: What four bits stand for in IQ4_NL.
-_NONLINEAR = torch.tensor(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
-)
+_NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
 
 
 def _integers_iq4_nl(blocks: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bridle import file_cache
 from bridle.errors import UnsupportedModel
 from bridle.gguf.settings import check_causal, find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model
@@ -54,10 +54,8 @@ def _config(model: GgufModel) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """The cache folder for GGUF files: `$BRIDLE_CACHE`, or in the user's cache."""
-    own = os.environ.get("BRIDLE_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
-    return base / "gguf"
+    """The cache folder for GGUF files."""
+    return file_cache.cache_folder() / "gguf"
 
 
 def weights_of(folder: Path) -> Path | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
@@ -50,6 +49,8 @@ def _rows(heads: Tensor) -> Tensor:
 
 def register() -> None:
     """Make the function known to the library. Idempotent; must precede loading."""
+    from transformers import AttentionInterface
+
     AttentionInterface.register(ATTENTION_NAME, bridle_attention)
 
 

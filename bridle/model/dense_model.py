@@ -28,6 +28,7 @@ from bridle.model.forward_context import AttentionHandler, attention_handler
 from bridle.model.fused_step import FusedStep, try_fused_step
 from bridle.model.linear import as_function
 from bridle.model.native_step import try_native_step
+from bridle.model.restored import RestoredModel
 
 
 class DenseModel:
@@ -38,7 +39,7 @@ class DenseModel:
         self._embed = as_embedding(body.embed_tokens)
         self._rotary: nn.Module = body.rotary_emb
         self.layers: list[DenseLayer] = list(body.layers)
-        self.norm = Norm(body.norm)
+        self.norm = body.norm if isinstance(body.norm, Norm) else Norm(body.norm)
         self._head = as_function(model.lm_head)
         self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
         self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
@@ -126,6 +127,8 @@ def try_lower_model(model: Any) -> DenseModel | None:
         short = DenseModel(model)
     except AttributeError:
         return None
+    if isinstance(model, RestoredModel):
+        return short  # which was proven before it was kept
     ids = torch.arange(5, device=model.device).unsqueeze(0)  # [1, 5]
     with torch.inference_mode(), attention_handler(attend_causally):
         want = model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]  # [5, V]

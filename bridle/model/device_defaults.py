@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import PreTrainedConfig
 
 from bridle.cgroups import num_cores
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}

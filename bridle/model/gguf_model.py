@@ -8,11 +8,10 @@ parameter must get a tensor, and every tensor must be used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bridle.cpu_kernels.ggml import TYPES
 from bridle.cpu_kernels.linear import QuantizedLinear, prepare_side_by_side
@@ -34,6 +33,9 @@ from bridle.model.gguf_matrix import packed_matrix
 from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 #: How many numbers are decoded at once, in whole rows of a matrix.
 _MAX_NUMBERS = 1 << 24
 #: Layers that have the same inputs, and are computed as one where their weights lie side by side.
@@ -49,6 +51,8 @@ def read_gguf_model(
 ) -> nn.Module:
     """The model of a file. On a CPU packed matrices stay packed; elsewhere all weights become numbers of type
     `dtype`. Raises `UnsupportedModel` if file and model do not fit each other."""
+    from transformers import AutoModelForCausalLM
+
     attention.register()
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(
@@ -131,7 +135,11 @@ class _Filling:
         if self.model.get_submodule(name) is not linear:
             return True  # filled together with others
         is_tied = name == "lm_head" and self.model.config.tie_word_embeddings
-        made = self._head if is_tied and linear.bias is None and self._head is not None else self._make_linear(name, linear)
+        made = (
+            self._head
+            if is_tied and linear.bias is None and self._head is not None
+            else self._make_linear(name, linear)
+        )
         if made is None:
             return False
         made.prepare()

@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import torch
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.warm_up import LargestStep, run_largest_step
 from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
+from bridle.file_cache import FileCache
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_budget import SHARE, KVBudget, choose_room
 from bridle.model.memory import free_memory, run_with_peak, show_bytes
@@ -33,6 +36,8 @@ LEAST_TOKENS = 256
 #: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
 _CPU_CONTEXT = 16
 _SHRINK = 0.9
+#: The largest step of models with fewer bytes of weights is run in no time.
+LEAST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class PoolNeeds:
     step_seqs: int
     media_bytes: int = 0  # for the features of pictures
     weight_bytes: int = 0
+    key: str | None = None  # of the model: the same one takes the same in the largest step
 
     @property
     def num_sharers(self) -> int:
@@ -167,11 +173,15 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
     """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
     which is made smaller until it does."""
-    trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
-    executor = allocate(trial)
-    found, step_bytes = _try_step(needs, executor)
-    beside = 0 if graph_bytes is None else graph_bytes(executor.info)
-    allocate(1)  # lets go of the trial pool
+    beside, known = 0, recall_step(needs)
+    if known is None:
+        trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
+        executor = allocate(trial)
+        known = _try_step(needs, executor)
+        remember_step(needs, known)
+        beside = 0 if graph_bytes is None else graph_bytes(executor.info)
+        allocate(1)  # lets go of the trial pool
+    found, step_bytes = known
     free = free_memory(needs.device)
     room = _room(needs, free - step_bytes - beside)
     num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
@@ -181,6 +191,32 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
         executor = allocate(num_blocks)
     _tell(needs, _told_step(needs, found, step_bytes, free) + _told_graphs(beside), num_blocks, _why(room))
     return num_blocks
+
+
+def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
+    """What the largest step took when it was run before; None if it was not, or on a device that is not a CPU."""
+    place = _step_place(needs)
+    text = None if place is None else place[0].read_text(place[1])
+    try:
+        return None if text is None else msgspec.json.decode(text, type=tuple[LargestStep, int])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
+def remember_step(needs: PoolNeeds, found: tuple[LargestStep, int]) -> None:
+    """Keep what the largest step took, for `recall_step`."""
+    place = _step_place(needs)
+    if place is not None:
+        place[0].write(place[1], msgspec.json.encode(found), [])
+
+
+def _step_place(needs: PoolNeeds) -> tuple[FileCache, Path] | None:
+    if needs.key is None or needs.device.type != "cpu" or needs.weight_bytes < LEAST_BYTES:
+        return None
+    sizes = (needs.block_size, needs.block_bytes, needs.max_model_len, needs.step_tokens, needs.step_seqs)
+    key = msgspec.json.encode([needs.key, *sizes, torch.get_num_threads(), num_ranks()])
+    files = FileCache("steps")
+    return files, files.path("step", key)
 
 
 def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int) -> str:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from bridle.errors import UnsupportedModel
 from bridle.model.attention import ATTENTION_NAME
 from bridle.model.support_checks import HEARING_FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Which attention each part of such a model is loaded with: ours is for tokens with a cache.
 PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bridle.config import ModelConfig, Quantization
 from bridle.engine.interfaces import ExecutorInfo, Sampler
@@ -42,11 +42,15 @@ from bridle.model.linear import pack_linears, use_kernels
 from bridle.model.lora_layers import Sites
 from bridle.model.media_device import LocalMedia
 from bridle.model.media_encoder import MediaEncoder
+from bridle.model.model_cache import key_of, load_kept
 from bridle.model.parity import compare_with_eager
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.staging import move_model
 from bridle.model.weight_reading import read_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
@@ -66,6 +70,7 @@ class LoadedWeights:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
+    key: str | None = None  # of the entry from which the cache gave it
 
 
 def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
@@ -78,6 +83,10 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
         raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
     folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
+    kept = load_kept(config, folder)
+    if kept is not None:
+        report("arranged weights are there", 0.95)
+        return kept
     checkpoint = inspect_checkpoint(folder)
     settings = support_checks.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
@@ -142,6 +151,8 @@ def read_model(
         return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device, progress)
+    from transformers import AutoModelForCausalLM
+
     if support_checks.takes_media(settings):
         kind, names = class_of(settings), PARTS
         # PaliGemma's layers say that they attend both ways; which tokens do is said by the runs of a prompt.
@@ -280,6 +291,7 @@ def build_executor(
         step_seqs=info.max_num_seqs,
         media_bytes=0 if media is None else media.reserved_bytes,
         weight_bytes=runner.num_bytes,
+        key=loaded.key or key_of(config, loaded.checkpoint.folder),
     )
     measure = None if graphs is None else graphs.measure
     executor = over(kv_profiling.fit_pool(needs, allocate, measure), sampler or standard)

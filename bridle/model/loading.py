@@ -8,6 +8,7 @@ run to find out what it takes is the model's own; the two never compute at the s
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import Sampler
@@ -20,10 +21,12 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loader import LoadedWeights, build_executor, load_weights
-from bridle.model.pooling.executor import PooledExecutor
-from bridle.model.pooling.loading import load_pooled
+from bridle.model.model_cache import keep
 from bridle.model.pooling.settings import read_pooling
 from bridle.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from bridle.model.pooling.executor import PooledExecutor
 
 
 def load_executor(
@@ -44,6 +47,8 @@ def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> Local
     folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
     pooling = read_pooling(folder)
     if pooling is not None:
+        from bridle.model.pooling.loading import load_pooled
+
         return load_pooled(config, folder, pooling, report)
     load = _load_single if config.draft_model is None else _load_pair
     executor = load(config, report, sampler)
@@ -56,6 +61,9 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
     loaded = load_weights(config, report)
     report("running the largest step", 0.95)
     executor = build_executor(loaded, sampler, report=_late(report))
+    if loaded.key is None:
+        report("keeping the arranged weights", 0.99)
+        keep(config, loaded)
     report("ready", 1.0)
     return executor
 

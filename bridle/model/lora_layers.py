@@ -7,12 +7,12 @@ layer. At all other times the layers are exactly as they were loaded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from bridle.cpu_kernels.linear import FloatLinear, QuantizedLinear
 from bridle.lora import LayerShape
@@ -27,7 +27,7 @@ from bridle.model.tensor_parallel import RowParallel, Share, share_of
 
 _LINEARS = (
     *(nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, CodeLinear, Float8Linear),
-    *(Joined, RowParallel, Conv1D),
+    *(Joined, RowParallel),
 )
 
 
@@ -105,14 +105,14 @@ class Sites:
         return len(self._sites) - 1
 
     def _add_linear(self, name: str, module: Any) -> None:
-        if isinstance(module, Conv1D):
+        if is_transposed(module):
             num_inputs, num_outputs = module.weight.shape
         elif isinstance(module, RowParallel):
             num_outputs, num_inputs = module.weight.shape
         else:
             num_inputs, num_outputs = module.in_features, module.out_features
         columns = IndexRange(0, num_outputs)
-        self._add_layer(name, share_of(module), num_inputs, self._add_site(module), columns, isinstance(module, Conv1D))
+        self._add_layer(name, share_of(module), num_inputs, self._add_site(module), columns, is_transposed(module))
 
     def _add_layer(
         self, name: str, share: Share, num_inputs: int, site: int, columns: IndexRange, is_transposed: bool = False
@@ -152,8 +152,14 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif type(module) in _LINEARS and module is not head and ".experts." not in name:
+        elif (type(module) in _LINEARS or is_transposed(module)) and module is not head and ".experts." not in name:
             yield name, module
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is the library's linear layer with a weight [in, out]."""
+    library = sys.modules.get("transformers.pytorch_utils")  # which whoever has such a layer has imported
+    return library is not None and type(module) is library.Conv1D
 
 
 def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[IndexRange, IndexRange]:

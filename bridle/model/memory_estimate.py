@@ -4,9 +4,9 @@ nothing."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedConfig
 
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.lora.torch_ops import MAX_STACK_BYTES, MAX_STACKS
@@ -17,7 +17,11 @@ from bridle.model.hub_lookup import resolve_model
 from bridle.model.loader import weight_bytes
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
+from bridle.model.model_cache import find_description
 from bridle.model.pooling.settings import read_pooling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: By default, either tier of adapters gets at most the free memory divided by this.
 _ADAPTER_PART = 8
@@ -28,7 +32,11 @@ def weights_of(config: ModelConfig) -> int:
     are downloaded if need be. Raises the error of loading for a checkpoint that cannot be loaded."""
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
-    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    folder = resolve_model(config.model, config.revision)
+    kept = find_description(config, folder)
+    if kept is not None:
+        return kept.weight_bytes
+    checkpoint = inspect_checkpoint(folder)
     if config.backend == "llamacpp":  # its models may be unknown to the library
         return checkpoint.num_bytes
     device = choose_device(config.device)

@@ -46,6 +46,18 @@ class Int8Linear(nn.Module):
         made._take(quantized, scale, None if bias is None else nn.Parameter(bias, requires_grad=False), dtype, True)
         return made
 
+    @classmethod
+    def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> Int8Linear:
+        """A layer of a weight that is in the order of the kernels already."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.out_features, made.in_features = native.packed.outputs, native.packed.given
+        made.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        made.dtype, made.native = torch.float32, native
+        made.register_buffer("quantized", native.packed.weights, persistent=False)
+        made.register_buffer("scale", native.packed.scales, persistent=False)
+        return made
+
     def _take(
         self, quantized: Tensor, scale: Tensor, bias: nn.Parameter | None, dtype: torch.dtype, is_native: bool
     ) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 #: Positions whose angles are computed at once, and the bytes that the tables of a model may take.
 POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
@@ -41,6 +40,8 @@ def _is_dynamic(kind: str) -> bool:
 
 
 def _fix(module: Any, kind: str, layer_type: str | None, max_model_len: int) -> str:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     prefix = f"{layer_type}_" if layer_type is not None else ""
     parameters = module.config.rope_parameters
     parameters = parameters[layer_type] if layer_type is not None else parameters

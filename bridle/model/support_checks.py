@@ -7,13 +7,15 @@ reason, if it keeps state or order outside of attention over past tokens.
 
 from __future__ import annotations
 
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import REFUSED
 from bridle.model.checkpoint import Checkpoint
 from bridle.model.quantization.schemes import read_scheme
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Families whose packed, paged results were compared with their own eager attention, in the test-suite or by hand.
 #: Others are compared while loading.
@@ -110,6 +112,9 @@ _REFUSED = {
 def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
     """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
     `UnsupportedModel` with the reason."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
     name = checkpoint.config.get("model_type")
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
@@ -161,6 +166,8 @@ def check_kind(config: PreTrainedConfig) -> None:
 
 def check_structure(config: PreTrainedConfig) -> None:
     """Refuse a model that is not a plain decoder of text, or has none as its text part."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     name = config.model_type
     if takes_media(config):
         _check_text_part(name, text_config(config))

@@ -19,14 +19,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from bridle.errors import ShardUnavailable, UnsupportedModel
 from bridle.model.support_checks import text_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: The time limit of a collective in seconds. Processes that end or hang are noticed by those who watch them, and the
 #: group ends; one that still imports or loads on a busy machine may come minutes later than the others.

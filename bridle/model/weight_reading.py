@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers.utils import logging as library_logging
 
 from bridle.errors import BridleError, UnsupportedModel
 from bridle.load_progress import part_of
 from bridle.model import attention
 from bridle.model.checkpoint import Checkpoint
 from bridle.model.staging import move_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: The share of reading that is over once tensors are found in their files, from where a GPU gets them page by page.
 _FOUND = 0.2
@@ -80,6 +81,8 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
 @contextmanager
 def _quiet_library() -> Iterator[None]:
     """Silence the library's progress bars and load reports; its findings are raised as errors here."""
+    from transformers.utils import logging as library_logging
+
     verbosity = library_logging.get_verbosity()
     bars = library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()
@@ -115,6 +118,8 @@ def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Ite
 
 def _hook(change: int) -> None:
     global _num_hooked, _hook_before
+    from transformers.utils import logging as library_logging
+
     with _hook_lock:
         if _num_hooked == 0:
             _hook_before = library_logging.set_tqdm_hook(_make_bar)

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bridle.cpu_kernels.linear import QuantizedLinear
 from bridle.errors import UnsupportedModel
@@ -23,6 +22,9 @@ from bridle.model.quantization.schemes import Scheme, read_scheme
 from bridle.model.quantization.weights import Weight, is_packed, read_grouped, read_weight
 from bridle.model.quantize import Int8Linear, is_worthwhile
 from bridle.model.staging import Put, move_model, staged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: Tensors beside weights that say how activations or the KV cache were rounded; here they are not.
 _IGNORED = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale", "activation_scale_ub")
@@ -37,6 +39,8 @@ def read_packed_model(
 ) -> nn.Module:
     """The model of a packed checkpoint, its matrices in few bits, or where no kernels fit as numbers of type `dtype`.
     Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
+    from transformers import AutoModelForCausalLM
+
     scheme = read_scheme(settings.quantization_config)
     attention.register()
     plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})

@@ -1,0 +1,293 @@
+"""Files of the cache folder that can be made anew at any time: written whole or not at all, read only if they are
+what was written, and removed, oldest use first, where all of them take more than a limit.
+
+An entry is a short text that describes it, and a long run of bytes. Both have digests. Whatever is missing, damaged,
+made by another version or for something else is not found. Several processes may read and write the same entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridle.errors import InvalidRequest
+
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is kept
+    fcntl = None  # type: ignore[assignment]
+
+_log = logging.getLogger(__name__)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+#: Where entries of more than the limit are removed, in bytes; the environment variable changes it.
+DEFAULT_LIMIT = 20 << 30
+LIMIT_VARIABLE = "BRIDLE_CACHE_LIMIT"
+_MAGIC = b"bridle\x00\x01"
+_HEAD = struct.Struct("<8sQQ32s")  # magic, bytes of the text, bytes of the data, digest of text and sums
+_ALIGNMENT = 4096  # where the data begin
+_MAX_TEXT = 64 << 20
+_PIECE = 4 << 20  # bytes that are read, and summed, at once
+_MAX_SUMS = 1 << 20
+_THREADS = 2
+_DRAFT, _SUFFIX = ".draft-", ".entry"
+
+
+def cache_folder() -> Path:
+    """The folder of all that bridle keeps and can make anew: `$BRIDLE_CACHE`, or in the user's cache."""
+    own = os.environ.get("BRIDLE_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
+
+
+def cache_limit() -> int:
+    """The bytes that entries may take, from the environment. Raises `InvalidRequest` if it says something else."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    if not text:
+        return DEFAULT_LIMIT
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise InvalidRequest(f"{LIMIT_VARIABLE} is {text!r}; must be a number of bytes, 0 to keep nothing")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """An entry as it lies on the disk. `used` is when it was last read, a Unix time."""
+
+    path: Path
+    num_bytes: int
+    used: float
+
+
+class FileCache:
+    """Entries of one kind, in a folder of their own, by names that hold a digest of all that they depend on."""
+
+    def __init__(self, kind: str) -> None:
+        self.folder = cache_folder() / kind
+
+    def path(self, name: str, key: bytes) -> Path:
+        """The file of an entry; `name` is for people."""
+        digest = hashlib.blake2b(key, digest_size=16).hexdigest()
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:60]}-{digest}{_SUFFIX}"
+
+    def read_text(self, path: Path) -> bytes | None:
+        """What describes an entry; None if there is none that can be used. Its data are not looked at."""
+        with _opened(path) as file:
+            found = None if file is None else _read_text(file)
+        return None if found is None else found[0]
+
+    def read(self, path: Path, allocate: Callable[[int], Bytes]) -> tuple[bytes, Bytes] | None:
+        """The text and the data of an entry, in memory that `allocate` gives; None if there is none that can be used.
+        A damaged one is removed."""
+        with _opened(path) as file:
+            if file is None:
+                return None
+            found = _read_text(file)
+            data = None if found is None else _read_data(file, found[1], found[2], allocate)
+        if found is None or data is None:
+            _log.info("%s is damaged and is made anew", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found[0], data
+
+    def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
+        """Put an entry there, unless it has no room. Parts follow each other without gaps. Returns whether it is
+        there; nothing but the log tells why not."""
+        size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
+        if fcntl is None or size > cache_limit() or size > _MAX_SUMS * _PIECE:
+            return False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            remove_oldest(cache_limit() - size)
+            with _draft(self.folder) as draft:
+                _write(draft.fileno(), text, parts)
+                os.replace(draft.name, path)
+        except OSError as error:
+            _log.warning("%s is not kept: %s", path, error.strerror)
+            return False
+        return True
+
+
+def entries() -> list[CacheFile]:
+    """All entries of all kinds, the one that was not used for the longest time first."""
+    found = []
+    for path in cache_folder().glob(f"*/*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            found.append(CacheFile(path, state.st_size, state.st_mtime))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def remove_oldest(limit: int) -> int:
+    """Remove entries, oldest use first, until all take no more than `limit` bytes; and what writers that were killed
+    have left. Returns the bytes that are free now."""
+    freed = _remove_drafts()
+    found = entries()
+    left = sum(entry.num_bytes for entry in found)
+    for entry in found:
+        if left <= limit:
+            break
+        with contextlib.suppress(OSError):
+            entry.path.unlink()  # who has read it does not need it any more
+        left -= entry.num_bytes
+        freed += entry.num_bytes
+    return freed
+
+
+def _remove_drafts() -> int:
+    freed = 0
+    for path in cache_folder().glob(f"*/{_DRAFT}*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as somebody writes it
+            freed += os.fstat(file.fileno()).st_size
+            path.unlink()
+    return freed
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _draft(folder: Path) -> Iterator[Any]:
+    """A file under a name that nobody reads, gone afterwards unless it was renamed."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=_DRAFT, delete=False) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield file
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write(file: int, text: bytes, parts: Sequence[Bytes]) -> None:
+    begin = _begin(len(text), sum(part.nbytes for part in parts))
+    sums, at = _Sums(), begin
+    for part in parts:
+        flat = part.reshape(-1)
+        for first in range(0, flat.nbytes, _PIECE):
+            piece = flat[first : first + _PIECE]
+            sums.add(piece)
+            at += _write_all(file, piece, at)
+    values = sums.values()
+    digest = hashlib.blake2b(text + values, digest_size=32).digest()
+    head = _HEAD.pack(_MAGIC, len(text), at - begin, digest) + text + values
+    _write_all(file, np.frombuffer(head, np.uint8), 0)
+    os.ftruncate(file, at)
+
+
+def _write_all(file: int, data: Bytes, at: int) -> int:
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(file, data[done:], at + done)  # type: ignore[arg-type]  # an array is a buffer
+    return done
+
+
+def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
+    """The text, the number of bytes behind it, and their sums; None for anything that was not written here."""
+    try:
+        head = os.pread(file, _HEAD.size, 0)
+        if len(head) < _HEAD.size:
+            return None
+        magic, length, size, digest = _HEAD.unpack(head)
+        if magic != _MAGIC or length > _MAX_TEXT or size > _MAX_SUMS * _PIECE:
+            return None
+        if os.fstat(file).st_size != _begin(length, size) + size:
+            return None
+        body = os.pread(file, length + 8 * _num_sums(size), _HEAD.size)
+    except OSError:
+        return None
+    if hashlib.blake2b(body, digest_size=32).digest() != digest:
+        return None
+    return body[:length], size, body[length:]
+
+
+def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Bytes]) -> Bytes | None:
+    begin = os.fstat(file).st_size - size
+    data = allocate(size)
+
+    def read(first: int) -> int:
+        piece = data[first : first + _PIECE]
+        done = 0
+        while done < piece.nbytes:
+            count = os.preadv(file, [piece[done:]], begin + first + done)  # type: ignore[list-item]
+            if count == 0:
+                raise OSError("the file ends early")
+            done += count
+        return _sum(piece)
+
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="bridle-cache") as threads:
+            found = list(threads.map(read, range(0, size, _PIECE)))
+    except OSError:
+        return None
+    return data if _packed(found) == sums else None
+
+
+def _begin(length: int, size: int) -> int:
+    """Where the data begin."""
+    head = _HEAD.size + length + 8 * _num_sums(size)
+    return -(-head // _ALIGNMENT) * _ALIGNMENT
+
+
+def _num_sums(size: int) -> int:
+    return -(-size // _PIECE)
+
+
+class _Sums:
+    """The sums of pieces of `_PIECE` bytes, of data that come in parts of any size."""
+
+    def __init__(self) -> None:
+        self._found: list[int] = []
+        self._rest = np.empty(0, np.uint8)
+
+    def add(self, data: Bytes) -> None:
+        if self._rest.nbytes == 0 and data.nbytes == _PIECE:
+            self._found.append(_sum(data))
+            return
+        self._rest = np.concatenate([self._rest, data])
+        while self._rest.nbytes >= _PIECE:
+            self._found.append(_sum(self._rest[:_PIECE]))
+            self._rest = self._rest[_PIECE:].copy()
+
+    def values(self) -> bytes:
+        return _packed([*self._found, *([_sum(self._rest)] if self._rest.nbytes else [])])
+
+
+def _sum(piece: Bytes) -> int:
+    """A sum that depends on every bit, at the speed of memory: it is against damage, not against forgery."""
+    whole = piece.nbytes // 8 * 8
+    words = piece[:whole].view(np.uint64)
+    halves = [int(np.add.reduce(part, dtype=np.uint64)) for part in (words[::2], words[1::2])]
+    rest = int.from_bytes(piece[whole:].tobytes(), "little")
+    return (halves[0] + 3 * halves[1] + 5 * rest + piece.nbytes) & (1 << 64) - 1
+
+
+def _packed(sums: Sequence[int]) -> bytes:
+    return np.array(sums, np.uint64).tobytes()
