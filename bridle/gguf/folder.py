@@ -16,8 +16,9 @@ from typing import Any
 
 from bridle import file_cache
 from bridle.errors import UnsupportedModel
+from bridle.file_cache import FileCache
 from bridle.gguf.settings import check_causal, find_family, read_config
-from bridle.gguf.shards import GgufModel, open_model
+from bridle.gguf.shards import GgufModel, open_model, pieces_of
 from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
 #: The file that names the GGUF file whose weights a folder stands for.
@@ -32,6 +33,42 @@ _MAX_LINKS = 4096
 def unpack(path: Path) -> Path:
     """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
     path = path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
+    known = _known_folder(path)
+    if known is not None:
+        return known
+    state = _state(path)
+    folder = _unpack(path)
+    if state is not None:
+        _names().write(_place_of(path, state), folder.name.encode(), [])
+    return folder
+
+
+def _known_folder(path: Path) -> Path | None:
+    """The folder of a file that was not changed since it was unpacked: its header is not read again."""
+    state = _state(path)
+    name = None if state is None else _names().read_text(_place_of(path, state))
+    folder = None if name is None else cache_folder() / Path(name.decode()).name
+    return folder if folder is not None and (folder / POINTER).is_file() else None
+
+
+def _names() -> FileCache:
+    return FileCache("gguf-names")
+
+
+def _place_of(path: Path, state: list[list[Any]]) -> Path:
+    return _names().path(path.stem, json.dumps([_EDITION.decode(), state]).encode())
+
+
+def _state(path: Path) -> list[list[Any]] | None:
+    """The files of a model, with sizes and times of change; None if they are not there."""
+    try:
+        states = [(piece, piece.stat()) for piece in pieces_of(path)]
+    except OSError:
+        return None
+    return [[str(piece), state.st_size, state.st_mtime_ns] for piece, state in states]
+
+
+def _unpack(path: Path) -> Path:
     model = open_model(path)
     check_causal(model)
     folder = cache_folder() / _name_of(model)

@@ -6,7 +6,6 @@ and padding that a tokenizer file may carry are turned off: a prompt is encoded 
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import Any
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_template import ChatTemplate, Message, prepare
 from bridle.tokenizer.token_table import Spelling, TokenTable
-from bridle.tokenizer.tokenizer_files import chat_template_of, end_tokens, load_fast_tokenizer
+from bridle.tokenizer.tokenizer_files import decoder_of, end_tokens, read_tokenizer
 
 _LONG_CHARS = 1_024
 _BEFORE = ("\n", "a", ".", "1", " ")  # texts whose tokens end where they do, before most others
@@ -64,11 +63,11 @@ class Tokenizer:
         from bridle.model.hub_lookup import resolve_model
 
         folder = resolve_model(str(path_or_id), revision)
-        loaded = load_fast_tokenizer(folder)
+        files = read_tokenizer(folder)
         return cls(
-            loaded.backend_tokenizer,
-            special_tokens={role: str(token) for role, token in loaded.special_tokens_map.items() if token},
-            chat_template=chat_template_of(folder, loaded),
+            files.backend,
+            special_tokens=files.roles,
+            chat_template=files.chat_template,
             eos_token_ids=end_tokens(folder),
             name=str(path_or_id),
         )
@@ -118,7 +117,7 @@ class Tokenizer:
     def table(self) -> TokenTable | None:
         """What each token spells; None for vocabularies where that depends on the tokens around it."""
         try:
-            spelling = Spelling(json.loads(self._backend.to_str()).get("decoder"))
+            spelling = Spelling(decoder_of(self._backend))
         except ValueError:
             return None
         table = TokenTable(self._pieces, spelling)

@@ -4,11 +4,67 @@ no network."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from bridle.errors import UnsupportedModel
+from bridle.file_cache import FileCache
+from bridle.gguf.folder import weights_of
 from bridle.model.added_tokens import refuse_renumbered
+
+#: Smaller files are read again as quickly.
+_LEAST_BYTES = 1 << 20
+#: Roles that special tokens have, as configurations name them.
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a folder says of its tokenizer: the `tokenizers.Tokenizer`, special tokens by role, and the template of
+    chats, or several by name."""
+
+    backend: Any
+    roles: dict[str, str]
+    chat_template: Any
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    """The tokenizer of a folder. Raises `UnsupportedModel` with the reason."""
+    if weights_of(folder) is not None:  # bridle wrote it: nothing in it needs transformers, which takes seconds
+        return _read_unpacked(folder)
+    loaded = load_fast_tokenizer(folder)
+    roles = {role: str(token) for role, token in loaded.special_tokens_map.items() if token}
+    return TokenizerFiles(loaded.backend_tokenizer, roles, chat_template_of(folder, loaded))
+
+
+def _read_unpacked(folder: Path) -> TokenizerFiles:
+    config = _read(folder / "tokenizer_config.json")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare exceptions
+        raise UnsupportedModel(f"{folder} has no tokenizer that can be loaded: {error}; remove the folder") from None
+    roles = {role: config[role] for role in _ROLES if isinstance(config.get(role), str)}
+    known = {info.content for info in backend.get_added_tokens_decoder().values()}
+    new = [tokenizers.AddedToken(t, normalized=False, special=True) for t in roles.values() if t not in known]
+    backend.add_special_tokens(new)
+    check_added(folder, backend)
+    return TokenizerFiles(backend, roles, config.get("chat_template"))
+
+
+def check_added(folder: Path, backend: Any) -> None:
+    """Raise `UnsupportedModel` if added tokens have other ids than the folder says; once for each state of its files,
+    since they are large."""
+    paths = [path for path in (folder / "tokenizer.json", folder / "tokenizer_config.json") if path.is_file()]
+    states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    files = FileCache("tokenizers")
+    place = files.path(folder.name, json.dumps([tokenizers.__version__, states]).encode())
+    if files.read_text(place) is None:
+        refuse_renumbered(folder, backend)
+        if sum(size for _, size, _ in states) >= _LEAST_BYTES:
+            files.write(place, b"added tokens have the ids that they should have", [])
 
 
 def load_fast_tokenizer(folder: Path) -> Any:
@@ -30,8 +86,14 @@ def load_fast_tokenizer(folder: Path) -> Any:
             f"{folder} has no tokenizer: nothing there says which tokens there are; put the model's tokenizer.json "
             "into it, or name another model's tokenizer"
         )
-    refuse_renumbered(folder, loaded.backend_tokenizer)
+    check_added(folder, loaded.backend_tokenizer)
     return loaded
+
+
+def decoder_of(backend: Any) -> dict[str, Any] | None:
+    """How a `tokenizers.Tokenizer` decodes, as its file says it; None if it does not say."""
+    decoder = backend.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def _spells(backend: Any) -> bool:

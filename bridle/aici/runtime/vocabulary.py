@@ -17,9 +17,8 @@ import tokenizers
 
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.model.added_tokens import refuse_renumbered
 from bridle.tokenizer import Tokenizer
-from bridle.tokenizer.tokenizer_files import end_tokens
+from bridle.tokenizer.tokenizer_files import check_added, end_tokens
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
@@ -101,21 +100,23 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     if not file.is_file():
         return Tokenizer.load(name, revision)
     try:
-        backend = tokenizers.Tokenizer.from_str(_without_prefix(file.read_text(encoding="utf-8")))
+        backend = tokenizers.Tokenizer.from_buffer(_without_prefix(file.read_bytes()))
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
-    refuse_renumbered(folder, backend)
+    check_added(folder, backend)
     return Tokenizer(backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder))
 
 
-def _without_prefix(text: str) -> str:
+def _without_prefix(text: bytes) -> bytes:
     """The tokenizer without a step that puts a space in front of every text: controllers tokenize pieces."""
+    if b'"Prepend"' not in text:
+        return text
     data = json.loads(text)
     normalizer = data.get("normalizer") or {}
     if normalizer.get("type") == "Sequence":
         steps = normalizer.get("normalizers", [])
         normalizer["normalizers"] = [step for step in steps if step.get("type") != "Prepend"]
-    return json.dumps(data)
+    return json.dumps(data).encode()
 
 
 def _roles(folder: Path) -> dict[str, str]:
