@@ -29,7 +29,7 @@ EXTRAS = {
 }
 _PREFIX = "BRIDLE_"
 #: Variables of ours that are no flags.
-_OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CONFIG", "BRIDLE_FULL", "BRIDLE_MODELS")
+_OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CACHE_LIMIT", "BRIDLE_CONFIG", "BRIDLE_FULL", "BRIDLE_MODELS")
 #: Names that look like variables, and what to do instead.
 _WITHOUT_FLAG = {"BRIDLE_MODEL": "name the model on the command line, as in `bridle serve MODEL`; unset it"}
 _LOW_SHARED_MEMORY = 64 << 20
@@ -75,9 +75,10 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Variables that look like flags but are none: a misspelled variable would be ignored without a sign."""
     from bridle.cli.help_search import variable_names
 
-    known = variable_names()
-    for name in sorted(environment):
-        if name.startswith(_PREFIX) and name not in known and name not in _OTHER_VARIABLES:
+    named = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES]
+    known = variable_names() if named else set()  # which takes a moment
+    for name in named:
+        if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             advice = _WITHOUT_FLAG.get(name) or (f"is it {near[0]}?" if near else "see `bridle help`; unset it")
             yield Finding("problem", name, "is not a setting of bridle and has no effect", advice)

@@ -6,6 +6,7 @@ special tokens have no bytes, and there may be more tokens than the tokenizer kn
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.file_cache import FileCache
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.tokenizer_files import check_added, end_tokens
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
+#: Tries of smaller vocabularies are built as quickly as they are read; a change of their form changes the edition.
+_LEAST_TOKENS, _EDITION = 8_000, 1
 
 
 @dataclass
@@ -44,7 +49,7 @@ class RuntimeVocabulary:
         """The trie blob in the layout of a guest dialect; built once."""
         blob = self._tries.get(dialect)
         if blob is None:
-            blob = self._tries[dialect] = build_trie(self.tokens, self.eos, dialect)
+            blob = self._tries[dialect] = kept_trie(self.tokens, self.eos, dialect)
         return blob
 
     @cached_property
@@ -74,6 +79,22 @@ class RuntimeVocabulary:
             )
         added = frozenset(range(self.size, size))
         return RuntimeVocabulary([*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added)
+
+
+def kept_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
+    """As `build_trie`, but a large one is built once for all processes."""
+    if len(tokens) < _LEAST_TOKENS:
+        return build_trie(tokens, eos, dialect)
+    digest = hashlib.blake2b(np.fromiter(map(len, tokens), np.int64, len(tokens)).tobytes())
+    digest.update(b"".join(tokens))
+    files = FileCache("tries")
+    place = files.path(f"trie-{dialect}", f"{_EDITION} {eos} {dialect} {digest.hexdigest()}".encode())
+    found = files.read(place, lambda size: np.empty(size, np.uint8))
+    if found is not None:
+        return found[1].tobytes()
+    blob = build_trie(tokens, eos, dialect)
+    files.write(place, b"trie", [np.frombuffer(blob, np.uint8)])
+    return blob
 
 
 def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabulary:
