@@ -27,6 +27,7 @@ BENCHMARKS = {
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
     "gpu": "a GPU: decoding, prompts, control, adapters, beside `generate`, a loop without an engine, and its limits",
+    "load": "a server's start, for a model that is new here and for one that was loaded before, beside llama.cpp's",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `dev/`, which is not part of the wheel.

@@ -21,6 +21,8 @@ class BenchSettings:
     report: Path | None = None  # a page to write
     parts: tuple[str, ...] = ()  # pieces of the names of parts; empty: all
     folder: Path | None = None  # what was made and measured is kept there, and a later run goes on
+    models: tuple[str, ...] = ()  # files or folders
+    llama_server: Path | None = None  # llama.cpp's program
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import time
 import urllib.request
@@ -23,6 +24,13 @@ def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
             return int(found.group(1))
         time.sleep(0.1)
     raise EngineClosed(f"the server did not come up: {log.read_text()[-2000:]}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, float]]:

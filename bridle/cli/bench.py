@@ -49,6 +49,10 @@ class BenchOptions:
         "Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so "
         "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
     )
+    model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "For `load`: GGUF file or folder to start a server with. Repeatable."
+    llama_server: Path | None = None
+    "For `load`: path of llama.cpp's `llama-server`, to measure it too."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 
@@ -65,6 +69,8 @@ class BenchOptions:
             self.report,
             self.parts,
             self.folder,
+            self.model,
+            self.llama_server,
         )
 
 
@@ -81,7 +87,8 @@ def bench(
 
     Without a NAME, the benchmarks are listed. `engine`: generated tokens per second next to transformers'
     `generate` and its continuous batching, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts,
-    control and adapters on a GPU. `control`: the cost of steering. `serve`: the HTTP server under load, next to the
+    control and adapters on a GPU. `control`: the cost of steering. `load`: the time that a server takes to
+    start. `serve`: the HTTP server under load, next to the
     offline engine. `overhead`: Python time of a step outside the model. A checkout of bridle has more.
 
     Parameters

@@ -1,0 +1,179 @@
+"""How long a server takes from its command to `/health`, for a model that was never loaded and for one that was, beside
+llama.cpp's server if its path is given: seconds, seconds of the processor, memory, and what an idle server costs.
+
+Processor time and memory are those of the server with all processes that it starts. Memory that processes share is
+counted once, where the system tells (Linux); the most that the server's own process had is told beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.bench.subprocesses import end_process, free_port
+from bridle.errors import EngineClosed, InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LOOK_SECONDS = 0.02  # between two looks at `/health`
+_IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
+_MOST_SECONDS = 600.0
+_WAYS = ("first", "again")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """One start of a server. `peak_mb` is that of its own process, `memory_mb` what all processes have at the end."""
+
+    model: str
+    server: str
+    seconds: float
+    cpu_seconds: float
+    peak_mb: int
+    memory_mb: int
+    idle_percent: float
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
+    """The starts, and about how long each takes."""
+    idle = _IDLE_SECONDS[settings.quick]
+    found = {}
+    for model in models(settings):
+        size = num_bytes(model)
+        for way in _servers(settings):
+            found[_title(model, way)] = idle + limits.python(3.0) + (10e-9 if way == "first" else 1e-9) * size
+    return found
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Start each server in turn. Prints a table at the end."""
+    rows = []
+    for model in models(settings):
+        with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+            for way in _servers(settings):
+                with phases.part(_title(model, way)):
+                    rows.append(start(model, way, Path(folder), settings))
+    _print(rows, console)
+    return {"rows": [asdict(row) for row in rows]}
+
+
+def models(settings: BenchSettings) -> Sequence[str]:
+    """The models to load. Raises `InvalidRequest` if there are none."""
+    if not settings.models:
+        raise InvalidRequest("`bridle bench load` needs a model: --model FILE.gguf or --model FOLDER", "model")
+    if settings.llama_server is not None and not settings.llama_server.is_file():
+        raise InvalidRequest(f"llama_server is {str(settings.llama_server)!r}; there is no such file", "llama_server")
+    return settings.models
+
+
+def num_bytes(model: str) -> int:
+    """The size of a model's files; 0 for one that has no path."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files)
+
+
+def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
+    """Start a server and end it again. `first` has an empty cache in `folder`, which the next ones use."""
+    port = free_port()
+    command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port)]
+    if way == "llama-server":
+        command = [str(settings.llama_server), "-m", model, "--port", str(port)]
+    environment = os.environ | {"BRIDLE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    began = time.perf_counter()
+    with _running(command, environment, folder / "server.log") as process:
+        _await_health(process, port, folder / "server.log")
+        seconds = time.perf_counter() - began
+        cpu, peak, memory = _cpu_seconds(process), _peak(process), _memory(process)
+        time.sleep(1.0)  # what is left to be done behind `/health`
+        before, idle = _cpu_seconds(process), _IDLE_SECONDS[settings.quick]
+        time.sleep(idle)
+        share = 100 * (_cpu_seconds(process) - before) / idle
+    return LoadFigures(Path(model).name, way, round(seconds, 2), round(cpu, 2), peak, memory, round(share, 2))
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[psutil.Process]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(environment))  # noqa: S603
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        end_process(process)
+
+
+def _await_health(process: psutil.Process, port: int, log: Path) -> None:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:  # noqa: S310
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            time.sleep(_LOOK_SECONDS)
+    raise EngineClosed(f"the server did not come up: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    total = 0.0
+    for one in _family(process):
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _memory(process: psutil.Process) -> int:
+    """MB of all processes, what they share counted once."""
+    total = 0
+    for one in _family(process):
+        with contextlib.suppress(psutil.Error):
+            found = one.memory_full_info()
+            total += getattr(found, "pss", found.rss)
+    return total >> 20
+
+
+def _peak(process: psutil.Process) -> int:
+    """The most MB that the process had; where the system does not say, what it has now."""
+    status = Path(f"/proc/{process.pid}/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return peaks[0] >> 10 if peaks else process.memory_info().rss >> 20
+
+
+def _servers(settings: BenchSettings) -> Sequence[str]:
+    return _WAYS if settings.llama_server is None else (*_WAYS, "llama-server")
+
+
+def _title(model: str, way: str) -> str:
+    return f"{Path(model).name}, {way}"
+
+
+def _print(rows: Sequence[LoadFigures], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for name in ("model", "server", "s to /health", "CPU s", "peak MB", "all MB", "idle %"):
+        table.add_column(name, justify="left" if name in ("model", "server") else "right")
+    for row in rows:
+        table.add_row(*(str(value) for value in asdict(row).values()))
+    console.print(table)

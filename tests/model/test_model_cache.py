@@ -1,0 +1,269 @@
+"""A model that is kept arranged gives the same bits as one that was just loaded, and anything else is loaded anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from bridle import file_cache
+from bridle.config import ModelConfig
+from bridle.cpu_kernels.library import kernels
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.scheduling.step_plan import SampleBatch, StepResult
+from bridle.file_cache import CacheFile, entries
+from bridle.lora import LayerShape
+from bridle.model import kv_profiling, model_cache
+from bridle.model.dense_layer import DENSE_FAMILIES
+from bridle.model.executor import LocalExecutor
+from bridle.model.memory_estimate import weights_of
+from bridle.model.model_cache import Description
+from bridle.model.restored import RestoredModel
+from tests.fakes import tiny_checkpoints
+from tests.gguf.kit import pair
+from tests.model.driver import NaiveDriver, load
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no kernels for this machine")
+PROMPTS = [[5, 9, 200, 33, 7, 8, 100], [17, 4], [250] * 30]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(kv_profiling, "LEAST_BYTES", 0)
+
+
+class Recorder:
+    """Greedy, and keeps the logits."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
+        self.seen.append(logits.clone())
+        tokens = [int(logits[row.logits_index].argmax()) for row in batch.rows]
+        return StepResult(batch.step, tokens, [None] * len(tokens))
+
+
+def run(path: Path, **settings: Any) -> tuple[LocalExecutor, torch.Tensor]:
+    """The model, and the logits of a few steps."""
+    recorder = Recorder()
+    executor = load(path, sampler=recorder, **settings)
+    NaiveDriver(executor, PROMPTS).generate(4)
+    return executor, torch.cat(recorder.seen)
+
+
+def is_restored(executor: LocalExecutor) -> bool:
+    return isinstance(executor.runner.model, RestoredModel)
+
+
+def kept_models() -> list[CacheFile]:
+    return [entry for entry in entries() if entry.path.parent.name == "models"]
+
+
+def check_twice(path: Path, **settings: Any) -> LocalExecutor:
+    """Load a model twice, compare all that there is, and return the second one."""
+    first, want = run(path, **settings)
+    second, have = run(path, **settings)
+    assert not is_restored(first) and is_restored(second)
+    assert torch.equal(want, have)
+    assert first.info == second.info and first.num_bytes >= second.num_bytes > 0
+    assert first.adapters is not None and second.adapters is not None
+    assert first.adapters.layers == second.adapters.layers
+    return second
+
+
+@pytest.mark.parametrize("family", sorted(DENSE_FAMILIES - {"ministral", "seed_oss"}))
+@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+def test_files_give_the_same_bits(family: str, kind: str) -> None:
+    try:
+        _, file = pair(family, kind)
+    except KeyError:
+        pytest.skip("no such family in GGUF files")
+    check_twice(file)
+
+
+@pytest.mark.parametrize("family", sorted(DENSE_FAMILIES))
+@pytest.mark.parametrize("quantization", ["none", "int8", "q8_0"])
+def test_folders_give_the_same_bits(family: str, quantization: str) -> None:
+    check_twice(tiny_checkpoints.cached_checkpoint(family), quantization=quantization)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"hidden_size": 256, "head_dim": 32, "intermediate_size": 512},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q5_0"])
+def test_variants_give_the_same_bits(changes: dict[str, Any], kind: str) -> None:
+    check_twice(pair("llama", kind, **changes)[1])
+
+
+def test_layers_that_adapters_name_are_the_same() -> None:
+    second = check_twice(tiny_checkpoints.cached_checkpoint("llama"))
+    assert second.adapters is not None
+    assert second.adapters.layers["model.layers.0.self_attn.v_proj"] == LayerShape(32, 16, False)
+
+
+def test_what_is_measured_is_known_without_the_files_header() -> None:
+    _, file = pair("qwen2", "Q8_0")
+    config = ModelConfig(model=str(file))
+    want = weights_of(config)
+    run(file)
+    assert kept_models() and weights_of(config) == want
+
+
+def test_the_largest_step_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, file = pair("qwen2", "Q8_0")
+    first, want = run(file, num_blocks=None, max_kv_memory=1 << 22)
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("it is known what it takes")
+
+    monkeypatch.setattr(kv_profiling, "run_largest_step", fail)
+    second, have = run(file, num_blocks=None, max_kv_memory=1 << 22)
+    assert torch.equal(want, have) and first.info == second.info
+    with pytest.raises(AssertionError, match="it is known"):
+        run(file, num_blocks=None, max_kv_memory=1 << 22, step_tokens=17)
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"max_model_len": 40}, {"kernel": "cpu"}], ids=str)
+def test_another_wish_is_another_entry_or_the_same_bits(settings: dict[str, Any]) -> None:
+    folder = tiny_checkpoints.cached_checkpoint("llama")
+    run(folder)
+    first, want = run(folder, **settings)
+    second, have = run(folder, **settings)
+    assert is_restored(second) and torch.equal(want, have) and first.info == second.info
+    assert is_restored(first) == (settings == {"kernel": "cpu"})
+
+
+def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoints.cached_checkpoint("llama"), tmp_path / "model")
+    run(folder)
+    other = tiny_checkpoints.cached_checkpoint("llama", seed=1)
+    shutil.copy(other / "model.safetensors", folder / "model.safetensors")
+    changed, have = run(folder)
+    assert not is_restored(changed) and torch.equal(have, run(other)[1])
+
+
+def test_a_damaged_entry_is_made_anew() -> None:
+    folder = tiny_checkpoints.cached_checkpoint("llama")
+    _, want = run(folder)
+    (entry,) = kept_models()
+    for at in (entry.num_bytes - 100, 200, 3):
+        data = bytearray(entry.path.read_bytes())
+        data[at] ^= 16
+        entry.path.write_bytes(data)
+        again, have = run(folder)
+        assert not is_restored(again) and torch.equal(want, have)
+        assert is_restored(run(folder)[0])
+
+
+def _without_tensors(text: Description) -> Description:
+    return msgspec.structs.replace(text, tensors=text.tensors[:3])
+
+
+def _beyond(text: Description) -> Description:
+    places = [msgspec.structs.replace(place, begin=place.begin + (64 << 20)) for place in text.tensors]
+    return msgspec.structs.replace(text, tensors=tuple(places))
+
+
+def _unknown_type(text: Description) -> Description:
+    places = [msgspec.structs.replace(place, dtype="complex64") for place in text.tensors]
+    return msgspec.structs.replace(text, tensors=tuple(places))
+
+
+def _wider(text: Description) -> Description:
+    layers = [
+        msgspec.structs.replace(
+            layer, out=tuple(msgspec.structs.replace(part, outputs=part.outputs * 64) for part in layer.out)
+        )
+        for layer in text.model.layers
+    ]
+    return msgspec.structs.replace(text, model=msgspec.structs.replace(text.model, layers=tuple(layers)))
+
+
+def _other_key(text: Description) -> Description:
+    return msgspec.structs.replace(text, key=text.key + " ")
+
+
+@pytest.mark.parametrize("change", [_without_tensors, _beyond, _unknown_type, _wider, _other_key])
+def test_an_entry_that_says_something_else_is_not_used(change: Any) -> None:
+    folder = tiny_checkpoints.cached_checkpoint("llama")
+    _, want = run(folder)
+    (entry,) = kept_models()
+    files = file_cache.FileCache("models")
+    found = files.read(entry.path, lambda size: torch.empty(size, dtype=torch.uint8).numpy())
+    assert found is not None
+    text = change(msgspec.json.decode(found[0], type=Description))
+    assert files.write(entry.path, msgspec.json.encode(text), [found[1]])
+    again, have = run(folder)
+    assert not is_restored(again) and torch.equal(want, have)
+
+
+def test_a_model_that_would_give_other_bits_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cache, "_gives_the_same", lambda *arguments: False)
+    run(tiny_checkpoints.cached_checkpoint("llama"))
+    assert not kept_models()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [("mixtral", {}), ("gpt2", {}), ("llama", {"dtype": "bfloat16"})], ids=str
+)
+def test_other_models_are_not_kept(family: str, settings: dict[str, Any]) -> None:
+    folder = tiny_checkpoints.cached_checkpoint(family)
+    _, want = run(folder, **settings)
+    assert not kept_models() and torch.equal(run(folder, **settings)[1], want)
+
+
+_LOADS = """
+import sys
+from bridle.model import model_cache
+model_cache.LEAST_BYTES = 0
+from tests.model.test_model_cache import Path, run
+print(run(Path(sys.argv[1]))[1].double().sum().item())
+"""
+
+
+def test_two_processes_may_load_one_model_at_once() -> None:
+    folder = tiny_checkpoints.cached_checkpoint("llama")
+    command = [sys.executable, "-c", _LOADS, str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    told = [process.communicate()[0] for process in both]
+    second, have = run(folder)
+    assert is_restored(second) and len(kept_models()) == 1
+    assert [float(one) for one in told] == [have.double().sum().item()] * 2
+
+
+_NEEDS_NONE = """
+import sys
+from bridle.config import ModelConfig
+from bridle.model import load_executor
+from bridle.tokenizer import Tokenizer
+executor = load_executor(ModelConfig(model=sys.argv[1]))
+Tokenizer.load(sys.argv[1])
+print(type(executor.runner.model).__name__, "transformers" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_kept_file_needs_no_transformers() -> None:
+    _, file = pair("qwen2", "Q8_0")
+    run(file)
+    command, environment = [sys.executable, "-c", _NEEDS_NONE, str(file)], os.environ | {"PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    assert told == "RestoredModel False False\n"
