@@ -8,7 +8,9 @@ as integers; a row's result does not depend on the rows beside it. Plain torch d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,26 @@ from bridle.cpu_kernels.packing import (
 
 #: The forms that `from_float` can make.
 FORMS = ("Q8_0", "Q4_0")
+
+
+_in_floats: ContextVar[bool] = ContextVar("in_floats", default=False)
+
+
+@contextmanager
+def in_floats() -> Iterator[None]:
+    """Inside the block quantized layers are computed in floating point, their weights unpacked in each call. Two ways
+    to compute the same then differ by rounding alone: kernels round rows to 8 bits, to other ones after the slightest
+    difference."""
+    token = _in_floats.set(True)
+    try:
+        yield
+    finally:
+        _in_floats.reset(token)
+
+
+def are_in_floats() -> bool:
+    """Whether this is such a block."""
+    return _in_floats.get()
 
 
 class NativeWeight:
@@ -180,7 +202,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
-        if self.native is not None:
+        if self.native is not None and not are_in_floats():
             return self.native.multiply(rows)
         return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
 

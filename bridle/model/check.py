@@ -58,7 +58,14 @@ def check_model(
 
     longest = min(max_tokens, max_model_len)
     return compare_with_eager(
-        model, geometry, target, kernel=kernel, max_tokens=longest, notes=tuple(notes), prepare=prepare
+        model,
+        geometry,
+        target,
+        kernel=kernel,
+        max_tokens=longest,
+        notes=tuple(notes),
+        prepare=prepare,
+        floats=stays_stored,
     )
 
 

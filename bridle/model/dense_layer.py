@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from bridle.cpu_kernels.linear import QuantizedLinear, join
+from bridle.cpu_kernels.linear import QuantizedLinear, in_floats, join
 from bridle.model.float8 import Float8Linear
 from bridle.model.forward_context import (
     AttentionHandler,
@@ -181,15 +181,19 @@ def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tu
 def lower_layers(model: Any, geometry: Geometry) -> int:
     """Replace the decoder layers of a dense family that the lean form computes equally; gives their number.
 
-    The model keeps its other parts. A layer is freed as soon as its replacement is proven.
+    The model keeps its other parts. One layer of each kind is computed in both forms.
     """
     if model.config.model_type not in DENSE_FAMILIES:
         return 0
-    layers = model.model.layers
+    layers, proven = model.model.layers, set()
     for number in range(len(layers)):
-        lean = _try_lower(model, layers[number], geometry)
+        lean = _lean(layers[number], geometry)
         if lean is None:
             return number
+        kind = _kind(layers[number], lean, table_names(model)[lean.layer_idx])
+        if kind not in proven and not _gives_the_same(model, layers[number], lean):
+            return number
+        proven.add(kind)
         layers[number] = lean
     return len(layers)
 
@@ -199,23 +203,45 @@ def are_lean(model: Any) -> bool:
     return all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None]))
 
 
-def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
+def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
     try:
-        lean = DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
+        return DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
     except (AttributeError, TypeError):
         return None  # the layer lacks a part, or has another one in its place
+
+
+def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
+    """What the two forms of a layer depend on, beside the numbers of its weights."""
+    norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
+    return (
+        *(type(layer), type(layer.self_attn), type(layer.mlp), table, lean.is_rotated, lean.share, lean.options),
+        *(lean.num_heads, lean.num_kv_heads, lean.head_dim, lean.num_gates, lean.act),
+        *(None if norm is None else (tuple(norm.weight.shape), norm.eps) for norm in norms),
+        *(_form(part) for part in (lean.qkv, lean.out, lean.gate_up, lean.down)),
+    )
+
+
+def _form(module: Any) -> tuple[Any, ...]:
+    """How a linear layer, or several, hold their weights."""
+    if isinstance(module, Joined):
+        return tuple(_form(part) for part in module.parts)
+    sizes = (module.in_features, module.out_features, module.bias is None)
+    return type(module), getattr(module, "kind", None), *sizes
+
+
+def _gives_the_same(model: Any, layer: Any, lean: DenseLayer) -> bool:
     parameter = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, _NUM_TRIAL_TOKENS, model.config.hidden_size, generator=generator).to(parameter)
     positions = torch.arange(_NUM_TRIAL_TOKENS, device=parameter.device).unsqueeze(0)
-    with torch.inference_mode(), attention_handler(attend_causally):
+    with torch.inference_mode(), attention_handler(attend_causally), in_floats():
         embeddings = angles(model.model.rotary_emb, rows, positions, table_names(model)[lean.layer_idx])
         want = layer(rows, position_embeddings=embeddings, position_ids=positions, attention_mask=None)
         try:
             have = lean(rows, position_embeddings=embeddings)
         except RuntimeError:
-            return None  # the shapes fit by chance, as with partial rotation
-    return lean if is_close(want, have) else None
+            return False  # the shapes fit by chance, as with partial rotation
+    return is_close(want, have)
 
 
 def is_close(want: Tensor, have: Tensor) -> bool:

@@ -6,7 +6,7 @@ Each stage may refuse the model, with a sentence that says why. Code in a checkp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.language_model import PARTS, LanguageModel, class_of
 from bridle.model.linear import pack_linears, use_kernels
+from bridle.model.loaded_weights import LoadedWeights, weight_bytes
 from bridle.model.lora_layers import Sites
 from bridle.model.media_device import LocalMedia
 from bridle.model.media_encoder import MediaEncoder
@@ -57,20 +58,6 @@ STEP_TOKENS = {"cpu": 256, "cuda": 4096}
 STEP_SEQS = 256
 #: Bytes that the features of pictures may take.
 MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedWeights:
-    """A model that lacks nothing but its KV pool."""
-
-    config: ModelConfig
-    checkpoint: Checkpoint
-    model: nn.Module
-    geometry: Geometry
-    dtype: torch.dtype
-    device: torch.device
-    max_model_len: int
-    key: str | None = None  # of the entry from which the cache gave it
 
 
 def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
@@ -197,14 +184,6 @@ def _read_packed(
 def lower_model(model: nn.Module, geometry: Geometry) -> None:
     """Put lean layers in place of those that compute the same: less for a CPU to do, fewer launches on a GPU."""
     lower_layers(model, geometry)
-
-
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights of a checkpoint take on `device`."""
-    from bridle.model.quantization.on_device import keeps_bits
-
-    is_cpu = device.type == "cpu"
-    return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=is_cpu, keeps_codes=not is_cpu and keeps_bits(device))
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
@@ -343,7 +322,7 @@ def _check_unknown_family(
     """Compare a family's results with its own eager attention, if that was never done for this family."""
     if support_checks.text_config(settings).model_type in support_checks.KNOWN_FAMILIES:
         return
-    report = compare_with_eager(model, geometry, device, max_tokens=64)
+    report = compare_with_eager(model, geometry, device, max_tokens=64, floats=came_quantized(model))
     if not report.is_equal:
         raise UnsupportedModel(
             f"model type {settings.model_type!r} would give wrong results: its packed pass differs from its own "

@@ -20,7 +20,8 @@ from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.executor import LocalExecutor
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kv_cache import token_bytes
-from bridle.model.loader import LoadedWeights, build_executor, load_weights
+from bridle.model.loaded_weights import LoadedWeights
+from bridle.model.loader import build_executor, load_weights
 from bridle.model.model_cache import keep
 from bridle.model.pooling.settings import read_pooling
 from bridle.threads import run_in_thread

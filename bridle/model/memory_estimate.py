@@ -14,7 +14,7 @@ from bridle.model import support_checks
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.device_defaults import choose_device, choose_dtype
 from bridle.model.hub_lookup import resolve_model
-from bridle.model.loader import weight_bytes
+from bridle.model.loaded_weights import weight_bytes
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
 from bridle.model.model_cache import find_description

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,10 +35,8 @@ from bridle.model.dense_layer import are_lean, attend_causally, table_names
 from bridle.model.dense_model import DenseModel
 from bridle.model.forward_context import attention_handler
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.loaded_weights import LoadedWeights, weight_bytes
 from bridle.model.restored import CannotDescribe, Describer, ModelPart, RestoredModel
-
-if TYPE_CHECKING:
-    from bridle.model.loader import LoadedWeights
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +87,6 @@ def find_description(config: ModelConfig, folder: Path) -> Description | None:
 
 def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
     """The model that `config` asks for, as it was kept; None if it was not, or cannot be used any more."""
-    from bridle.model.loader import LoadedWeights
-
     place, found = _place(config, folder), kernels()
     told = None if place is None else _describe(place, place.files.read_text(place.path))
     if place is None or found is None or told is None:
@@ -118,8 +114,6 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
 def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
     """Keep a model that was just loaded from its checkpoint as `config` asks for it, if it is of a kind that can be.
     Returns whether it is kept."""
-    from bridle.model.loader import weight_bytes
-
     place, found = _place(config, loaded.checkpoint.folder), kernels()
     model: Any = loaded.model
     is_small = loaded.checkpoint.num_bytes < LEAST_BYTES

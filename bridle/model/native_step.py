@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 from bridle.cpu_kernels.kernels import Kernels, Matrix
 from bridle.cpu_kernels.layers import KV_TYPES, Heads, Layer, Layers, num_tables
 from bridle.cpu_kernels.library import kernels
-from bridle.cpu_kernels.linear import NativeWeight
+from bridle.cpu_kernels.linear import NativeWeight, are_in_floats
 from bridle.model.batch_inputs import PackedStep
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh
 from bridle.model.kernels.native import native_rows
@@ -93,7 +93,7 @@ class NativeStep:
 def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
     """The layers as one call; None if the kernels cannot compute a part of them."""
     found = kernels()
-    if found is None:
+    if found is None or are_in_floats():
         return None
     first = layers[0]
     heads = Heads(first.num_heads, first.num_kv_heads, first.head_dim)

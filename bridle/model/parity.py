@@ -8,13 +8,14 @@ that a short run is longer than any window.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bridle.cpu_kernels.linear import in_floats
 from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.model.attention import ATTENTION_NAME, PagedAttention
 from bridle.model.batch_inputs import pack_step
@@ -77,17 +78,18 @@ def compare_with_eager(
     max_tokens: int = 96,
     notes: tuple[str, ...] = (),
     prepare: Callable[[], None] = lambda: None,
+    floats: bool = False,
 ) -> ParityReport:
     """Compare a loaded model's packed, paged pass with its own eager attention.
 
     `prepare` is called between the two, while sliding windows are narrowed. Apart from its changes, the model is left
-    as it was.
+    as it was. With `floats` quantized layers are computed in floating point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
     sequences = _trial_sequences(geometry.vocab_size, max_tokens)
     windows = sorted({layer.window for layer in geometry.layers.values() if layer.window is not None})
-    with narrowed_windows(model, TRIAL_WINDOW):
+    with narrowed_windows(model, TRIAL_WINDOW), in_floats() if floats else nullcontext():
         expected = [_eager_logits(model, tokens, device) for tokens in sequences]
         prepare()
         runner = trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))

@@ -1,0 +1,34 @@
+"""A model between its loader and its executor, and what its weights take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bridle.config import ModelConfig
+from bridle.model.checkpoint import Checkpoint
+from bridle.model.geometry import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model that lacks nothing but its KV pool."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    model: nn.Module
+    geometry: Geometry
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    key: str | None = None  # of the entry from which the cache gave it
+
+
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
+    """What the weights of a checkpoint take on `device`."""
+    from bridle.model.quantization.on_device import keeps_bits
+
+    is_cpu = device.type == "cpu"
+    return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=is_cpu, keeps_codes=not is_cpu and keeps_bits(device))
