@@ -39,7 +39,7 @@ _MAGIC = b"bridle\x00\x01"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, bytes of the text, bytes of the data, digest of text and sums
 _ALIGNMENT = 4096  # where the data begin
 _MAX_TEXT = 64 << 20
-_PIECE = 4 << 20  # bytes that are read, and summed, at once
+_PIECE = 1 << 20  # bytes that are read, and summed, at once
 _MAX_SUMS = 1 << 20
 _THREADS = 2
 _DRAFT, _SUFFIX = ".draft-", ".entry"
@@ -284,7 +284,8 @@ def _sum(piece: Bytes) -> int:
     """A sum that depends on every bit, at the speed of memory: it is against damage, not against forgery."""
     whole = piece.nbytes // 8 * 8
     words = piece[:whole].view(np.uint64)
-    halves = [int(np.add.reduce(part, dtype=np.uint64)) for part in (words[::2], words[1::2])]
+    middle = len(words) // 2
+    halves = [int(np.add.reduce(part, dtype=np.uint64)) for part in (words[:middle], words[middle:])]
     rest = int.from_bytes(piece[whole:].tobytes(), "little")
     return (halves[0] + 3 * halves[1] + 5 * rest + piece.nbytes) & (1 << 64) - 1
 
