@@ -91,7 +91,7 @@ class FloatLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         packed = pack_float32(linear.weight, found.lanes)
         self.native = NativeWeight(found, packed, linear.bias)
-        self.bias = linear.bias
+        self.bias: nn.Parameter | None = linear.bias
         self.register_buffer("packed", packed.weights, persistent=False)
 
     @classmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -76,14 +77,19 @@ def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, zero
     """As `pack_blocks`, with the bytes of several matrices one behind the other."""
     inputs = parts[0].shape[1] // kind.num_bytes * kind.inputs
     sizes = [packed_sizes(kind.name, _up(part.shape[0], lanes), inputs) for part in parts]
-    weights = alloc_huge_pages(sum(size for size, _ in sizes)).split([size for size, _ in sizes])
-    scales = alloc_huge_pages(sum(size for _, size in sizes)).split([size for _, size in sizes])
+    weights, scales = _side_by_side([size for size, _ in sizes]), _side_by_side([size for _, size in sizes])
     for part, own_weights, own_scales in zip(parts, weights, scales, strict=True):
         _fill(kind, part, lanes, zero, own_weights, own_scales)
     return [
         PackedMatrix(kind.name, own_weights, own_scales, part.shape[0], inputs, inputs)
         for part, own_weights, own_scales in zip(parts, weights, scales, strict=True)
     ]
+
+
+def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
+    """Memory for so many bytes each, one behind the other."""
+    whole, ends = alloc_huge_pages(sum(sizes)), list(accumulate(sizes))
+    return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _fill(kind: BlockType, blocks: Tensor, lanes: int, zero: int, weights: Tensor, scales: Tensor) -> None:

@@ -64,7 +64,10 @@ class LayerPart(msgspec.Struct, frozen=True):
     out: tuple[LinearPart, ...]
     gate_up: tuple[LinearPart, ...]
     down: tuple[LinearPart, ...]
-    norms: tuple[NormPart | None, NormPart | None, NormPart | None, NormPart | None]
+    norm: NormPart | None
+    last_norm: NormPart | None
+    mlp_norm: NormPart | None
+    mlp_last_norm: NormPart | None
     head_norm: NormPart | None
     act: str
     share: float
@@ -148,15 +151,31 @@ class Describer:
         act = next((name for name, function in _ACTIVATIONS.items() if layer.act is function), None)
         if act is None:
             raise CannotDescribe(f"an activation of type {type(layer.act).__name__}")
-        norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm)
         return LayerPart(
-            *(layer.layer_idx, layer.head_dim, layer.num_heads, layer.num_kv_heads, layer.num_gates),
-            *(layer.attention_parts, layer.mlp_parts),
-            *(self._linear(part) for part in (layer.qkv, layer.out, layer.gate_up, layer.down)),
-            tuple(None if norm is None else self._norm(norm) for norm in norms),  # type: ignore[arg-type]
-            None if layer.head_norm is None else self._norm(layer.head_norm),
-            *(act, layer.share, layer.is_rotated, table),
-            *(options.scaling, options.window, options.softcap, self._maybe(options.sinks)),
+            layer_idx=layer.layer_idx,
+            head_dim=layer.head_dim,
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            num_gates=layer.num_gates,
+            attention_parts=layer.attention_parts,
+            mlp_parts=layer.mlp_parts,
+            qkv=self._linear(layer.qkv),
+            out=self._linear(layer.out),
+            gate_up=self._linear(layer.gate_up),
+            down=self._linear(layer.down),
+            norm=self._maybe_norm(layer.norm),
+            last_norm=self._maybe_norm(layer.last_norm),
+            mlp_norm=self._maybe_norm(layer.mlp_norm),
+            mlp_last_norm=self._maybe_norm(layer.mlp_last_norm),
+            head_norm=self._maybe_norm(layer.head_norm),
+            act=act,
+            share=layer.share,
+            is_rotated=layer.is_rotated,
+            table=table,
+            scaling=options.scaling,
+            window=options.window,
+            softcap=options.softcap,
+            sinks=self._maybe(options.sinks),
         )
 
     def _linear(self, module: Any) -> tuple[LinearPart, ...]:
@@ -173,10 +192,14 @@ class Describer:
             packed.kind, self._add(packed.weights), self._add(packed.scales), *sizes, self._maybe(part.bias)
         )
 
+    def _maybe_norm(self, norm: Norm | None) -> NormPart | None:
+        return None if norm is None else self._norm(norm)
+
     def _norm(self, norm: Norm) -> NormPart:
-        is_heads = isinstance(norm, HeadNorm)
-        of_heads = (norm.is_of_all, norm.num_heads) if is_heads else (False, 0)  # type: ignore[attr-defined]
-        return NormPart(self._add(norm.weight.contiguous()), norm.eps, norm.is_wide, *of_heads)
+        weight = self._add(norm.weight.contiguous())
+        if isinstance(norm, HeadNorm):
+            return NormPart(weight, norm.eps, norm.is_wide, norm.is_of_all, norm.num_heads)
+        return NormPart(weight, norm.eps, norm.is_wide)
 
     def _table(self, rotary: Any, name: str | None) -> TablePart:
         prefix = "" if name is None else f"{name}_"
@@ -276,8 +299,8 @@ class _Restorer:
         bias = self._maybe(part.bias)
         if part.kind in TYPES:
             return QuantizedLinear.from_packed(TYPES[part.kind], packed, bias, torch.float32, self._found)
-        kind = Int8Linear if part.kind == "int8" else FloatLinear
-        return kind.from_packed(NativeWeight(self._found, packed, bias), bias)
+        native = NativeWeight(self._found, packed, bias)
+        return Int8Linear.from_packed(native, bias) if part.kind == "int8" else FloatLinear.from_packed(native, bias)
 
     def norm(self, part: NormPart) -> Norm:
         made: Norm = HeadNorm.__new__(HeadNorm) if part.num_heads else Norm.__new__(Norm)
@@ -295,7 +318,9 @@ class _Restorer:
         assert rows is not None
         if scale is not None:
             return PlainEmbedding(rows, scale)
-        return nn.Embedding.from_pretrained(rows)
+        made = nn.Embedding(0, part.width, _weight=rows[:0])
+        made.weight, made.num_embeddings = nn.Parameter(rows, requires_grad=False), part.size
+        return made
 
     def layer(self, part: LayerPart) -> DenseLayer:
         made = DenseLayer.__new__(DenseLayer)
@@ -307,9 +332,9 @@ class _Restorer:
             setattr(made, name, getattr(part, name))
         made.qkv, made.out = self.linear(part.qkv), self.linear(part.out)
         made.gate_up, made.down = self.linear(part.gate_up), self.linear(part.down)
-        norms = [None if norm is None else self.norm(norm) for norm in part.norms]
-        made.norm, made.last_norm, made.mlp_norm, made.mlp_last_norm = norms
-        head_norm = None if part.head_norm is None else self.norm(part.head_norm)
+        norms = (part.norm, part.last_norm, part.mlp_norm, part.mlp_last_norm, part.head_norm)
+        *four, head_norm = [None if norm is None else self.norm(norm) for norm in norms]
+        made.norm, made.last_norm, made.mlp_norm, made.mlp_last_norm = four
         made.head_norm = head_norm if isinstance(head_norm, HeadNorm) else None
         made.act = _ACTIVATIONS[part.act]
         made.table = 0

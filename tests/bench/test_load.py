@@ -1,0 +1,70 @@
+"""`bridle bench load` starts servers, measures them from outside and ends them."""
+
+from __future__ import annotations
+
+import io
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bridle.bench import load
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.errors import EngineClosed, InvalidRequest
+
+#: A server of no model, as llama.cpp's is called.
+_PEER = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+assert sys.argv[1] == "-m" and sys.argv[3] == "--port"
+HTTPServer(("127.0.0.1", int(sys.argv[4])), Handler).serve_forever()
+"""
+_BROKEN = "#!{python}\nraise SystemExit('it does not start')\n"
+
+
+def _program(path: Path, text: str) -> Path:
+    path.write_text(text.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_each_start_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_IDLE_SECONDS", {True: 0.1})
+    peer = _program(tmp_path / "llama-server", _PEER)
+    settings = BenchSettings(quick=True, models=("demo",), llama_server=peer)
+    guesses = load.guesses(settings, MachineLimits(1e9, 1e9))
+    console = Console(file=io.StringIO(), width=160)
+    rows = load.measure(settings, console, Phases(guesses, console))["rows"]
+    assert [(row["model"], row["server"]) for row in rows] == [
+        ("demo", "first"),
+        ("demo", "again"),
+        ("demo", "llama-server"),
+    ]
+    assert list(guesses) == ["demo, first", "demo, again", "demo, llama-server"]
+    for row in rows:
+        assert row["seconds"] > 0 and row["cpu_seconds"] >= 0 and row["peak_mb"] > 0 and row["memory_mb"] > 0
+    assert rows[0]["peak_mb"] > rows[2]["peak_mb"], "of the process that serves"
+    assert "s to /health" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:
+    settings = BenchSettings(quick=True, models=("demo",), llama_server=_program(tmp_path / "peer", _BROKEN))
+    with pytest.raises(EngineClosed, match="it does not start"):
+        load.start("demo", "llama-server", tmp_path, settings)
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="needs a model"):
+        load.models(BenchSettings())
+    with pytest.raises(InvalidRequest, match="there is no such file"):
+        load.models(BenchSettings(models=("demo",), llama_server=tmp_path / "nothing"))

@@ -1,0 +1,46 @@
+"""`bridle cache`: what is kept is listed and cleared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bridle.cli import main
+from bridle.file_cache import FileCache, entries
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "cache"))
+    for kind, name in (("models", "first"), ("models", "second"), ("tries", "trie-2")):
+        files = FileCache(kind)
+        assert files.write(files.path(name, b"key"), b"text", [np.zeros(1 << 20, np.uint8)])
+
+
+def test_what_is_kept_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["cache", "list"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert sorted(row.split()[0] for row in rows) == ["models", "models", "tries"]
+    assert last == f"3 entries, 3.2 MB of at most 21474.8 MB, in {tmp_path / 'cache'}"
+    assert main(["cache", "list", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {Path(record["path"]) for record in records} == {entry.path for entry in entries()}
+    assert all(record["num_bytes"] > 1 << 20 and record["kind"] in ("models", "tries") for record in records)
+
+
+def test_what_is_kept_is_cleared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "clear", "first"]) == 0
+    assert capsys.readouterr().out == "removed 1 entries, 1.1 MB\n" and len(entries()) == 2
+    assert main(["cache", "clear", "nothing"]) == 0
+    assert capsys.readouterr().out == "removed 0 entries, 0.0 MB\n"
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == "removed 2 entries, 2.1 MB\n" and entries() == []
+
+
+def test_a_wrong_limit_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_CACHE_LIMIT", "much")
+    assert main(["cache", "list"]) == 2
+    assert "BRIDLE_CACHE_LIMIT is 'much'; must be a number of bytes" in capsys.readouterr().err
