@@ -75,7 +75,9 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 def models(settings: BenchSettings) -> Sequence[str]:
     """The models to load. Raises `InvalidRequest` if there are none."""
     if not settings.models:
-        raise InvalidRequest("`bridle bench load` needs a model: --model FILE.gguf or --model FOLDER", "model")
+        raise InvalidRequest(
+            "`bridle bench load` needs a model: --load-model FILE.gguf or --load-model FOLDER", "load_model"
+        )
     if settings.llama_server is not None and not settings.llama_server.is_file():
         raise InvalidRequest(f"llama_server is {str(settings.llama_server)!r}; there is no such file", "llama_server")
     return settings.models

@@ -49,7 +49,7 @@ class BenchOptions:
         "Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so "
         "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
     )
-    model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    load_model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "For `load`: GGUF file or folder to start a server with. Repeatable."
     llama_server: Path | None = None
     "For `load`: path of llama.cpp's `llama-server`, to measure it too."
@@ -69,7 +69,7 @@ class BenchOptions:
             self.report,
             self.parts,
             self.folder,
-            self.model,
+            self.load_model,
             self.llama_server,
         )
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.cpu_kernels import packing
-from bridle.cpu_kernels.features import cpu_features
 from bridle.cpu_kernels.ggml import TYPES, SplitBlocks, dequantize, split_blocks
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.library import try_out
