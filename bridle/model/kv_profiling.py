@@ -37,7 +37,7 @@ LEAST_TOKENS = 256
 _CPU_CONTEXT = 16
 _SHRINK = 0.9
 #: The largest step of models with fewer bytes of weights is run in no time.
-LEAST_BYTES = 8 << 20
+LEAST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

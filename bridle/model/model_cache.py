@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 #: The version of what entries hold, and of how weights are checked and arranged: a change makes all of them anew.
 _EDITION = 1
 #: Models with fewer bytes of weights are loaded anew as quickly.
-LEAST_BYTES = 8 << 20
+LEAST_BYTES = 32 << 20
 _ALIGNMENT = 64
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int8": torch.int8}
 #: The files of a folder that say what its model is, beside those with weights.
