@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from bridle.gguf.pretokenizers import PRE_TOKENIZERS, name_of, pre_tokenizer_spe
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 from bridle.gguf.vocabulary_writer import vocabulary_fields
+from bridle.model.hub_lookup import resolve_model
 from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.tokenizer_files import load_fast_tokenizer, read_tokenizer
 from tests.fakes.tiny_checkpoints import CHAT_TEMPLATE
-from tests.gguf.kit import folder
+from tests.gguf.kit import folder, pair
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
@@ -243,3 +247,38 @@ def test_what_cannot_be_written_is_refused(change: dict[str, Any], reason: str) 
 def test_more_tokens_than_rows_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="the embedding 20 rows"):
         vocabulary_fields(json.loads(both("llama-bpe")[0].to_str()), ROLES, 20, None)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2"])
+def test_an_unpacked_tokenizer_is_that_of_the_library(family: str) -> None:
+    """It is read without transformers, and gives what transformers makes of the same folder."""
+    unpacked = resolve_model(str(pair(family)[1]))
+    own, loaded = read_tokenizer(unpacked), load_fast_tokenizer(unpacked)
+    for text in [*corpus()[:20], "<s>a</s> <|im_start|>b", "", "  \n\n a"]:
+        for special in (True, False):
+            want = loaded.backend_tokenizer.encode(text, add_special_tokens=special).ids
+            assert own.backend.encode(text, add_special_tokens=special).ids == want
+    added, others = (tok.get_added_tokens_decoder() for tok in (own.backend, loaded.backend_tokenizer))
+    assert {i: (t.content, t.special) for i, t in added.items()} == {
+        i: (t.content, t.special) for i, t in others.items()
+    }
+    assert own.roles.items() <= {role: str(token) for role, token in loaded.special_tokens_map.items()}.items()
+    assert own.chat_template == loaded.chat_template
+
+
+def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    shutil.copy(pair("llama")[1], file)
+    first = resolve_model(str(file))
+
+    def fail(path: Path) -> GgufModel:
+        raise AssertionError("its header is known")
+
+    monkeypatch.setattr("bridle.gguf.folder.open_model", fail)
+    assert resolve_model(str(file)) == first
+    os.utime(file, (0, 0))
+    with pytest.raises(AssertionError, match="is known"):
+        resolve_model(str(file))
+    monkeypatch.undo()
+    shutil.rmtree(first)
+    assert resolve_model(str(file)) == first and (first / "tokenizer.json").is_file(), "the folder was removed"
