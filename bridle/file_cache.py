@@ -82,7 +82,7 @@ class FileCache:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:60]}-{digest}{_SUFFIX}"
 
     def read_text(self, path: Path) -> bytes | None:
-        """What describes an entry; None if there is none that can be used. Its data are not looked at."""
+        """The text of an entry; None if there is none that can be used. Its data are not looked at."""
         with _opened(path) as file:
             found = None if file is None else _read_text(file)
         return None if found is None else found[0]
@@ -251,7 +251,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
 
 
 def _begin(length: int, size: int) -> int:
-    """Where the data begin."""
+    """The byte at which the data begin."""
     head = _HEAD.size + length + 8 * _num_sums(size)
     return -(-head // _ALIGNMENT) * _ALIGNMENT
 

@@ -1,4 +1,4 @@
-"""How long a server takes from its command to `/health`, for a model that was never loaded and for one that was, beside
+"""Measures a server from its command to `/health`, for a model that was never loaded and for one that was, beside
 llama.cpp's server if its path is given: seconds, seconds of the processor, memory, and what an idle server costs.
 
 Processor time and memory are those of the server with all processes that it starts. Memory that processes share is

@@ -34,7 +34,7 @@ class BlockType:
 
     @property
     def has_offset(self) -> bool:
-        """Whether groups have their own multiples of the minimum."""
+        """True if groups have their own multiples of the minimum."""
         return self.has_minimum and self.inputs > self.group
 
     def row_bytes(self, num_inputs: int) -> int:

@@ -53,7 +53,7 @@ def in_floats() -> Iterator[None]:
 
 
 def are_in_floats() -> bool:
-    """Whether this is such a block."""
+    """True inside such a block."""
     return _in_floats.get()
 
 

@@ -211,7 +211,7 @@ def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
 
 
 def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
-    """What the two forms of a layer depend on, beside the numbers of its weights."""
+    """All that the two forms of a layer depend on, beside the numbers of its weights."""
     norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
     return (
         *(type(layer), type(layer.self_attn), type(layer.mlp), table, lean.is_rotated, lean.share, lean.options),
@@ -222,7 +222,7 @@ def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
 
 
 def _form(module: Any) -> tuple[Any, ...]:
-    """How a linear layer, or several, hold their weights."""
+    """The way in which a linear layer, or several, hold their weights."""
     if isinstance(module, Joined):
         return tuple(_form(part) for part in module.parts)
     sizes = (module.in_features, module.out_features, module.bias is None)

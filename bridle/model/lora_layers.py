@@ -157,7 +157,7 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is the library's linear layer with a weight [in, out]."""
+    """True for the library's linear layer with a weight [in, out]."""
     library = sys.modules.get("transformers.pytorch_utils")  # which whoever has such a layer has imported
     return library is not None and type(module) is library.Conv1D
 

@@ -80,7 +80,7 @@ class _Place:
 
 
 def find_description(config: ModelConfig, folder: Path) -> Description | None:
-    """What is kept of the model that `config` asks for; None if it has to be loaded from its checkpoint."""
+    """The description of the model that `config` asks for; None if it has to be loaded from its checkpoint."""
     place = _place(config, folder)
     return None if place is None else _describe(place, place.files.read_text(place.path))
 
@@ -196,7 +196,7 @@ def _manifest() -> dict[str, str]:
 
 
 def _describe(place: _Place, text: bytes | None) -> Description | None:
-    """What an entry says, if it is the one that was looked for."""
+    """The description in an entry, if it is the one that was looked for."""
     if text is None:
         return None
     try:
@@ -224,7 +224,7 @@ def _tensors(described: Description, data: Bytes) -> list[Tensor]:
 
 
 def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[Bytes]]:
-    """Where each tensor goes, and all bytes in order, with gaps so that each begins at a cache line."""
+    """The place of each tensor, and all bytes in order, with gaps so that each begins at a cache line."""
     places, parts, at = [], [], 0
     for tensor in tensors:
         name = str(tensor.dtype).removeprefix("torch.")

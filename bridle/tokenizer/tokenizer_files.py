@@ -23,7 +23,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a folder says of its tokenizer: the `tokenizers.Tokenizer`, special tokens by role, and the template of
+    """The tokenizer of a folder: the `tokenizers.Tokenizer`, special tokens by role, and the template of
     chats, or several by name."""
 
     backend: Any
@@ -91,7 +91,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
 
 
 def decoder_of(backend: Any) -> dict[str, Any] | None:
-    """How a `tokenizers.Tokenizer` decodes, as its file says it; None if it does not say."""
+    """The decoder of a `tokenizers.Tokenizer`, as its file has it; None if it has none."""
     decoder = backend.decoder
     return None if decoder is None else json.loads(decoder.__getstate__())
 
