@@ -194,8 +194,7 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
 
 
 def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
-    """The largest step and its bytes, as they were when it was run before; None if it was not, or on another device than
-    a CPU."""
+    """The largest step and its bytes, as they were when it was run before; None if it was not, or not on a CPU."""
     place = _step_place(needs)
     text = None if place is None else place[0].read_text(place[1])
     try:
