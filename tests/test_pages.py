@@ -25,7 +25,7 @@ from bridle.cli.run import settings_file
 from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
-from tests.pages import blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
+from tests.pages import Block, blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
 from tests.sources import ROOT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -34,6 +34,8 @@ PAGES |= {
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "dev/log.md")
 }
 SERVED_AT = "http://127.0.0.1:8080"
+#: The model of `make serve`, which has to be downloaded. `demo` stands for it; `test_readme.py` takes the real one.
+DEFAULT_MODEL = "smollm2"
 
 #: Pages whose programs run elsewhere, and where.
 ELSEWHERE = {
@@ -57,6 +59,11 @@ ENDLESS = ("serve_forever",)
 def blocks(page: str, *languages: str) -> list[str]:
     """The code blocks of a page in these languages."""
     return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", PAGES[page], re.DOTALL)
+
+
+def at(page: str, server: str) -> list[Block]:
+    """The blocks of a page for that server of the demo model."""
+    return blocks_of(PAGES[page].replace(SERVED_AT, server).replace(f'"{DEFAULT_MODEL}"', '"demo"'))
 
 
 def prose(page: str) -> str:
@@ -87,7 +94,7 @@ def test_programs_run(page: str, server: str, tmp_path: Path, monkeypatch: pytes
     log_elsewhere()
     if page in WRITING:
         monkeypatch.chdir(tmp_path)
-    printed = run_programs(blocks_of(PAGES[page].replace(SERVED_AT, server)), page, {}, ENDLESS)
+    printed = run_programs(at(page, server), page, {}, ENDLESS)
     assert printed.strip() or not any("print(" in program for program in blocks(page, "python"))
 
 
@@ -102,11 +109,11 @@ COMMANDS = sorted(
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize("page", COMMANDS)
 def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) -> None:
-    """In a shell, in a folder that has what a checkout has. The first tutorial is followed to the letter, from a shell
-    that does not know the environment; of the others what is shown with its output is run."""
+    """In a shell, in a folder that has what a checkout has. The tutorial on servers is followed to the letter, from a
+    shell that does not know the environment; of the others what is shown with its output is run."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    found, path = blocks_of(PAGES[page].replace(SERVED_AT, server)), path_without_this_python()
+    found, path = at(page, server), path_without_this_python()
     if page == "docs/first-server.md":
         if not (Path(sys.prefix) / "bin" / "bridle").exists() or find_spec("pip") is None:
             pytest.skip("this Python is no environment that bridle is installed in")
@@ -119,7 +126,8 @@ def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) ->
 
 
 def test_shown_outputs_are_compared() -> None:
-    assert set(COMMANDS) >= {"docs/first-server.md", "docs/declarative.md", "docs/scripts-javascript.md"}
+    assert set(COMMANDS) >= {"README.md", "docs/build-an-app.md", "docs/contribute.md", "docs/first-server.md"}
+    assert set(COMMANDS) >= {"docs/declarative.md", "docs/scripts-javascript.md"}
     assert shows("a ... c\n...\nz\n", "a b c\nany\nlines\nz \n") and shows("...\nz\n", "z\n")
     assert not any(shows("a ... c\n", printed) for printed in ("a b d\n", "a b\nc\n", "a b c\nmore\n"))
     (block,) = blocks_of("Save this as `a.js`:\n\n```js\ncode\n```\n\n```output\nshown\n```\n")
@@ -164,7 +172,7 @@ def test_requests_are_answered(page: str, line: str, server: str) -> None:
 
 
 def test_there_are_requests_of_each_kind() -> None:
-    lines = "\n".join(line for page, line in requests() if page == "README.md")
+    lines = "\n".join(line for page, line in requests() if page == "docs/first-server.md")
     assert all(word in lines for word in ('"stream": true', "regex", "yesno"))
 
 
