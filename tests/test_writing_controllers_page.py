@@ -107,7 +107,7 @@ def test_the_interface_is_told_completely() -> None:
     wit = (ROOT / "bridle" / "aici" / "runtime" / "wit" / "controller.wit").read_text(encoding="utf-8")
     for export in re.findall(r"export [\w-]+: func.*;", wit):
         assert export in PAGE
-    part = PAGE.split("## A component")[1]
+    part = PAGE.split("## As a component")[1]
     for name in re.findall(r"^    ([\w-]+): func", wit, re.MULTILINE):
         known = name in part or (name.startswith("constraint-") and f"-{name.split('-', 1)[1]}`" in part)
         assert known, name
