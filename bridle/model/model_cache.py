@@ -241,7 +241,7 @@ def _gives_the_same(model: Any, restored: RestoredModel, max_model_len: int) -> 
     """Both models, on a few tokens, and the angles of all positions."""
     first, second = DenseModel(model), DenseModel(restored)
     positions = torch.linspace(0, max_model_len - 1, min(max_model_len, 4096)).long().unsqueeze(0)
-    turns = [short.turns(positions) for short in (first, second)]
+    turns = [short.rotations(positions) for short in (first, second)]
     if not all(torch.equal(a, b) for pair in zip(*turns, strict=True) for a, b in zip(*pair, strict=True)):
         return False
     ids = torch.arange(3).unsqueeze(0)
