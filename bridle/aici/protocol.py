@@ -47,8 +47,8 @@ Change = tuple[Count, Count, Count, str]
 
 
 class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
-    """What every request may carry: an id by which its reply is found, who asks, and (an addition) the trace that it
-    belongs to, as W3C's trace context writes it."""
+    """Fields common to all requests: an id that matches the reply, the user, and the W3C trace context (an
+    extension)."""
 
     rid: Any = field(name="$rid", default=None)
     auth: Any = field(name="$auth", default=None)
@@ -60,7 +60,7 @@ class Ping(Message, tag="ping"):
 
 
 class Tokens(Message, tag="tokens"):
-    """How large is its vocabulary?"""
+    """Request the size of the vocabulary."""
 
 
 class Stop(Message, tag="stop"):
@@ -197,7 +197,7 @@ Request = (
 
 
 class Auth(Struct):
-    """Who asks. Absent: `local`, no admin."""
+    """User who sends a request. Absent: `local`, no admin."""
 
     user: str
     is_admin: bool
@@ -232,7 +232,8 @@ def decode_request(data: bytes) -> Request:
 
 
 def auth_of(request: Message) -> Auth:
-    """Who asks. A malformed `$auth` object raises `ProtocolError`; a value that is not an object counts as absent."""
+    """Return the user of a request. A malformed `$auth` object raises `ProtocolError`; a value that is not an
+    object counts as absent."""
     if not isinstance(request.auth, dict):
         return LOCAL
     try:

@@ -28,7 +28,7 @@ from bridle.errors import ControllerError, ProtocolError
 
 @dataclass(slots=True)
 class _Told:
-    """What the exchange knows of a live sequence. `wire` is its number on the wire."""
+    """State of a live sequence as the exchange knows it. `wire` is its number on the wire."""
 
     wire: int
     children: list[int] = field(default_factory=list)  # wire numbers of its forks to come
@@ -79,7 +79,8 @@ class Dialect1:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """What happened to the sequence since its last ask; None if nothing did or the runtime knows already."""
+        """Return what happened to the sequence since its last ask, or None if nothing did or the runtime knows
+        already."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None

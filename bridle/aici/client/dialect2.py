@@ -30,7 +30,7 @@ _GRACE = 0.005
 
 
 class StepExchange(Protocol):
-    """What the pool needs of a dialect."""
+    """A dialect of the protocol, as the pool uses it."""
 
     @property
     def is_open(self) -> bool: ...
@@ -45,7 +45,7 @@ class StepExchange(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """What the exchange remembers of a live sequence: what its client asked for."""
+    """State of a live sequence: what its client asked for."""
 
     sampling: SamplingParams
 
@@ -121,7 +121,7 @@ class Dialect2:
     def _ahead(
         self, seq_id: int, known: list[replies.LookaheadReply] | UnsetType, data: replies.MidData2
     ) -> tuple[tuple[int, Answer], ...]:
-        """What clones of the controller answered to tokens that may come."""
+        """Return the answers of controller clones to draft tokens."""
         if not isinstance(known, list):
             return ()
         return tuple(

@@ -50,8 +50,8 @@ def module_of(data: Any) -> str | None:
 
 
 class InitialOutput:
-    """What controllers printed and stored while their instances were made. It is kept until a first answer can carry
-    it."""
+    """Output that controllers printed and stored while their instances were created. It is kept until a first
+    answer can carry it."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Answer] = {}

@@ -38,7 +38,7 @@ class PolicyPool(DelegatingPool):
         self.wake: Callable[[], None] = lambda: None
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a Wasm controller that a policy demands."""
+        """Return whether `controller` is a Wasm controller that a policy demands."""
         return isinstance(controller, WasmController) and controller.is_demanded
 
     def open(self, request: Request) -> Future[Prompt]:

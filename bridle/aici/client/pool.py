@@ -93,7 +93,7 @@ class RuntimePool(ControllerPool):
         return life.process.pid if life is not None else None
 
     def knows(self, extension: str) -> bool:
-        """Whether the runtime announced that addition to the protocol; waits for a runtime if need be. Not for the
+        """Return whether the runtime supports a protocol extension. Waits for a runtime, so do not call it on the
         engine's thread."""
         return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
@@ -134,7 +134,7 @@ class RuntimePool(ControllerPool):
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:
-        """Whether it is a `WasmController` of a request's own; `policy_pool.py` has those of policies."""
+        """Return whether this is a `WasmController` of a request; `policy_pool.py` accepts those of policies."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -190,7 +190,7 @@ class RuntimePool(ControllerPool):
             self._flush(life)
 
     def _is_lost(self, ask: Ask, life: RuntimeInstance | None) -> bool:
-        """Whether the instance was lost with an earlier runtime."""
+        """Return whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
             opened = self.instances.opened.pop(ask.request.id, None)
             return opened is None or opened.life is not life
@@ -203,7 +203,7 @@ class RuntimePool(ControllerPool):
         return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """What clones of the controller answered, if these are the tokens that they were told of."""
+        """Return the clones' decisions for these draft tokens, up to the first token that the clones were not shown."""
         known: list[Decision] = []
         for token, (told, answer) in zip(tokens, self._foreseen.get(seq_id, ()), strict=False):
             if token != told or answer.decision is None:
@@ -212,7 +212,7 @@ class RuntimePool(ControllerPool):
         return known
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """What a clone printed and wrote when it was told of the last of these tokens."""
+        """Return what a clone printed and stored when it was shown the last of these tokens."""
         known = self._foreseen.get(seq_id, ())
         if num_tokens > len(known):
             return None
@@ -345,5 +345,6 @@ class RuntimePool(ControllerPool):
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Whether a controller that said stop is only freed. There is nothing new to tell it, so it is not called."""
+    """Return whether a controller that has stopped only has to be freed, without another call. There is nothing new
+    to tell it, so it is not called."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

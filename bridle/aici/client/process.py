@@ -36,7 +36,7 @@ OWN_RUNTIME = (sys.executable, "-m", "bridle.aici.runtime")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """How to start a runtime. Sizes in MiB, times in seconds.
+    """Settings for starting a runtime. Sizes in MiB, times in seconds.
 
     `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
     except for a runtime of the first generation, which knows neither capabilities nor mask types. `trace` is a
@@ -58,7 +58,7 @@ class RuntimeConfig:
 
     @property
     def is_ours(self) -> bool:
-        """Whether bridle's own runtime is started."""
+        """Return whether the command is bridle's own runtime."""
         return self.command == OWN_RUNTIME
 
     def arguments(self, prefix: str) -> list[str]:
@@ -102,7 +102,7 @@ class RuntimeProcess:
             remove_names(self.prefix)
 
     def _header(self) -> TraceHeader:
-        """What a trace of this runtime begins with."""
+        """Return the first record of a trace of this runtime."""
         config = self.config
         started = {"dialect": config.dialect, "num_logits": config.num_logits, "is_ours": config.is_ours}
         made = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -181,7 +181,7 @@ class RuntimeProcess:
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
-        """Whether the process runs. Every wait checks it."""
+        """Return whether the process runs. Every wait checks it."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:

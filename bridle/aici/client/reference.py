@@ -1,4 +1,4 @@
-"""How a request names the Wasm controller that steers it."""
+"""Names of Wasm controllers in requests."""
 
 from __future__ import annotations
 

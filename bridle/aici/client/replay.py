@@ -80,8 +80,7 @@ def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
 
 @dataclass(slots=True)
 class _Said:
-    """What a sequence said in one of the two runs: its output up to the next answer, and that answer if it
-    came early."""
+    """Output of a sequence in one of the two runs up to the next answer, and that answer if it came early."""
 
     logs: str = ""
     storage: list[Any] = field(default_factory=list)
@@ -173,7 +172,7 @@ class _Player:
 
 
 def _waits(result: Json) -> bool:
-    """Whether a result says "not now": late, or waiting for time or for a variable."""
+    """Return whether a result means "not now": late, or waiting for time or for a variable."""
     branches = (result.get("result") or {}).get("branches") or []
     return len(branches) == 1 and branches[0].get("wait") is True
 

@@ -24,7 +24,7 @@ Values = tuple[tuple[str, bytes], ...]
 
 
 class _Wanted(msgspec.Struct):
-    """What a guest writes to call a tool."""
+    """Tool call as a guest writes it."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -100,7 +100,8 @@ class ToolVariables:
         return call.notice
 
     def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
-        """What a wait is to the engine: one for a call ends by something outside, and is no deadlock."""
+        """Return the wait as the engine has to see it: a wait for a call ends by an outside event and is no
+        deadlock."""
         if not group.calls:
             return decision
         names = [name for name, _ in decision.waits_for or ()]
@@ -113,13 +114,14 @@ class ToolVariables:
         return Decision.wait_for(*calls)
 
     def holds(self, ask: Ask) -> bool:
-        """Whether there is no need to ask: the guest waits for calls, none has ended, and there is nothing new."""
+        """Return whether the ask can be skipped: the guest waits for calls, none has ended, and there is nothing
+        new."""
         if ask.seq_id not in self._awaited or ask != Ask(ask.seq_id, turns=ask.turns):
             return False
         return not self.is_ready(ask.seq_id)
 
     def is_ready(self, seq_id: int) -> bool:
-        """Whether what an output waits for has ended."""
+        """Return whether a call that the output waits for has ended."""
         return any(call.is_done for call in self._awaited.get(seq_id, ()))
 
     def leave(self, seq_ids: Collection[int]) -> None:
@@ -139,7 +141,7 @@ def _is_call(name: str) -> bool:
 
 
 def _told(name: str, call: Call) -> Values:
-    """What a guest reads of a call that has ended."""
+    """Return the variables in which a guest reads the result of a call."""
     if call.error is None:
         return ((name + ANSWER, call.text.encode(errors="replace")),)
     return ((name + ERROR, call.error.encode(errors="replace")), (name + ANSWER, b""))

@@ -64,7 +64,7 @@ def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, Modu
 
 
 def _is_valid_without_references(wasm: bytes, limits: RuntimeLimits) -> bool:
-    """Whether the module is valid without reference types; then it has no `table.set`."""
+    """Return whether the module is valid without reference types; then it has no `table.set`."""
     engine = wasmtime.Engine(make_config(limits, reference_types=False, parallel=False))
     try:
         wasmtime.Module.validate(engine, wasm)

@@ -245,7 +245,7 @@ class Dialect1Handler:
 
 
 def _is_in_mid(sequence: RuntimeSequence) -> bool:
-    """Whether the answer that is due, or that came too late, is that of a mid callback."""
+    """Return whether the answer that is due, or that came too late, belongs to a mid callback."""
     waits = sequence.is_outstanding or sequence.ready is not None
     return waits and sequence.error is None and isinstance(sequence.last_op, m.Mid1)
 

@@ -28,7 +28,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def is_stale(path: Path) -> bool:
-    """Whether this is the temporary file of a process that is gone."""
+    """Return whether this is the temporary file of a process that has ended."""
     parts = path.name.split("-", 2)
     if parts[0] != "tmp" or len(parts) != 3 or not parts[1].isdigit():
         return False

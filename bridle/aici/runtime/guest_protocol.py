@@ -68,8 +68,8 @@ _post1_decoder = msgspec.json.Decoder(_Post1)
 
 @dataclass(slots=True)
 class GuestDecision:
-    """What a guest decides for its next step. `sample_mask` of a branch is an index into `masks`. Without branches the
-    sequence stops."""
+    """Decision of a guest for its next step. `sample_mask` of a branch is an index into `masks`. Without branches
+    the sequence stops."""
 
     branches: list[BranchReply]
     masks: list[bytes] = field(default_factory=list)

@@ -36,7 +36,7 @@ MAX_ROUNDS = 10
 
 @dataclass(slots=True)
 class _Stage:
-    """What the next call must know of the last one, in each combination of dialects."""
+    """State that one call passes to the next, for each combination of dialects."""
 
     choice: GuestDecision | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
     branch: int = 0  # which branch of it is this sequence's

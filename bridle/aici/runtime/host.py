@@ -121,8 +121,8 @@ def eos_token(guest: Instance) -> int:
 
 
 def get_config(guest: Instance, source: int, length: int) -> int:
-    """Whether the engine has a capability: `fork`, `backtrack`, `ff_tokens`, `when_sampled` (splices that depend on
-    the draw)."""
+    """Return whether the engine has a capability: `fork`, `backtrack`, `ff_tokens`, `when_sampled` (splices that
+    depend on the sampled token)."""
     if length > 1024:
         raise GuestFault(f"configuration name of {length} bytes; at most 1024")
     name = guest.memory.read(source, length).decode(errors="replace")

@@ -16,7 +16,7 @@ _MAX_FAILURE = 4096
 
 
 def vocab_size(guest: Instance) -> int:
-    """How many tokens there are; a mask has a bit for each."""
+    """Return the number of tokens; a mask has one bit for each."""
     return guest.surroundings.vocabulary.size
 
 
@@ -40,7 +40,7 @@ def fail(guest: Instance, source: int, length: int) -> None:
 
 
 def is_time_up(guest: Instance) -> int:
-    """Whether the guest is about to be ended. A guest that asks gets a moment to say where it was."""
+    """Return whether the guest is about to be interrupted. A guest that asks gets a moment to say where it was."""
     return int(guest.is_time_up())
 
 

@@ -1,4 +1,4 @@
-"""What instances are made from: loaded code, and the environment that all of a runtime share."""
+"""Code and environment that all instances of a runtime share."""
 
 from __future__ import annotations
 

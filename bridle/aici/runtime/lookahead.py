@@ -139,7 +139,7 @@ def _own(variables: Variables, *, is_alone: bool) -> Variables:
 
 
 def _is_plain_draw(choice: GuestDecision) -> bool:
-    """Whether the guest just draws a token, whatever was drawn before."""
+    """Return whether the guest samples one token, whatever was sampled before."""
     if choice.wait is not None or len(choice.branches) != 1:
         return False
     (branch,) = choice.branches

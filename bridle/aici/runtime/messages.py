@@ -96,7 +96,7 @@ class Sampled(WorkerMessage):
 
 
 class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
-    """What a clone would do after a token, in the words of `ChosenBranches`, and what it said besides."""
+    """Answer of a clone to a draft token, with the fields of `ChosenBranches`, and its log output."""
 
     token: int
     branches: list[BranchReply]

@@ -1,4 +1,4 @@
-"""Where guests are loaded: an engine with all that they may import, linked to code that the module store vouches for.
+"""Loading of guests: an engine with all permitted imports, linked to code from the module store.
 
 Knows which functions there are; what runs is an `Instance`, which knows none of them.
 """

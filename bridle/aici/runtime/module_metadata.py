@@ -14,8 +14,8 @@ WASMTIME_VERSION = importlib.metadata.version("wasmtime")
 
 
 class ModuleMetadata(msgspec.Struct, frozen=True):
-    """What is known of a module. `layout` is the trie layout (1: 8 length bits, 2: 10); `problem`, if any, says why
-    it cannot be instantiated as a controller."""
+    """Metadata of a module. `layout` is the trie layout (1: 8 length bits, 2: 10); `problem`, if any, says why it
+    cannot be instantiated as a controller."""
 
     dialect: int = 2
     layout: int = 2

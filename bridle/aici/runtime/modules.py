@@ -102,13 +102,13 @@ class ModuleStore:
         return hashlib.sha256(wasm).hexdigest()
 
     def has(self, module: str) -> bool:
-        """Whether a module of this id is stored."""
+        """Return whether a module with this id is stored."""
         if not is_module_id(module) or not self._row("SELECT 1 FROM modules WHERE id = ?", module):
             return False
         return self.path(module).exists()
 
     def path(self, module: str) -> Path:
-        """Where the bytes of a module are."""
+        """Return the path of a module's bytes."""
         assert is_module_id(module)
         return self._wasm / f"{module}.wasm"
 
@@ -135,7 +135,7 @@ class ModuleStore:
         return name
 
     def is_named(self, name: str) -> bool:
-        """Whether somebody gave this name to a module: as a tag, or as a linked reference."""
+        """Return whether the name is in use, as a tag or as a linked reference."""
         return self.linked(name) is not None or self._row("SELECT 1 FROM tags WHERE tag = ?", name) is not None
 
     # -- tags ----------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""What a worker does for one operation: the hosted sequence, the batch in work, and the callbacks, whose results become
-answers."""
+"""Execution of one operation in a worker: the hosted sequence, the current batch, and the callbacks, whose results
+become answers."""
 
 from __future__ import annotations
 

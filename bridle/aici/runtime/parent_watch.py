@@ -28,7 +28,7 @@ class ParentWatch:
         return not self._is_piped or bool(os.read(_STDIN, 1))
 
     def holds(self) -> bool:
-        """Whether the engine lives, or need not. Safe from any thread."""
+        """Return whether the engine still runs or is not required. Safe from any thread."""
         if self._stays:
             return True
         return os.getppid() == self._parent and not (self._is_piped and _has_hung_up())

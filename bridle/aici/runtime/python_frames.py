@@ -158,13 +158,13 @@ def _number(memory: LinearMemory, place: int) -> int:
 
 
 def _bytes(memory: LinearMemory, layout: _Layout, place: int) -> bytes:
-    """What a bytes object holds."""
+    """Return the content of a bytes object."""
     size = _number(memory, place + layout.bytes_size)
     return memory.read(place + layout.bytes_data, min(size, _MAX_TABLE))
 
 
 def _text(memory: LinearMemory, layout: _Layout, place: int) -> str:
-    """What a str object holds. Its state says how wide a character is, and if all of them are ASCII."""
+    """Return the content of a str object. Its state field gives the width of a character and whether all are ASCII."""
     size = min(_number(memory, place + layout.text_size), _MAX_NAME)
     state = _number(memory, place + layout.text_state)
     width, is_ascii = state >> 2 & 7, state >> 6 & 1

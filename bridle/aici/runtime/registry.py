@@ -31,7 +31,7 @@ class Registry:
         self.doomed: list[RuntimeSequence] = []  # to be released by the main thread
 
     def facts(self, text: str) -> ModuleMetadata:
-        """What the compiler found out about a module."""
+        """Return the compiler's metadata of a module."""
         return _facts.decode(text)
 
     @contextlib.contextmanager

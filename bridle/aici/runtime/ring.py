@@ -1,5 +1,5 @@
-"""How two of the runtime's processes communicate: through a ring in shared memory for steps, and through framed
-messages on a socket.
+"""Communication between two processes of the runtime: a ring in shared memory for steps, and framed messages on a
+socket.
 
 A ring message is written in place. One byte on a socket announces it; the byte also orders the memory accesses and
 makes the peer's death visible as an end of file. The memory is anonymous, so nothing can be left behind.

@@ -22,7 +22,7 @@ def is_module_id(text: str) -> bool:
 
 
 def is_tag(text: str) -> bool:
-    """Whether `text` may be a tag at all."""
+    """Return whether `text` is a valid tag."""
     if not 0 < len(text) <= MAX_TAG or _TAG.match(text) is None:
         return False
     return not (len(text) > 20 and _HEX.match(text))

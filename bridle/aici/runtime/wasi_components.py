@@ -1,4 +1,4 @@
-"""What components get instead of the machine's clocks and random numbers.
+"""Substitutes for the machine's clocks and random numbers in components.
 
 WASI 0.2 as wasmtime brings it shows a guest real time, with which it can measure its neighbours, and real randomness,
 with which no run can be repeated. Here time is a count: every reading of a clock is a millisecond after the one before.

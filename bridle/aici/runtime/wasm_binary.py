@@ -40,7 +40,7 @@ class Rewritten:
 
 
 def is_component(wasm: bytes) -> bool:
-    """Whether these are the bytes of a component rather than of a core module."""
+    """Return whether these bytes are a component rather than a core module."""
     return wasm[:4] == b"\0asm" and wasm[4:8] == b"\x0d\0\x01\0"
 
 
@@ -65,9 +65,8 @@ def expose_state(wasm: bytes) -> Rewritten:
 
 
 def may_change_tables(wasm: bytes) -> bool:
-    """Whether the code may contain an instruction that changes a table. Errs on the side of yes; assumes that
-    the module is valid without reference types, so that `table.set`, `.grow` and
-    `.fill` cannot occur."""
+    """Return whether the code may contain an instruction that changes a table. It may return True wrongly, never
+    False, and assumes that the module is valid without reference types."""
     return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in sections(wasm))
 
 
@@ -103,7 +102,7 @@ def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
 
 
 def _imported_globals(body: bytes) -> int:
-    """How many globals come from outside. Such a module will not link, but its indices must be right."""
+    """Return the number of imported globals. Such a module will not link, but its indices must be right."""
     count, position = _leb(body, 0)
     found = 0
     for _ in range(count):

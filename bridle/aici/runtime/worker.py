@@ -180,7 +180,7 @@ class Worker:
         return is_dropped
 
     def _is_alone(self, seat: SequenceSlot) -> bool:
-        """Whether no other sequence shares its variables."""
+        """Return whether no other sequence shares its variables."""
         with self._mutex:
             return self._variables.get(seat.request, (None, 0))[1] == 1
 

@@ -63,8 +63,8 @@ class WorkerHandle:
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:
-        """Whether the worker has work, but used more than `most` seconds of processor time since it last sent
-        something, or none for `standstill` seconds. A busy machine does not count against it."""
+        """Return whether the worker has work, but used more than `most` seconds of processor time since its last
+        message, or none for `standstill` seconds. A busy machine does not count against it."""
         used, now = self.process.cpu_seconds(), time.monotonic()
         if used > self._cpu_when_seen:
             self._cpu_when_seen, self._seen = used, now
