@@ -28,7 +28,7 @@ _BITS = {"q4_0": 4, "int8": 8, "q8_0": 8, "fp8": 8}
 
 @dataclass(slots=True)
 class BaselineRun:
-    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads."""
+    """Outputs and costs of a peer: wall-clock seconds, and processor seconds over all its threads."""
 
     outputs: list[list[int]]
     seconds: float
@@ -253,7 +253,7 @@ def load_transformers(checkpoint: BenchCheckpoint) -> Any:
 
 
 def number_bits() -> int:
-    """What a weight takes that is not quantized."""
+    """Return the bits of one weight that is not quantized."""
     return 32 if bench_device().type == "cpu" else 16
 
 

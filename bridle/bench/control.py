@@ -1,4 +1,4 @@
-"""What steering costs: `bridle bench control`.
+"""Benchmark of the cost of steering: `bridle bench control`.
 
 Beside a device that takes 20 ms a step: the control part of the critical path, and masks in the sampler. On a real
 forward pass: the slowdown, and the processor time of the controllers. Medians of runs in turns, so that a noisy machine

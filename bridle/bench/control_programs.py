@@ -1,4 +1,4 @@
-"""What control costs beside a real forward pass on the CPU."""
+"""Cost of control compared to a real forward pass on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prompt_of(number: int, length: int) -> tuple[int, ...]:
 
 
 def slowdown_scale(*, quick: bool) -> tuple[int, int]:
-    """How many steps are measured, and how often."""
+    """Return the number of measured steps and of rounds."""
     return (24, 2) if quick else (64, 5)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU gives and what bridle makes of it: `bridle bench gpu`, in ten minutes at most, without files or a network.
+"""Benchmark of a GPU and of bridle on it: `bridle bench gpu`, in ten minutes at most, without files or a network.
 
 Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while. Each
 figure is a line of JSON as soon as it is there, so that a run that is broken off loses no more than the figure it was
@@ -37,7 +37,7 @@ Figures = Iterator[dict[str, Any]]
 
 @dataclass(slots=True)
 class Bench:
-    """Where it is measured, and where lines go."""
+    """Device, settings and output of a benchmark run."""
 
     device: torch.device
     dtype: torch.dtype

@@ -67,7 +67,7 @@ class AttentionInputs:
 
     @property
     def num_bytes(self) -> int:
-        """What has to be read."""
+        """Number of bytes that one call reads."""
         heads = self.scene.heads
         return 2 * self.scene.batch * self.scene.context * heads.num_kv_heads * heads.key_dim * self.dtype.itemsize
 

@@ -62,8 +62,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What limits a model: the bytes that each step reads, those of a token's keys and values, and the weights of
-    matrices that each token of a prompt is multiplied by."""
+    """Quantities that limit a model's speed: bytes read per step, bytes of keys and values per token, and matrix
+    weights that each prompt token is multiplied by."""
 
     step_bytes: int
     token_bytes: int

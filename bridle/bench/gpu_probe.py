@@ -1,6 +1,5 @@
-"""What a device gives: how fast it copies and multiplies, and what a launch takes. Figures of the same run are set
-against it.
-"""
+"""Limits of a device: speed of copies and products, and the time of a kernel launch. Figures of the same run are
+set against it."""
 
 from __future__ import annotations
 

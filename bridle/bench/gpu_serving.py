@@ -20,7 +20,7 @@ _MOST_PROMPT = 256
 
 
 def missing_for_serving() -> str | None:
-    """What is not installed."""
+    """Return the names of missing packages, or None if all are installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     return ", ".join(missing) or None
 

@@ -29,7 +29,7 @@ _PEER_STEP, _PEER_PAGE = 512, 32
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """How much is measured: batches and contexts of decoding, lengths of prompts (number, tokens), steps."""
+    """Scale of the measurement: batches and contexts of decoding, prompts (number, tokens), steps."""
 
     model: str
     batches: tuple[int, ...]

@@ -1,6 +1,5 @@
-"""What steering and adapters cost on a GPU: the same sequences under masks, forced tokens, forks and controllers in
-Python, and with adapters, each beside none of it.
-"""
+"""Cost of steering and adapters on a GPU: the same sequences with masks, forced tokens, forks, Python controllers
+and adapters, each compared to none."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ class Idle(Controller):
 
 @dataclass(frozen=True, slots=True)
 class SteeringScene:
-    """How many requests run, and the controller of each, by its number."""
+    """Number of requests, and the controller of each by its index."""
 
     name: str
     num_requests: int

@@ -32,8 +32,7 @@ _SILENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """What this machine gives: bytes read, numbers multiplied and added, and rounds of a loop of Python, in a
-    second."""
+    """Limits of this machine per second: bytes read, multiply-adds, and iterations of a Python loop."""
 
     bandwidth: float
     products: float
@@ -111,8 +110,8 @@ class Phases:
 
 @contextmanager
 def _moving(console: Console, words: str) -> Iterator[None]:
-    """What is printed meanwhile appears above it if it goes to a terminal, too, and goes where it should if that is a
-    file. Where there is no terminal, a long part is printed now and then."""
+    """Show a spinner while a part runs; output printed meanwhile appears above it. Where there is no terminal, a
+    long part is printed now and then."""
     if not console.is_terminal:
         with PrintedSteps(words, console, _SILENCE):
             yield

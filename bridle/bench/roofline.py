@@ -49,7 +49,7 @@ def _best(work: Callable[[], object], num_rounds: int) -> float:
 
 
 def bench_device() -> torch.device:
-    """Where models compute, and so where their limits are measured: CUDA where there is one."""
+    """Return the device on which models compute: CUDA if available, else the CPU."""
     from bridle.model.device_defaults import choose_device
 
     return choose_device("auto")

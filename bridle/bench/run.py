@@ -37,7 +37,7 @@ _FILE_WIDTH = 160
 
 
 def benchmarks() -> dict[str, str]:
-    """What can be measured from here, by name, with a few words on each."""
+    """Return the available benchmarks by name, each with a short description."""
     return BENCHMARKS | (_of_dev() if find_spec(DEV.split(".")[0]) else {})
 
 
@@ -81,7 +81,7 @@ def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple
 
 
 def conditions(settings: BenchSettings) -> dict[str, Any]:
-    """Where and how the figures were measured; report these along with any figure."""
+    """Return the conditions of the measurement; report them along with any figure."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""What the HTTP server costs: the whole of `bridle serve`, driven over real connections.
+"""Benchmark of the HTTP server: the whole of `bridle serve`, driven over real connections.
 
 1. Throughput of 16 clients that stream, beside the offline engine on the same requests. They take turns; the best of
    each counts.
@@ -40,7 +40,7 @@ _COMMON = ("--control", "off", "--no-prefix-caching")
 
 @dataclass(frozen=True, slots=True)
 class LoadScale:
-    """How much is measured. `seconds` is the length of an open loop."""
+    """Scale of the measurement. `seconds` is the length of an open loop."""
 
     max_tokens: int
     num_requests: int
@@ -65,7 +65,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def _chosen(settings: BenchSettings) -> tuple[LoadScale, str]:
-    """How much of which model."""
+    """Return the scale and the name of the model."""
     name = (settings.model_sizes or (("20m",) if settings.quick else ("0.5b",)))[0]
     return _QUICK if settings.quick else _FULL, name
 
