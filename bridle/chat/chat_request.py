@@ -91,7 +91,7 @@ class ChatRequest:
             keep_answers(model, request, self.rendered, found)
 
     def num_thinking(self, tokens: list[int]) -> int:
-        """How many of an output's tokens are thoughts, tags included."""
+        """Return the number of reasoning tokens in an output, tags included."""
         if self.tags is None or not tokens or not (self.is_thinking or self.tags.opening_token in tokens[:2]):
             return 0
         closing = self.tags.closing_token
@@ -115,7 +115,7 @@ class TurnReader:
         self.found = ParsedMessage()
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`."""
+        """Return the deltas that `text` makes certain."""
         pieces = self._push(text, is_last)
         self.found.add(pieces)
         return pieces
@@ -142,7 +142,8 @@ class TurnReader:
 
     @property
     def has_calls(self) -> bool:
-        """Whether there are calls, and the last one is complete; a stop string in its arguments may cut it off."""
+        """Return whether there are calls and the last one is complete; a stop string in its arguments may cut it
+        off."""
         try:
             return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
         except msgspec.DecodeError:
@@ -253,7 +254,7 @@ def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
 
 
 def _may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | None, prompt: str) -> bool:
-    """Whether thoughts may come first: the prompt has not closed them, and the model thinks."""
+    """Return whether the output may begin with reasoning: the prompt has not closed it, and the model reasons."""
     if tags is None or prompt.rstrip().endswith(tags.closing):
         return False
     return _may_think(model.tokenizer, conversation)
@@ -280,8 +281,9 @@ def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None
 
 
 def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
-    """Whether a model may open thoughts before a form: if it is told to think, or does so by itself. Else the tag is
-    only the likeliest of what a mask leaves, and an answer that was demanded would be thoughts."""
+    """Return whether a model may open reasoning before a constrained answer: if it was told to, or does so by
+    default. Else the tag is only the likeliest of what a mask leaves, and an answer that was demanded would be
+    thoughts."""
     said = switched(conversation.options())
     if said is not None or conversation.template is not None:
         return said is not False

@@ -29,10 +29,10 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, and how the model is to answer. It may think for `thinking_budget` tokens (None: for as many as it
-    likes); `is_thinking` and `effort` are told to its template, as are `variables`. `template` is used instead of the
-    model's own. The answer goes on after `prefill`. Unless one `reads_calls`, tools are for the template alone, in
-    whatever shape it expects."""
+    """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
+    for as many as it likes); `is_thinking` and `effort` are told to its template, as are `variables`. `template` is
+    used instead of the model's own. The answer goes on after `prefill`. Unless one `reads_calls`, tools are for the
+    template alone, in whatever shape it expects."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -47,7 +47,7 @@ class Conversation:
     reads_calls: bool = True
 
     def offer(self) -> ToolChoice:
-        """Which functions the model may call."""
+        """Return the functions that the model may call."""
         if not self.reads_calls or (self.tools is None and self.tool_choice is None):
             return ToolChoice()
         return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
@@ -119,7 +119,7 @@ def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoic
 
 
 def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:
-    """How pictures and sounds go into the prompt of a model that reads them. A template that names a kind of files, the
+    """Return how media appear in the prompt of a model that reads them. A template that names a kind of files, the
     model's own beside `type`, knows content that is a list of parts."""
     own, given = tokenizer.chat_template.text, conversation.template
     named = any(modality in (own if given is None else given) for modality in pictures.senses)

@@ -75,7 +75,7 @@ def _known(model: LoadedModel, user: str, message: Mapping[str, Any]) -> CachedT
 
 
 def _is_told(message: Mapping[str, Any], answer: CachedToolCall) -> bool:
-    """Whether a message says what its client was told, no more and no less."""
+    """Return whether a message equals the answer that its client received."""
     told, calls = answer.message, message["tool_calls"]
     content, thoughts = message.get("content") or "", message.get("reasoning_content") or ""
     if any(value for name, value in message.items() if name not in _COMPARED):
@@ -134,14 +134,15 @@ def _spliced(
 
 
 def _end_of_turn(model: LoadedModel, written: str) -> int | None:
-    """Where in an assistant's turn the token begins that ends it; None if only white space may not follow."""
+    """Return the position in an assistant's turn of the token that ends it, or None if more than white space
+    follows."""
     ends = filter(None, map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
     found = max(((written.rfind(end), len(end)) for end in ends), default=(-1, 0))
     return None if found[0] < 0 or written[sum(found) :].strip() else found[0]
 
 
 def _says(written: str, answer: CachedToolCall) -> bool:
-    """Whether the template leaves out nothing that the model wrote, and adds no id that it did not."""
+    """Return whether the template keeps everything that the model wrote and adds no call id."""
     told = answer.message
     if told.thoughts.strip() not in written or told.content.strip() not in written:
         return False

@@ -22,7 +22,7 @@ _PREFIX = "data:"
 
 
 def is_file(part: Any) -> bool:
-    """Whether a content part is a file that is to be read as text."""
+    """Return whether a content part is a file to read as text."""
     return isinstance(part, Mapping) and part.get("type") in _PARTS
 
 
@@ -33,7 +33,7 @@ def address_of(part: Mapping[str, Any]) -> str | None:
 
 
 def has_remote_file(messages: Iterable[Any]) -> bool:
-    """Whether a file of messages would have to be fetched."""
+    """Return whether a file in the messages has to be fetched."""
     return any(address_of(part) is not None for _, part in _files_of(messages))
 
 
@@ -56,7 +56,7 @@ def check_count(number: int, where: str) -> None:
 
 
 def file_text(part: Mapping[str, Any], where: str, reader: MediaReader | None = None, deadline: float = 0.0) -> str:
-    """What stands in the prompt for a file. One at an address is fetched from the hosts of `reader`."""
+    """Return the prompt text of a file. A file with a URL is fetched from the hosts that `reader` allows."""
     fields = _fields(part)
     if fields.get("file_id") is not None:
         raise UnsupportedFeature(f"{where} names a file; no files are kept here: send its file_data", where)
@@ -108,7 +108,7 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def _fields(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a part says what file it is: in itself, or, in chats, in `file`."""
+    """Return the mapping that describes the file: the part itself or, in chats, its `file`."""
     inner = part.get("file")
     return inner if part.get("type") == "file" and isinstance(inner, Mapping) else part
 

@@ -1,4 +1,4 @@
-"""What steers an assistant's turn: tools, thoughts and a constraint become one form of the output.
+"""Constraints on an assistant's turn: tools, reasoning and a constraint become one output form.
 
 Calls are held to their grammar as far as there is one, thoughts stay free before it, and a budget bounds them. This
 module knows no prompts and no readers.
@@ -55,14 +55,14 @@ class OutputGrammar:
         return replace(given, constraint=form)
 
     def _is_out_of_reach(self, form: Constraint, offer: ToolChoice) -> bool:
-        """Whether thoughts come before the token that a grammar of calls would have to follow, so that it
-        cannot apply."""
+        """Return whether reasoning comes before the token that the grammar of calls would have to follow, so that
+        it cannot apply."""
         return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
-        """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
-        because calls in thoughts are no calls. Any other form leaves them free if the model may open them: what
-        follows them has to have the form."""
+        """Return whether an unconstrained part for reasoning comes before the form. A grammar of calls always
+        leaves the thoughts free, because calls in thoughts are no calls. Any other form leaves them free if the
+        model may open them: what follows them has to have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:

@@ -83,13 +83,13 @@ _PROBE = [{"role": "user", "content": "?"}]
 
 
 def switched(variables: Mapping[str, Any]) -> bool | None:
-    """Whether variables of a template turn thoughts on; None if they do not say."""
+    """Return whether template variables turn reasoning on, or None if they do not say."""
     return next((bool(variables[name]) for name in _SWITCHES if variables.get(name) is not None), None)
 
 
 def thinks_unasked(tokenizer: Tokenizer) -> bool:
-    """Whether a model thinks where nobody asks for it. Where its template writes another prompt once thoughts are
-    turned on, they are off."""
+    """Return whether a model reasons by default. Where its template writes another prompt once thoughts are turned
+    on, they are off."""
     on = dict.fromkeys(_SWITCHES, True)
     try:
         plain, thoughtful = (tokenizer.chat_template.render(_PROBE, None, None, each) for each in ({}, on))

@@ -1,4 +1,4 @@
-"""What readers find in growing text: thoughts, content, the beginning of a call, more of its arguments."""
+"""Deltas that parsers find in a growing output: reasoning, content, the beginning of a call, more of its arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ToolReader(Protocol):
     say."""
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`."""
+        """Return the deltas that `text` makes certain."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ def own_id(given: object) -> object:
 
 
 def held_back(text: str, mark: str) -> int:
-    """How many of the last characters of `text` could be the beginning of `mark`."""
+    """Return the number of last characters of `text` that may be the beginning of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-length:]):
             return length

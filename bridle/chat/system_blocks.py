@@ -1,4 +1,4 @@
-"""Which blocks of `system` become part of the prompt.
+"""Selection of the `system` blocks that become part of the prompt.
 
 Some clients send a block that differs in every session, at the very beginning: Claude Code's first block is a line for
 Anthropic's accounts. The prefix cache would end there, and all that follows be computed again for each session.

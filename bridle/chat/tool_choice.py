@@ -1,8 +1,5 @@
-"""What a request offers to the model and asks of it: which functions, whether it must call, how often.
-
-Takes OpenAI's shape of tools and tool choice, which all routes translate theirs into. A tool choice may be that of
-chats, with a name in `function` and a list in `allowed_tools`, or that of responses, without these.
-"""
+"""Tools and tool choice of a request, in OpenAI's shape, to which all routes translate theirs. A tool choice has
+the form of chats, with a name in `function` and a list in `allowed_tools`, or that of responses, without these."""
 
 from __future__ import annotations
 

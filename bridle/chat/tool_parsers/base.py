@@ -21,7 +21,7 @@ class CallTextReader:
         self._space = ""  # after a call
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`; with `is_last` nothing follows."""
+        """Return the deltas that `text` makes certain; `is_last` marks the end of the output."""
         pieces: list[StreamDelta] = []
         self._held += text
         while self._in_call(self._call, pieces, is_last) if self._call else self._outside(pieces, is_last):
@@ -37,7 +37,7 @@ class CallTextReader:
         raise NotImplementedError
 
     def _begin(self, rest: str, name: str | None = None) -> bool:
-        """What follows is a call; with `name` only its arguments."""
+        """Begin a call; with `name`, only its arguments follow."""
         self._call, self._held = JsonCallReader(self._num_calls, self._rules, name), rest
         return True
 

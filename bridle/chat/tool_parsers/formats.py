@@ -1,4 +1,4 @@
-"""Which way of writing calls a model has learned, as its chat template and its vocabulary tell."""
+"""Detection of a model's tool-call format from its chat template and vocabulary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ToolFormat(Protocol):
-    """How calls are written. `opening_token` is the special token that begins them, for formats that have one;
+    """Format of tool calls. `opening_token` is the special token that begins them, for formats that have one;
     `is_spelled` says that grammars spell calls as the model writes them by itself."""
 
     opening_token: str | None

@@ -50,7 +50,7 @@ class JsonCallReader:
         self._is_begun = False
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`; with `is_last` nothing follows."""
+        """Return the deltas that `text` makes certain; `is_last` marks the end of the output."""
         pieces: list[StreamDelta] = []
         self._text += text
         while not self.is_over and (found := self._marks.search(self._text, self._position)):

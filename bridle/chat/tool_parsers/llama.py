@@ -54,7 +54,7 @@ class LlamaReader:
         return bool(self._held)
 
     def _opens(self, text: str, is_last: bool) -> bool:
-        """Whether a call begins; what comes before one is dropped if it only separates calls."""
+        """Return whether a call begins; text before it is dropped if it only separates calls."""
         rest = text.lstrip(_BETWEEN if self._num_calls else None).removeprefix(PYTHON_TAG).lstrip()
         if rest.startswith("{"):
             self._call, self._held = JsonCallReader(self._num_calls, self._rules), rest

@@ -17,8 +17,8 @@ _LONGEST_AFTER = 64
 
 
 def where_call_begins(text: str, names: Collection[str], is_last: bool = False) -> int | None:
-    """Where the object of such a call begins in `text`, the beginning of an answer: -1 if there is none, None if that
-    is not known yet."""
+    """Return the position in `text` at which the object of a call begins: -1 if there is none, None if not yet
+    known."""
     compact = "".join(text.split())
     heads = [f'{fence}{brace}"name":"{name}"' for name in names for fence in _FENCES for brace in _BRACES]
     if any(map(compact.startswith, heads)):
