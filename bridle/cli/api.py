@@ -126,7 +126,7 @@ class Api:
             yield _items(response)
 
     def trace(self, request_id: str) -> bytes:
-        """How the tokens of a request came to be, as JSON lines."""
+        """Return the trace of a request as JSON lines."""
         with self._open(self._request(f"traces/{quote(request_id)}")) as response:
             return response.read(_MAX_TRACE_BYTES)
 

@@ -47,7 +47,7 @@ _HELP = (
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TalkOptions:
-    """How a conversation begins, and what is told of it."""
+    """Beginning and display of a conversation."""
 
     system: str | None = None
     "System prompt for the model."
@@ -199,7 +199,7 @@ class TerminalChat:
             self._note(f"{number} {WORDS[modality][number != 1]} for the next turn")
 
     def _content(self, text: str) -> str | list[dict[str, Any]]:
-        """What a turn says: its text, after the pictures and sounds that go with it."""
+        """Return the content of a turn: its media, then its text."""
         return [*self.shown, {"type": "text", "text": text}] if self.shown else text
 
     def choose(self, name: str) -> None:

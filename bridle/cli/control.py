@@ -38,7 +38,7 @@ _TRACING = TraceOptions()
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlagGroup:
-    """How tokens are drawn where the controller does not say."""
+    """Sampling where the controller does not decide."""
 
     max_tokens: MaxTokens = None
     "Maximum number of tokens of each output. Default: what the context holds."

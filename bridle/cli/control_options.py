@@ -69,7 +69,7 @@ class ControlOptions:
 @Parameter(name="*", group=_CONTROL)
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
-    """What controllers may call."""
+    """Tools that controllers may call."""
 
     tools: Path | None = None
     "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."

@@ -34,7 +34,7 @@ def in_our_words(words: Sequence[str]) -> list[str]:
 
 
 def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
-    """What stands here for a flag; the values that belong to it are taken from the `rest`."""
+    """Yield our flags for another server's flag; its values are taken from `rest`."""
     _, has_value, value = word.partition("=")
     if row.here == MODEL:
         yield from [value] if has_value else _values(rest, 1)
@@ -56,8 +56,9 @@ def _values(rest: list[str], at_most: int | None = None) -> list[str]:
 
 
 def advice(flag: str, own: Iterable[str] = ()) -> str | None:
-    """What to write here instead of another server's flag; None if no such server has it. `--flag=value` and `--a_b`
-    are recognized, too. What is almost one of our `own` flags is a slip of that, rather than one of a family."""
+    """Return what to write instead of another server's flag, or None if no such server has it. `--flag=value` and
+    `--a_b` are recognized, too. What is almost one of our `own` flags is a slip of that, rather than one of a
+    family."""
     rows = rows_of(_plain(flag))
     if not rows or (rows[0].is_family and nearest(_plain(flag), own) is not None):
         return None
@@ -70,7 +71,7 @@ def advice(flag: str, own: Iterable[str] = ()) -> str | None:
 
 
 def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
-    """What other servers mean by the flags of ours among `words` that a `message` is about."""
+    """Yield what other servers mean by those of our flags among `words` that `message` names."""
     for name in dict.fromkeys(map(_plain, words)):
         if name.startswith("--") and name[2:].replace("-", "_") in message:
             rows = [row for row in rows_of(name) if not row.here and not row.is_family]

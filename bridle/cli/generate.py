@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """What goes with the prompt, and how the answer is told."""
+    """Additions to the prompt, and display of the answer."""
 
     chat: Annotated[bool, Parameter(negative="")] = False
     "Send the prompt as a user message, in the model's chat template."
@@ -51,7 +51,7 @@ class AskOptions:
 
     @property
     def files(self) -> list[tuple[str, Path]]:
-        """What goes with the prompt, by modality."""
+        """Return the files that go with the prompt, by modality."""
         given = {"image": self.image, "audio": self.audio, "video": self.video}
         return [(modality, path) for modality, paths in given.items() for path in paths]
 
@@ -152,7 +152,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _misuse(words: tuple[str, ...]) -> str:
-    """What to write in place of so many words. A flag that is none counts as words, too."""
+    """Return a message that says what to write instead of `words`. An unknown flag counts as a word."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
         from bridle.cli.typo_suggestions import unknown_flag

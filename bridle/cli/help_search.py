@@ -39,7 +39,7 @@ class HelpEntry:
         return self.names[0].startswith("-")
 
     def rank(self, words: list[str]) -> int | None:
-        """How well all of `words` match, smaller is better: a name, a part of a name, or the text; None if one does not
+        """Return how well all of `words` match: 0 a whole name, 1 part of a name, 2 the text, None if one does not
         match."""
         names = " ".join(self.names).lower()
         known = f"{names} {names.replace('-', ' ')} {self.variable.lower()} {self.text.lower()} {self.heading.lower()}"

@@ -102,7 +102,7 @@ class TraceModelOptions(ModelOptions):
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What a step may hold, which requests wait, and how long they may be."""
+    """Limits on a step, on waiting requests and on their length."""
 
     max_num_seqs: Annotated[Count, Parameter(name=spellings("--max-num-seqs"))] = None
     "Maximum number of sequences that run at once. Default: 256."
@@ -160,7 +160,7 @@ class EngineOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class RoomOptions:
-    """What a shard needs room for. A router that starts its shards itself passes these."""
+    """Memory that a shard reserves. A router that starts its shards passes these."""
 
     kv_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."
@@ -193,7 +193,7 @@ else:
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(_Derived):
-    """How tokens are chosen. Sampling parameters that are not written down here are derived."""
+    """Sampling of tokens. Sampling parameters that are not written down here are derived."""
 
     max_tokens: Count = 256
     "Maximum number of output tokens."
@@ -234,7 +234,7 @@ class SamplingOptions(_Derived):
         return filled(params, model.defaults, given)
 
     def _given(self) -> dict[str, Any]:
-        """What the flags say, by the names of sampling parameters."""
+        """Return the values of the flags by the names of sampling parameters."""
         given = {name: value for name, value in vars(self).items() if value is not None and value != ()}
         if "logit_bias" in given:
             given["logit_bias"] = read_biases(given["logit_bias"])

@@ -56,7 +56,7 @@ class TerminalTextStream:
 
     @property
     def output(self) -> RequestOutput:
-        """What was read so far."""
+        """Return the output read so far."""
         assert self._running is not None  # it was iterated over
         return self._running.output
 
@@ -102,5 +102,5 @@ class TerminalTextStream:
 
 
 def _texts(deltas: DeltaReader) -> Iterator[str]:
-    """What is new of the first output."""
+    """Yield the new text of the first output."""
     return (delta.text for delta in deltas.read() if delta.index == 0 and delta.text)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", group=Group("Access", sort_key=6))
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """What holds for all texts."""
+    """Policies for all outputs."""
 
     policies: Path | None = None
     "TOML file of policies that every output must follow."

@@ -1,5 +1,5 @@
-"""What a command checks before it imports torch: the models that were named, and the address to listen on. Importing
-torch takes seconds, and a misspelled name should not."""
+"""Checks before torch is imported: the models that were named, and the address to listen on. Importing torch takes
+seconds, and a misspelled name should not."""
 
 from __future__ import annotations
 

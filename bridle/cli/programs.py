@@ -77,7 +77,7 @@ def further_controllers(names: Sequence[str]) -> dict[str, Any]:
 
 
 def program_to_run(file: str | None, ctrl: Sequence[str], upload: Path | None) -> Program:
-    """What `bridle run` is to run, by what it was given."""
+    """Return the program that `bridle run` runs."""
     if ctrl and upload is not None:
         raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
     if upload is not None:

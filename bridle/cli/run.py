@@ -138,7 +138,7 @@ def settings_file(words: list[str]) -> Iterator[None]:
 
 
 def _meant_elsewhere(words: Sequence[str], message: str) -> str:
-    """What an error says of a flag that was given, and that means something else in another server."""
+    """Return an addition to an error about a flag that means something else in another server."""
     if words[:1] != ["serve"]:
         return ""
     from bridle.cli.foreign_flags import meant_elsewhere
@@ -152,8 +152,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether flags or the environment say that logs are JSON. The mistake may be in how the flags are written, so they
-    are not parsed here."""
+    """Return whether flags or the environment set the JSON log format. The mistake may be in how the flags are
+    written, so they are not parsed here."""
     given = os.environ.get("BRIDLE_LOG_FORMAT")
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word.partition("=")[0] in ("--log-format", "--log_format"):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """Where the answers go, and what holds for all requests."""
+    """Destination of the answers, and settings for all requests."""
 
     output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None
     "File to write the answers to. Default: standard output."

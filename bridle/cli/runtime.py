@@ -67,14 +67,14 @@ def played_exchanges(
 
 
 def count_exchanges(trace: Path) -> int:
-    """How many exchanges a trace of a control runtime has."""
+    """Return the number of exchanges in a trace of a control runtime."""
     from bridle.traces import ExchangeRecord, read_records
 
     return sum(isinstance(record, ExchangeRecord) for _, record in read_records(trace))
 
 
 def lines_of(difference: ReplyDifference, file: str) -> list[str]:
-    """What of an exchange differs, for people."""
+    """Return lines that show a difference between two exchanges."""
     return [
         f"{file}:{difference.line}: {difference.operation}",
         f"  recorded: {_shown(difference.expected)}",

@@ -36,7 +36,7 @@ _MODELS = Group("Models on demand", sort_key=11)
 @Parameter(name="*", group=_PROCESSES)
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """Where the model computes, if not in the server's own process."""
+    """Processes that compute the model outside of the server."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
     "Run each model in its own process. If it ends, it is restarted and its requests continue."
@@ -139,7 +139,7 @@ def _alias(text: str) -> tuple[str, str]:
 @Parameter(name="*", group=_SERVER)
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where and how to listen."""
+    """Address and settings of the listener."""
 
     host: str = "127.0.0.1"
     "Address to listen on; 0.0.0.0 makes the server reachable from other machines."

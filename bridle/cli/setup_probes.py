@@ -1,7 +1,5 @@
-"""What `bridle doctor` looks at around the program: packages, settings, files and limits of this machine.
-
-Each probe reports what is wrong and what to do about it. It reports what is right in a word, or not at all.
-"""
+"""Checks of `bridle doctor` around the program: packages, settings, files and limits of this machine. Each check
+yields problems with their remedy, and little or nothing if all is well."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _PROXIES = ("http_proxy", "all_proxy")
 
 
 def packages() -> Iterator[Finding]:
-    """Whether what bridle needs is there, in versions that it can use."""
+    """Check that the packages bridle needs are installed in supported versions."""
     from packaging.requirements import Requirement
 
     try:
@@ -111,7 +109,7 @@ def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
 
 
 def _strange(command: object, section: object, known: Mapping[str, set[str]]) -> Iterator[tuple[str, set[str]]]:
-    """What of a section means nothing, with what it could have been."""
+    """Yield the unknown names of a configuration section, each with the known ones."""
     if not isinstance(command, str) or command not in known:
         yield str(command)[:80], set(known)
         return
@@ -182,7 +180,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Findin
 
 
 def model(name: str) -> Iterator[Finding]:
-    """Whether a checkpoint on this disk can be served: its files, its architecture, its size."""
+    """Check whether a local checkpoint can be served: files, architecture, size."""
     import psutil
 
     from bridle.errors import BridleError
@@ -212,7 +210,8 @@ def model(name: str) -> Iterator[Finding]:
 
 
 def _local_folder(name: str) -> Path | None:
-    """Where a model is on this disk; None for one that would have to be fetched. Raises what its name has wrong."""
+    """Return a model's folder on this disk, or None if it would have to be downloaded. Raises if the name is
+    invalid."""
     from bridle.model import resolve_model
 
     if name in DEMO_MODELS or Path(name).expanduser().exists():

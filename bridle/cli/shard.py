@@ -23,7 +23,7 @@ _SHARD = Group("Shard", sort_key=5)
 @Parameter(name="*", group=_SHARD)
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where routers reach the shard, and what it tells of itself."""
+    """Address of the shard, and what it exports about itself."""
 
     listen: str = "127.0.0.1:8090"
     (

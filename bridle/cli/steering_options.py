@@ -28,7 +28,7 @@ Ctrl = Annotated[tuple[str, ...], Parameter(name=["--ctrl", "-c"], negative="")]
 @Parameter(name="*", group=_STEERING)
 @dataclass(frozen=True, kw_only=True)
 class ConstraintOptions:
-    """What the text must look like; one of them at a time."""
+    """Constraint on the output; at most one."""
 
     regex: str | None = None
     "Regular expression that the whole output matches."
@@ -58,7 +58,7 @@ class ConstraintOptions:
         return given
 
     def _check_file(self, form: Constraint | None) -> None:
-        """What is wrong with a file is known before a model is loaded, or a server asked."""
+        """Raise for an invalid file before a model is loaded or a server asked."""
         file = self.grammar or self.schema
         if form is None or file is None:
             return
@@ -112,7 +112,7 @@ class SteeringOptions(ConstraintOptions):
         return {name: value for name, value in given.items() if value is not None}
 
     def control(self) -> ControlSettings | None:
-        """How the control runtime is started; None if no controller was named."""
+        """Return the settings of the control runtime, or None without a controller."""
         if not self.ctrl:
             return None
         from bridle.serving.controller_runtime import as_control

@@ -27,7 +27,7 @@ def colour_text(trace: Trace, index: int, *, prompt: bool = True) -> Text:
 
 
 def legend() -> Text:
-    """What the colours mean."""
+    """Return a legend of the colours."""
     from rich.text import Text
 
     parts = [(f" {origin} ", style) for origin, (style, _) in ORIGINS.items()]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", group=Group("Traces", sort_key=30))
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What is shown and kept beside the text."""
+    """Traces and colours of tokens."""
 
     trace: Path | None = None
     "File to write a trace to, as JSON lines. `bridle explain FILE` explains it."
@@ -32,7 +32,7 @@ class TraceOptions:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether requests have to be traced."""
+        """Return whether requests have to be traced."""
         return self.trace is not None or self.show == "tokens"
 
     def check(self) -> None:
@@ -41,7 +41,7 @@ class TraceOptions:
             raise InvalidRequest(f"{self.trace}: there is no folder {self.trace.parent}", "trace")
 
     def printer(self, console: Console) -> Callable[[Record], None] | None:
-        """What prints tokens as they come; None if text is wanted."""
+        """Return a function that prints tokens as they arrive, or None to show text."""
         if self.show == "text":
             return None
         from bridle.cli.token_colours import TokenPrinter

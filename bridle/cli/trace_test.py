@@ -31,7 +31,7 @@ _MAX_FILES = 10_000
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TestOptions:
-    """What runs the traces again, and how the results are told."""
+    """Model that runs the traces again, and format of the results."""
 
     controller: Path | None = None
     "Controller for all traces: a script (.js, .py, .json) or a module (.wasm). Default: by the trace's name."

@@ -1,4 +1,4 @@
-"""What a misspelled command or flag was probably meant to be."""
+"""Suggestions for misspelled commands and flags."""
 
 from __future__ import annotations
 
