@@ -1,2 +1,1 @@
-"""What other systems call things, and what that is here: data, which the APIs, the command line and
-docs/coming-from.md read."""
+"""Names in other systems and their equivalents here, as data for the APIs, the command line and docs/coming-from.md."""

@@ -46,7 +46,8 @@ class CompatField:
     convert: Callable[[Any], Any] | None = None
 
     def is_off(self, value: Any) -> bool:
-        """Whether a value asks for nothing. That of the example asks for something, even if it is false or empty."""
+        """Return whether a value asks for nothing. That of the example asks for something, even if it is false or
+        empty."""
         return value in self.off or (value in _OFF and (value is None or value != self.example))
 
     def value_here(self, value: Any) -> Any:
@@ -71,7 +72,7 @@ class LibrarySymbol:
 
     @property
     def told(self) -> str:
-        """What it is here, in words."""
+        """Return the equivalent here, in words."""
         here = [f"`{name}=`" for name in self.keywords] + [f"`LLM.{name}`" for name in self.members]
         here += [f"`bridle.{name}`" for name in self.exports]
         here += [f"`{name}`" for name in (*self.settings, *self.flags)]
@@ -81,7 +82,7 @@ class LibrarySymbol:
 
     @property
     def advice(self) -> str:
-        """What to write here, for somebody who wrote its name there."""
+        """Return advice for a user who wrote the other system's name."""
         return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
 
 

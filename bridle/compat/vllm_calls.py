@@ -1,8 +1,5 @@
-"""What vLLM has in Python beside fields of requests, and what it is here: methods of its `LLM`, their keywords, and
-settings that are no flags of its server.
-
-`LLM` tells it where somebody uses a name that it does not have.
-"""
+"""Names of vLLM's Python API besides request fields, and their equivalents here: methods of its `LLM`, their
+keywords, and settings that are no flags of its server. `LLM` uses them in errors about unknown names."""
 
 from __future__ import annotations
 
@@ -70,15 +67,15 @@ _ADVICE = {name: word.advice for word in VLLM_CALLS for name in word.name.split(
 
 
 def of_keyword(name: str) -> str:
-    """What to write in place of a keyword of vLLM's calls; empty if none of them is called so."""
+    """Return advice for a keyword of vLLM's calls, or an empty string."""
     return _ADVICE.get(f"{name}=", "")
 
 
 def of_method(name: str) -> str:
-    """What a method of vLLM's `LLM` is here; empty if it has none of that name."""
+    """Return advice for a method of vLLM's `LLM`, or an empty string."""
     return _ADVICE.get(f"LLM.{name}", "")
 
 
 def of_setting(name: str) -> str:
-    """What a setting of vLLM's `LLM` is here that is no flag of its server; empty if there is none."""
+    """Return advice for a setting of vLLM's `LLM` that is no flag of its server, or an empty string."""
     return _ADVICE.get(f"LLM({name}=)", "")

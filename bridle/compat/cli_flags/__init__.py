@@ -25,13 +25,13 @@ def spellings(flag: str) -> list[str]:
 
 
 def row_of(system: System, name: str) -> Flag | None:
-    """What a system's flag is here: its own row, or that of the narrowest family."""
+    """Return the row of a system's flag: its own, or that of the narrowest family."""
     found = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems and row.covers(name)]
     return max(found, key=lambda row: (not row.is_family, len(row.name)), default=None)
 
 
 def rows_of(name: str) -> list[Flag]:
-    """What a flag of this name is here, for each meaning that it has elsewhere."""
+    """Return the rows of a flag name, one for each meaning in other systems."""
     rows = (*FLAGS, *(row for row in SERVE_MODEL if not row.here))
     exact = [row for row in rows if row.name == name]
     return exact or [row for row in rows if row.is_family and row.covers(name)]

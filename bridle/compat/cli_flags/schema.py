@@ -39,7 +39,7 @@ class Flag:
         return self.name.endswith(FAMILY)
 
     def covers(self, name: str) -> bool:
-        """Whether the row is about a flag of this name."""
+        """Return whether the row is about this flag."""
         return name == self.name or (self.is_family and name.startswith(self.name.removesuffix(FAMILY)))
 
 
