@@ -1,4 +1,4 @@
-"""Who may use a tool: everybody, or those of certain names or roles."""
+"""Access to tools, for all users or for certain names or roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToolPermission:
     roles: frozenset[str] = frozenset()
 
     def permits(self, user: str, is_admin: bool) -> bool:
-        """Whether this user may use the tool."""
+        """Return whether this user may use the tool."""
         if not (self.users or self.roles):
             return True
         return user in self.users or ("admin" if is_admin else "user") in self.roles

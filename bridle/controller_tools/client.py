@@ -69,5 +69,5 @@ def notice_of(call_id: str, name: str, arguments: Any) -> tuple[str, bytes]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a tool can be called so."""
+    """Return whether `name` is a valid tool name."""
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != OF_REQUESTS

@@ -44,7 +44,7 @@ class Tool(Protocol):
 
     @property
     def description(self) -> str:
-        """What it is for, in a sentence."""
+        """Description of the tool, one sentence."""
         raise NotImplementedError
 
     async def call(self, member: str, arguments: Arguments) -> str:
@@ -69,7 +69,7 @@ class _Job(NamedTuple):
 
 @dataclass(slots=True)
 class ToolCounts:
-    """What was asked of one tool so far."""
+    """Counters of one tool."""
 
     num_calls: int = 0
     num_failed: int = 0
@@ -117,11 +117,11 @@ class ToolExecutor:
         return tuple(name for name, tool in self._tools.items() if isinstance(tool, ClientTool))
 
     def describe(self, name: str) -> str:
-        """What a tool is for."""
+        """Return the description of a tool."""
         return self._tools[name].description
 
     def counts(self) -> dict[str, ToolCounts]:
-        """What was asked of each tool so far."""
+        """Return the counters of each tool."""
         with self._lock:
             return {
                 name: ToolCounts(c.num_calls, c.num_failed, c.num_running, c.seconds)
@@ -176,7 +176,7 @@ class ToolExecutor:
         return [(call_id, notice[1].decode()) for call_id, notice in notices if notice is not None]
 
     def waits_for(self, call_id: str, user: str) -> bool:
-        """Whether such a call of this user's waits for an answer."""
+        """Return whether this call of this user waits for an answer."""
         return call_id in self._asked and self._asked[call_id][0] == user
 
     def answer(self, call_id: str, user: str, text: str, error: str | None = None) -> None:
@@ -210,7 +210,7 @@ class ToolExecutor:
         timeout: float | None,
         client_tools: Collection[str],
     ) -> _Job:
-        """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
+        """Validate a call and return it as a job, with a copy of the arguments. Raises `ToolFailed`."""
         limits = self.limits
         entry, member, tool = self._find(name, client_tools)
         packed = pack_arguments(arguments, timeout, limits)

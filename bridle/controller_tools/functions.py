@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """How many threads functions may have. Safe from any thread."""
+    """Limit on the threads of tool functions. Safe from any thread."""
 
     def __init__(self, most: int) -> None:
         self.most, self.num = most, 0
@@ -105,7 +105,7 @@ class FunctionTool:
 
 
 def as_text(result: Any) -> str:
-    """What a function returned, as the text of its answer."""
+    """Return a function's result as text."""
     if isinstance(result, str):
         return result
     try:

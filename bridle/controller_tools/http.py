@@ -57,7 +57,7 @@ class HttpRule:
         return cls(method, target.scheme, target.host, target.port, target.path)
 
     def allows(self, method: str, target: HttpTarget) -> bool:
-        """Whether a request matches: `/api/` allows what is below, `/api` also itself."""
+        """Return whether a request matches: `/api/` allows paths below it, `/api` also itself."""
         if (method, target.scheme, target.host, target.port) != (self.method, self.scheme, self.host, self.port):
             return False
         path, prefix = target.path.partition("?")[0], self.prefix
@@ -72,7 +72,7 @@ class HttpTool:
 
     @property
     def description(self) -> str:
-        """What it may ask for."""
+        """Description of the permitted requests."""
         return "HTTP: " + ", ".join(f"{rule.method} {rule.scheme}://{rule.host}{rule.prefix}" for rule in self._rules)
 
     async def call(self, member: str, arguments: Arguments) -> str:

@@ -1,4 +1,4 @@
-"""What calls of tools may cost: one value, of which each error names the field that it is about."""
+"""Limits on tool calls; errors name the field."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class McpTool:
 
     @property
     def description(self) -> str:
-        """What it is."""
+        """Description of the server."""
         return f"MCP: {self._server.url or ' '.join(self._server.command)}"[:_MAX_SHOWN]
 
     async def call(self, member: str, arguments: Arguments) -> str:
@@ -105,7 +105,7 @@ class _Life:
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no more calls."""
+        """Return whether the connection takes no more calls."""
         return self._ended.done() or self._task.done()
 
     def end(self, why: str) -> None:
@@ -208,7 +208,7 @@ class _Life:
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong, without the groups that a library packs errors into."""
+    """Return the message of an error without its exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):

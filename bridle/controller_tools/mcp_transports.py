@@ -1,4 +1,4 @@
-"""What carries the messages of a server of the Model Context Protocol: pipes to a process of its own, or HTTP.
+"""Transports of MCP (Model Context Protocol) messages: pipes to a child process, or HTTP.
 
 Whatever a server sends is bounded before it is read. Knows nothing of calls.
 """
@@ -32,8 +32,8 @@ Streams = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """How to reach a server: a `command` that speaks over its standard input and output, with `env` beside the usual
-    variables, or a `url`, with `headers`. Of its tools those in `tools` are offered (None: all)."""
+    """Address of an MCP server: a `command` that uses standard input and output, with `env` added to the usual
+    variables, or a `url` with `headers`. Of its tools those in `tools` are offered (None: all)."""
 
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class McpServer:
 
     @property
     def max_message_bytes(self) -> int:
-        """How long a message with the largest answer may be."""
+        """Maximum bytes of a message that carries the largest answer."""
         return self.max_bytes + _ENVELOPE
 
 

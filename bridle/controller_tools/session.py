@@ -1,4 +1,4 @@
-"""Who calls tools: one request, all its outputs together, held to its own limits whatever runs the calls."""
+"""Tool calls of one request: all its outputs share the request's own limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY = ToolCallContext()
 
 
 class Desk(Protocol):
-    """What runs calls, in this process or another."""
+    """Executor of tool calls, in this process or another."""
 
     @property
     def limits(self) -> ToolLimits:
