@@ -37,7 +37,7 @@ Found = tuple[float, tuple[int, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """What to search: texts of at most `max_tokens` tokens, which one of `ends` completes."""
+    """Parameters of a beam search: outputs of at most `max_tokens` tokens, each completed by one of `ends`."""
 
     width: int
     max_tokens: int
@@ -63,7 +63,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of each beam's likeliest tokens can matter."""
+        """Number of each beam's most probable tokens that can matter."""
         return self.width + len(self.ends)
 
     @property
@@ -110,7 +110,7 @@ class _Group:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all beams have drawn."""
+        """Return whether all beams have sampled."""
         return len(self.beams) == self.search.width and all(beam.drawn is not None for beam in self.beams.values())
 
     def advance(self) -> None:
@@ -146,7 +146,7 @@ class _Group:
         del self.finished[self.search.width :]
 
     def _judge(self, running: list[_Way], length: int) -> None:
-        """Whether a beam could still become better than the worst finished text."""
+        """Update whether a beam can still become better than the worst finished output."""
         search = self.search
         if not running or len(self.finished) < search.width:
             return
@@ -198,7 +198,7 @@ class BeamPool(SyncControllerPool[_Group]):
 
     @property
     def num_searches(self) -> int:
-        """How many are going on."""
+        """Number of running searches."""
         return len(self._opened) + len({id(group) for group in self._live.values()})
 
     def accepts(self, controller: object) -> bool:
@@ -228,7 +228,8 @@ class BeamPool(SyncControllerPool[_Group]):
 
     @staticmethod
     def _note(ask: Ask, group: _Group) -> None:
-        """What a beam drew. The ask after a splice says nothing new: its beam goes on to draw."""
+        """Record the token that a beam sampled. The ask after a splice carries nothing new, so its beam samples
+        next."""
         beam = group.beams[ask.seq_id]
         if ask.sampled is not None:
             beam.drawn, beam.candidates, beam.decision = ask.sampled, ask.candidates or (), None

@@ -65,7 +65,7 @@ class CompositeMember:
 
     @property
     def is_due(self) -> bool:
-        """Whether it has to be told now."""
+        """Return whether the member has to be asked now."""
         news = self.untold
         if self.is_asked or (news is None and self.decision is not None):
             return False
@@ -83,7 +83,8 @@ class CompositeMember:
         return True
 
     def next_ask(self, turns: int, final: bool) -> Ask:
-        """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
+        """Return the next ask of the member. A fork with a script is shown the whole script, as it would be without
+        other controllers."""
         if self.script is not None and not final and not self.ahead:
             self.move(0, self.script.ff_tokens)
             self.ahead = self.script.ff_tokens
@@ -95,5 +96,5 @@ class CompositeMember:
 
 
 def num_same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -173,7 +173,7 @@ class CompositeSequence:
     # -- what the controllers say ------------------------------------------------------------------------
 
     def next_asks(self) -> Iterator[tuple[ControllerPool, Ask]]:
-        """What is to be asked now, and where."""
+        """Yield the asks that are due, each with its pool."""
         for part in self.parts:
             if self.is_final or part.is_due:
                 self.num_asked += not part.is_asked
@@ -206,7 +206,7 @@ class CompositeSequence:
         return last if wish is last.decision else Answer(DRAW if wish is None else wish)
 
     def _last_ways(self) -> list[tuple[Way, ...]]:
-        """What the engine was answered last, if that was to draw or to fork."""
+        """Return the engine's last answer if it was to sample or to fork."""
         if self.ways or not self.is_plain:
             return self.ways
         return [tuple(part.decision.branches[0] for part in self.parts if part.decision is not None)]
@@ -241,14 +241,14 @@ class CompositeSequence:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is missing without which nothing can be decided."""
+        """Return whether a required answer is missing."""
         if not self.num_asked:
             return False
         return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
 
     def advance(self) -> Decision | None:
-        """What they want together; None if others have to be asked first, because one more token was shown to them.
-        Raises `ControllerError` if they cannot be reconciled. Not to be called while it `is_waiting`."""
+        """Return the joint decision, or None if members have to be asked first because one more token was shown to
+        them. Raises `ControllerError` if their decisions conflict. Do not call it while it `is_waiting`."""
         branches: list[Branch] = []
         for part in self.parts:
             decision = part.decision
@@ -273,7 +273,7 @@ class CompositeSequence:
         return Decision((draw_of(branches, self.vocabulary, self._clash()),))
 
     def _advance_unlike(self) -> Decision | None:
-        """What they want together if not all of them want to draw."""
+        """Return the joint decision if not all members want to sample."""
         free = [part.decision for part in self.parts if part.script is None and part.decision is not None]
         is_forced = len(free) < len(self.parts)
         is_calm = all(decision.is_draw and len(decision.branches) == 1 for decision in free)
@@ -324,7 +324,7 @@ class CompositeSequence:
         return Branch(sample=False, splices=(Splice(*piece_of(way, self._clash())),))
 
     def _next(self, part: CompositeMember) -> Way:
-        """What a part wants: its script, or its only branch."""
+        """Return a member's script or its only branch."""
         if part.script is not None:
             return part.script
         assert part.decision is not None
@@ -354,7 +354,7 @@ class CompositeSequence:
 
 
 def _ways(part: CompositeMember) -> Iterator[Way]:
-    """How a part may go on: as its script says, or by each branch of its fork."""
+    """Yield a member's possible continuations: its script, or each branch of its fork."""
     if part.script is not None:
         yield part.script
     elif part.decision is not None:

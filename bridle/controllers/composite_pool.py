@@ -47,7 +47,7 @@ class ComposedPool(ControllerPool):
     # -- coming --------------------------------------------------------------------------------------------
 
     def accepts(self, controller: object) -> bool:
-        """Whether all of its parts are run here."""
+        """Return whether this pool can run all parts."""
         return isinstance(controller, Composed) and all(self._pool_of(part) for part in controller.parts)
 
     def _pool_of(self, part: object) -> SharedPool | None:
@@ -223,7 +223,7 @@ class ComposedPool(ControllerPool):
                 self._answers[seq_id] = output.answer(decision)
 
     def _advance(self, output: CompositeSequence) -> Decision | None:
-        """What its controllers want; None if one of them has to answer first."""
+        """Return the joint decision, or None if a member has to answer first."""
         num_shown = -1
         while len(output.shown) != num_shown and not output.is_waiting:
             num_shown = len(output.shown)

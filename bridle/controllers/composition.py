@@ -50,7 +50,8 @@ class Composed:
 
     @property
     def max_rewind(self) -> int | None:
-        """How many tokens they may take back together at any moment; None if one of them does not say."""
+        """Return the number of tokens that all parts together may roll back at once, or None if one does not
+        announce it."""
         total = 0
         for part in self.parts:
             announced = announced_rewind(part)
@@ -69,7 +70,7 @@ def compose(*controllers: object | None) -> object | None:
 
 
 def demand(demanded: Sequence[tuple[Demand, object]], controller: object | None) -> object | None:
-    """What an operator demands, around all that a request brings."""
+    """Return the operator's demands composed with the controllers of a request."""
     if not demanded:
         return controller
     return Composed((*(part for _, part in demanded), *parts_of(controller)), tuple(each for each, _ in demanded))
@@ -90,21 +91,21 @@ def parts_of(controller: object | None) -> tuple[object, ...]:
 
 
 def announced_rewind(controller: object) -> int | None:
-    """How many tokens a controller may take back at any moment, as its attribute `max_rewind` says; None if it does not
-    say."""
+    """Return the number of tokens a controller may roll back at once, from its attribute `max_rewind`; None if
+    absent."""
     announced = getattr(controller, "max_rewind", None)
     return announced if isinstance(announced, int) and announced >= 0 else None
 
 
 def is_lenient(controller: object) -> bool:
-    """Whether a controller can say what else it allows where it forces tokens, as its attribute `is_lenient` says."""
+    """Return whether a controller can say what else it allows where it forces tokens (its attribute `is_lenient`)."""
     return getattr(controller, "is_lenient", False) is True
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionConflict:
-    """Where controllers cannot be reconciled. `names` are those of all, of which an operator demands the first
-    `num_demands`; `position` is that of the token in question, prompt included."""
+    """Conflict between the decisions of controllers. `names` are those of all, of which an operator demands the
+    first `num_demands`; `position` is that of the token in question, prompt included."""
 
     names: Sequence[str]
     position: int
@@ -122,7 +123,7 @@ class DecisionConflict:
 
 
 def shown_number(number: int, names: Sequence[str], num_demands: int) -> str:
-    """What errors call a controller: a client's own count from 1, a policy has only its name."""
+    """Return the name of a controller in errors: a client's controllers count from 1, a policy has only its name."""
     return names[number] if number < num_demands else f"controller {number + 1 - num_demands} ({names[number]})"
 
 
@@ -130,7 +131,7 @@ def shown_number(number: int, names: Sequence[str], num_demands: int) -> str:
 
 
 def is_wish(branch: Branch) -> bool:
-    """Whether a draw is to be other than it would be without it."""
+    """Return whether a branch changes how the next token is sampled."""
     return bool(
         branch.mask is not None or branch.bias or branch.sampling is not None or branch.splices or branch.top_logprobs
     )
@@ -159,7 +160,7 @@ def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict
 def _intersection(
     branches: Sequence[Branch], number: int, mask: bytes, vocabulary: int, clash: DecisionConflict
 ) -> bytes:
-    """What the mask of branch `number` leaves of `mask`, which is that of the branches before it."""
+    """Return the intersection of `mask`, of the branches before, with the mask of branch `number`."""
     other = branches[number].mask or b""
     if other == mask:
         return mask
@@ -189,7 +190,7 @@ def _example(mask: bytes, vocabulary: int) -> str:
 
 
 def allows(branch: Branch, token: int) -> bool:
-    """Whether a draw could have given `token`."""
+    """Return whether the branch allows sampling `token`."""
     if branch.mask is not None and not mask_allows(branch.mask, token):
         return False
     return not any(each == token and addend == -float("inf") for each, addend in branch.bias)
@@ -204,8 +205,9 @@ def matching(branch: Branch, token: int) -> Splice | None:
 
 
 def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[int, ...]]:
-    """What is taken back, or else the token that is appended, first on a way on which something is forced. Raises
-    `ControllerError` if the others do not allow it. A splice that does nothing demands nothing of the others."""
+    """Return the first piece of a forced continuation: the number of tokens to roll back, or else the token to
+    append. Raises `ControllerError` if the others do not allow it. A splice that does nothing demands nothing of
+    the others."""
     forcing = [
         (number, each)
         for number, each in enumerate(way)
@@ -239,7 +241,7 @@ def _before(one: Splice, other: Splice) -> str:
 
 
 def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None:
-    """What a splice still has to do after a piece of it; None if that was all."""
+    """Return the rest of a splice after one piece of it, or None if nothing is left."""
     backtrack, tokens = piece
     if splice.backtrack:
         rest = Splice(splice.backtrack - backtrack, splice.ff_tokens)

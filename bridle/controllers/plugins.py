@@ -52,7 +52,7 @@ def _class_at(place: str) -> Mapping[str, type[Controller]]:
 
 
 def is_class(name: str | None) -> bool:
-    """Whether a controller's name is that of such a class."""
+    """Return whether the name refers to such a class."""
     return name is not None and name.startswith(PREFIX)
 
 

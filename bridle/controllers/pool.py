@@ -38,7 +38,7 @@ class _Instance:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing that it waits for is done."""
+        """Return whether the controller waits and none of its awaited calls is done."""
         return bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def copy(self) -> _Instance:
@@ -152,12 +152,13 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return [told.answer.decision for told in ahead if told.answer.decision is not None]
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """What a copy answers that was told of all tokens. Before the first the controller itself has answered."""
+        """Return the decision of a copy that was shown all draft tokens, or None. Before the first the controller
+        itself has answered."""
         known = self.lookahead(seq_id, tokens)
         return known[-1] if known and len(known) == len(tokens) else None
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """What a copy logged and stored when it was told of the last of these tokens."""
+        """Return what a copy logged and stored when it was shown the last of these tokens."""
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):
             return None

@@ -24,7 +24,7 @@ from bridle.errors import ControllerError
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a controller knows of its sequence, and its way to send logs and variables.
+    """Sequence as its controller sees it, with methods to send logs and variables.
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were taken back. `sampled` is the token that was drawn,
@@ -86,7 +86,7 @@ class SequenceView:
         return tuple(self._encode(text))
 
     def copy(self) -> SequenceView:
-        """What is known, without the logs that were not taken yet, and without calls."""
+        """Return a copy without pending logs and calls."""
         return replace(self, tokens=self.tokens.copy(), _logs=[], _stored=[], _caller=None, _calls=[])
 
     def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:

@@ -1,4 +1,4 @@
-"""What pools share whose controllers answer on the engine's thread, as soon as they are asked."""
+"""Base of pools whose controllers answer at once on the engine's thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SyncControllerPool(ControllerPool, Generic[_Instance]):
 
 
 def opened(prompt: tuple[int, ...]) -> Future[tuple[int, ...]]:
-    """What `open` returns for a controller that is ready."""
+    """Return a finished future of `prompt`, the result of `open` for a controller that is ready."""
     future: Future[tuple[int, ...]] = Future()
     future.set_result(prompt)
     return future

@@ -44,7 +44,7 @@ class ThinkingBudget(Controller):
         return Decision.splice(0, (self.closing,)) if is_open else Decision.sample(self._without_opening(view))
 
     def _count(self, view: SequenceView) -> tuple[bool, int]:
-        """Whether thoughts are open, and how many tokens of them there are. The prompt may have opened them."""
+        """Return whether reasoning is open, and its number of tokens. The prompt may have opened it."""
         is_open, count = False, 0
         for at, token in enumerate(view.tokens):
             if token == self.opening:
