@@ -18,8 +18,8 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """How a type lays out its blocks: `inputs` numbers in `num_bytes` bytes, integers of `bits` bits less `zero`, one
-    scale per `group` inputs. K-quants have `inputs` of 256 and integer scales within them."""
+    """Block layout of a quantized type: `inputs` values in `num_bytes` bytes, integers of `bits` bits minus `zero`,
+    one scale per `group` inputs. K-quants have `inputs` of 256 and integer scales within them."""
 
     name: str
     inputs: int

@@ -68,7 +68,7 @@ class Heads:
     dim: int
 
     def fit(self, lanes: int) -> bool:
-        """Whether kernels with this many lanes can attend with them."""
+        """Return whether kernels with this many lanes support these heads."""
         is_even = self.kv_heads > 0 and self.heads % self.kv_heads == 0
         is_small = self.dim <= MAX_DIM and self.heads <= MAX_GROUP * max(self.kv_heads, 1)
         return is_even and is_small and self.dim % lanes == 0
@@ -131,7 +131,7 @@ class Layer:
 
 
 def num_tables(layers: Sequence[Layer]) -> int:
-    """How many tables of angles the layers read."""
+    """Return the number of rotation tables that the layers read."""
     return max(1, *(layer.rotation for layer in layers))
 
 

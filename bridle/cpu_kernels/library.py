@@ -156,7 +156,7 @@ def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
 
 
 def sampling_kernels(work: Tensor) -> SamplingKernels | None:
-    """What a sampler asks of rows such as `work`; None where plain torch computes."""
+    """Return the kernels for sampling from rows like `work`, or None where plain torch computes."""
     if work.device.type != "cpu" or work.dtype is not torch.float32:
         return None
     found = kernels()

@@ -1,5 +1,4 @@
-"""What a sampler asks of rows of logits, in the kernels: masks, the largest, draws, and where given tokens stand beside
-the best ones.
+"""Sampling kernels for rows of logits: masks, argmax, samples, and ranks of given tokens.
 
 Rows are float32 and as wide as whole blocks of `COLUMNS`, unless it is said otherwise. The order of the fields is that
 of sources/sampling.h.
@@ -54,8 +53,8 @@ class CSurvey(ctypes.Structure):
 
 
 class Cuts(NamedTuple):
-    """What stays of each row, after its largest logit was subtracted and temperature applied: the best `top_k` tokens
-    (0: all), while the ones before them hold less than `top_p` of the weight of these, and nothing below a floor."""
+    """Filters of each row, after its largest logit was subtracted and temperature applied: the best `top_k` tokens
+    (0: all), while the ones before them hold less than `top_p` of their total weight, and nothing below a floor."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
@@ -147,10 +146,10 @@ class SamplingKernels:
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
 
     def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
-        """Where `tokens`, one a row, stand in rows `work` [R, W], float64 [R, 4 + 2 num_best]: the logit and rank of
-        the token; the largest logits, best first, of equal ones the earliest, and then their places; the largest one,
-        which is NaN if there is one; and the total of the weights, as in `totals` [R, 1], or counted where that is
-        negative. Where a logit is -inf, its place says nothing; NaN is none of the best."""
+        """Return one row of statistics for `tokens`, one per row of `work` [R, W], as float64 [R, 4 + 2 num_best]:
+        the token's logit and rank; the largest logits, best first, ties in order of position, then their positions;
+        the maximum, which is NaN if any logit is NaN; and the total weight, from `totals` [R, 1], or computed where
+        that is negative. The position of a logit of -inf is undefined. NaN is never among the best."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")

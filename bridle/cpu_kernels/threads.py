@@ -1,4 +1,4 @@
-"""How many threads compute, and torch held to one of them where kernels do the work.
+"""Number of compute threads, and torch limited to one of them while kernels do the work.
 
 torch's workers of OpenMP look out for work for some milliseconds after each parallel operation. The kernels' own pool
 computes just then, and where there are as many threads as processors the two share one: a token of a 0.5B model took
@@ -20,13 +20,13 @@ _held = local()
 
 
 def num_threads() -> int:
-    """How many threads compute for the calling one, whether torch is held to one or not."""
+    """Return the number of compute threads of the calling thread, whether torch is limited to one or not."""
     found: int = getattr(_held, "threads", 0)
     return found or torch.get_num_threads()
 
 
 def is_parallel() -> int:
-    """Whether kernels share their work, as they want to be told."""
+    """Return 1 if kernels share their work among threads, else 0."""
     return int(num_threads() > 1)
 
 
