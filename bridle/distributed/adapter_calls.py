@@ -1,4 +1,4 @@
-"""How a router tells a shard to load and unload adapters, and how the shard does it.
+"""Loading and unloading of adapters on a shard by its router.
 
 A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that they are
 the files that the router has looked at.

@@ -1,8 +1,6 @@
-"""Where a shard listens: a unix socket or a TCP port, with TLS where others could listen in.
-
-`unix:/path/to/socket` for a shard on this machine, `host:port` otherwise. Without TLS only loopback is allowed, because
-whoever reaches a shard can make it compute and read the results.
-"""
+"""Address of a shard: a unix socket or a TCP port, with TLS on networks. `unix:/path/to/socket` for a shard on this
+machine, `host:port` otherwise. Without TLS only loopback is allowed, because a peer that reaches a shard can make
+it compute and read the results."""
 
 from __future__ import annotations
 

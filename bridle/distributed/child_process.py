@@ -1,4 +1,4 @@
-"""What a child process of bridle inherits, and a guarantee that it never outlives its parent."""
+"""Environment of child processes, and a guarantee that no child outlives its parent."""
 
 from __future__ import annotations
 

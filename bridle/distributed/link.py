@@ -172,7 +172,7 @@ class ShardLink:
             self.cut(f"the stream ended: {_details(self._call)}")
 
     def _is_held_up(self) -> bool:
-        """Whether the shard is a process of this machine, and late for the machine's sake."""
+        """Return whether the shard is a local process that is late because the machine is busy."""
         return self.address.startswith("unix:") and is_held_up(self.pid)
 
     def cut(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a router remembers of a request that runs on a replica, so that another replica can continue it."""
+"""State of a request that runs on a replica, so that another replica can continue it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RoutedRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the output can be continued from its tokens, so that it need not begin again from its seed."""
+        """Return whether the output can be continued from its tokens, without regenerating it from its seed."""
         return self.request.is_plain
 
     @property
@@ -114,7 +114,7 @@ class RoutedRequest:
         self.notes_again.clear()
 
     def is_news(self, event: Event) -> bool:
-        """Whether the client does not have this event yet. The event is remembered.
+        """Return whether the client does not have this event yet. The event is remembered.
 
         Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
@@ -140,12 +140,13 @@ class RoutedRequest:
         return True
 
     def _is_past_what_was_sent(self, index: int) -> bool:
-        """Whether an output that was begun again has got as far as the client knows. What is recorded of it until then
-        happens a second time, and may happen otherwise: tokens may be cached, controllers late."""
+        """Return whether a regenerated output has reached what the client already has. Until then its records
+        happen a second time and may differ: tokens may be cached, controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: Log | Stored) -> bool:
-        """Whether the note holds more than the client has, counted in printed characters and in stored values."""
+        """Return whether the note holds more than the client has, counted in printed characters and in stored
+        values."""
         key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
         self.notes_again[key] += size
         is_news = self.notes_again[key] > self.notes_sent[key]

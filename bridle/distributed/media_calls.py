@@ -1,8 +1,6 @@
-"""How a router has a shard encode pictures: the numbers that the model's tower reads travel in parts, features never.
-
-A picture is sent when its features are wanted and the shard does not hold them, so a chat that shows the same one in
-each turn sends it once.
-"""
+"""Encoding of media on a shard: the router sends the pixel values in parts, never features. An image is sent when
+its features are needed and the shard does not hold them, so a chat that shows the same one in each turn sends it
+once."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class CalledMedia:
 
 
 def find_media(executor: object) -> MediaDevice | None:
-    """What encodes pictures for `executor`; None if its model reads text alone."""
+    """Return the encoder of `executor`, or None if its model reads only text."""
     found: MediaDevice | None = getattr(executor, "media", None)
     return found
 

@@ -84,7 +84,7 @@ class ShardExecutor:
         self._keeper.start()
 
     def _called_media(self, link: ShardLink) -> CalledMedia | None:
-        """What encodes pictures; None if the model reads text alone."""
+        """Return the media encoder, or None if the model reads only text."""
         if not link.media_row_bytes:
             return None
         return CalledMedia(
@@ -265,11 +265,11 @@ class ShardExecutor:
 
 
 def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:
-    """Whether `new` can compute plans made for `old`: it has the same model and no less room."""
+    """Return whether `new` can compute plans made for `old`: it has the same model and no fewer blocks."""
     has_room = new.num_blocks >= old.num_blocks and new.max_model_len >= old.max_model_len
     return has_room and is_same_model(new, old)
 
 
 def is_same_model(one: ExecutorInfo, other: ExecutorInfo) -> bool:
-    """Whether both describe the same model; the room that they have may differ."""
+    """Return whether both describe the same model; their capacity may differ."""
     return other == replace(one, num_blocks=other.num_blocks, max_model_len=other.max_model_len)

@@ -69,7 +69,7 @@ class RemoteToolExecutor:
         return call
 
     def _asks_client(self, name: str, behalf: ToolCallContext) -> bool:
-        """Whether the client is to answer."""
+        """Return whether the client answers this call."""
         entry = entry_of(name, self._tools.names)
         return name in behalf.client_tools if entry is None else entry in self._tools.of_clients
 

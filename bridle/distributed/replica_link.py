@@ -62,8 +62,8 @@ class ReplicaConnection(Protocol):
 
 
 class MakeLink(Protocol):
-    """How a `ReplicaConnection` is made: from its number, its address and its owner, with functions to call on a loss
-    and on the first good result."""
+    """Factory of a `ReplicaConnection` from its number, its address and its owner, with callbacks for a loss and
+    for the first good result."""
 
     def __call__(
         self,

@@ -121,7 +121,8 @@ class ReplicaSet:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether at least one replica is connected. A replica whose engine does not run does not stay connected."""
+        """Return whether at least one replica is connected. A replica whose engine does not run does not stay
+        connected."""
         return bool(self._up)
 
     @property

@@ -1,4 +1,4 @@
-"""Which replica has parked the KV of a conversation, so that its next request goes there.
+"""Affinity of conversations to replicas: a request goes to the replica that has parked the KV of its conversation.
 
 A prompt that begins with all whole blocks of a parked conversation belongs to its replica, however busy that is:
 elsewhere all of it would be computed again. What is remembered is a guess, as it is for prompts: a replica may have

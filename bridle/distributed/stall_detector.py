@@ -16,8 +16,7 @@ _WANTING = frozenset("RD")
 
 
 def is_held_up(pid: int) -> bool:
-    """Whether a process of this machine wants a processor or a disk, and so need not hang; False where that is not
-    known."""
+    """Return whether a local process waits for a processor or a disk, and so need not hang; False if unknown."""
     with contextlib.suppress(OSError):
         return any(state(stat) in _WANTING for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
     return False

@@ -44,7 +44,7 @@ def sendable(text: str) -> str:
 
 
 class ToolsElsewhere(msgspec.Struct, frozen=True):
-    """What a replica knows of the tools beside its router: their names, those that clients answer, and the limits."""
+    """Tools of the router as a replica knows them: their names, those that clients answer, and the limits."""
 
     names: tuple[str, ...] = ()
     of_clients: tuple[str, ...] = ()

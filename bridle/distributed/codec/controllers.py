@@ -53,8 +53,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 
 
 def is_repeatable(controller: object | None) -> bool:
-    """Whether an output under this controller comes out the same when it is begun again. User code gives no such
-    promise."""
+    """Return whether an output under this controller is the same when it is generated again. User code gives no
+    such promise."""
     return all(isinstance(part, (Constraint, ReasoningThenGrammar, ThinkingBudget)) for part in parts_of(controller))
 
 

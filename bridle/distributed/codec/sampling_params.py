@@ -64,7 +64,7 @@ class SamplingSlots:
         self._slots[message.slot] = decode_sampling(message)
 
     def get(self, slot: int) -> SamplingParams:
-        """What was sent for `slot`."""
+        """Return the parameters sent for `slot`."""
         try:
             return self._slots[slot]
         except KeyError:
