@@ -91,7 +91,7 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine accepts requests, its thread is alive, and its device is there."""
+        """Return whether the engine accepts requests, its thread is alive, and its device is reachable."""
         return self._state == "running" and self._thread.is_alive() and self._engine.is_up
 
     @property

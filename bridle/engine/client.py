@@ -1,4 +1,4 @@
-"""How front-ends reach an engine, wherever it runs: submit, cancel, events.
+"""Interface of an engine to its front ends, wherever it runs: submit, cancel, events.
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
 It is a list that the reader empties: a slow reader gets more events at once, and its queue never holds more than the
@@ -41,7 +41,7 @@ class EngineClient(Protocol):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests can be served."""
+        """Return whether requests can be served."""
         raise NotImplementedError
 
     def submit(self, request: Request) -> EventStream:

@@ -102,12 +102,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not over, or events wait to be returned."""
+        """Return whether any request is unfinished, or events wait to be returned."""
         return bool(self._live.outputs or self._progress.events) or self._is_steering
 
     @property
     def _is_steering(self) -> bool:
-        """Whether controllers have something to hear or to say."""
+        """Return whether controllers have messages to receive or to send."""
         steering, words = self._steering, self._steering.words
         is_talking = bool(steering.sequences or words.pending_final_asks or words.held)
         return is_talking or any(pool.is_busy for pool in steering.pools)
@@ -124,15 +124,15 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing can be computed now, because every sequence waits for its controller."""
+        """Return whether nothing can be computed now, because every sequence waits for its controller."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         can_compute = self.is_up and any(seq.is_ready for seq in sequences)
         return not can_compute and not self._openings.is_any_ready
 
     @property
     def is_parked(self) -> bool:
-        """Whether all sequences wait for things outside of the engine, none of which is done: nothing happens but
-        deadlines until one is, or a request comes or goes."""
+        """Return whether all sequences wait for unfinished work outside of the engine, so that only deadlines and
+        new or cancelled requests change anything."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         words = self._steering.words
         is_quiet = not (self._openings.waiting or words.pending_final_asks or words.held)
@@ -140,7 +140,7 @@ class Engine:
 
     @property
     def is_up(self) -> bool:
-        """Whether the device is reachable. Safe from any thread."""
+        """Return whether the device is reachable. Safe from any thread."""
         return self._interruptible is None or self._interruptible.is_up
 
     def watch_device(self, on_change: Callable[[], None]) -> None:
@@ -330,7 +330,7 @@ class Engine:
         self._steering.collect_answers(due, self.clock() + self.config.step_timeout)
 
     def _make_ahead(self, executor: Executor) -> OverlapScheduler | None:
-        """What launches steps ahead, if the executor is one of those that answer late."""
+        """Return the scheduler of overlapping steps, or None for a synchronous executor."""
         late = find_async(executor)
         if late is None:
             return None

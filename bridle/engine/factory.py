@@ -20,14 +20,14 @@ from bridle.engine.spec_decode.speculation import Speculation
 
 
 def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
-    """How many blocks may be parked at most."""
+    """Return the maximum number of parked blocks."""
     if config.park_memory is None or (config.park_memory and not info.block_bytes):
         return int(info.num_blocks * PARKED_SHARE)
     return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
 
 
 def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) -> ExecutorInfo:
-    """What the engine may count on: no more than it is set to use."""
+    """Return the executor's info, limited to what the engine is configured to use."""
     info = replace(batching.limit(executor.info), unnamed=unnamed)
     return info if isinstance(executor, Embedder) else replace(info, embedding_size=0)
 
@@ -35,7 +35,7 @@ def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) ->
 def make_speculation(
     info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
 ) -> Speculation:
-    """What drafts, with the draft model if there is one."""
+    """Return the speculation, with the draft model if there is one."""
     drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
     timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
     return Speculation(config.speculate, drafter, info.vocab_size, timer)

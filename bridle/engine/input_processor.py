@@ -128,7 +128,7 @@ class InputProcessor:
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
 
     def max_moves(self, seq: Sequence) -> int:
-        """How many draws and splices a controlled output may make."""
+        """Return the maximum number of samples and splices of a controlled output."""
         return self._config.max_draws_factor * (seq.max_len - seq.num_prompt) + _SPARE_MOVES
 
 
@@ -170,7 +170,7 @@ class ControllerOpenings:
 
     @property
     def is_any_ready(self) -> bool:
-        """Whether `begin_ready` would begin something."""
+        """Return whether `begin_ready` would begin a request."""
         return any(future.done() for _, future in self.waiting.values())
 
     def open(self, seq: Sequence) -> None:

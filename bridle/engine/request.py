@@ -81,7 +81,8 @@ class StopOnRepetition:
 
 
 def name_of(controller: object) -> str:
-    """What steers a request, for logs and traces: the name that the request gave it, or else that of its class."""
+    """Return the name of a controller for logs and traces: the one that the request gave it, or else that of its
+    class."""
     kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
     names = (getattr(controller, field, None) for field in ("asked_as", "module", "__name__"))
     return str(next(filter(None, names), kind))[:_MAX_NAME_CHARS]
@@ -134,11 +135,11 @@ class Request:
 
     @property
     def controller_name(self) -> str | None:
-        """What steers it, in a word or two."""
+        """Name of the controller, or None."""
         return None if self.controller is None else name_of(self.controller)
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are all that an output is, so that another engine can go on from them: nothing steers it, and
-        no draw depends on more than the tokens before it."""
+        """Return whether an output consists of tokens alone, so that another engine can resume it: no controller,
+        and no sample depends on more than the tokens before it."""
         return self.sampling.n == 1 and self.controller is None and not self.sampling.has_mirostat

@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def is_over(self) -> bool:
-        """Whether it gets no further token, even if its client still lacks scores."""
+        """Return whether it gets no further token, even if its client still lacks scores."""
         return self.is_finished or self.output.ending is not None
 
     @property
@@ -95,13 +95,13 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether its controller keeps it from being computed."""
+        """Return whether its controller keeps it from being computed."""
         control = self.control
         return control.missed_deadline or control.is_suspended
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has tokens to compute, and neither its controller nor its adapter nor a picture holds it up."""
+        """Return whether it has tokens to compute, and its controller, adapter and media are ready."""
         control, queue = self.control, self.queue
         return not (
             control.missed_deadline or control.is_suspended or queue.adapter_not_scheduled or queue.awaits_media
@@ -109,8 +109,8 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """How many tokens must go through the model: all, so that the next one can be drawn; all but the last if only
-        scores are still missing."""
+        """Number of tokens that must go through the model: all, so that the next one can be sampled; all but the
+        last if only scores are still missing."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property
@@ -122,14 +122,14 @@ class Sequence:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether a log-probability that was asked for is still unknown."""
+        """Return whether a requested log-probability is still unknown."""
         asks = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
         return asks and self.output.num_scored < self.num_to_score
 
     @property
     def max_reusable(self) -> int:
-        """How many leading tokens may come from the prefix cache. Cached positions give no logits, so at least the last
-        token, and every token that predicts one to be scored, is computed."""
+        """Number of leading tokens that may come from the prefix cache. Cached positions give no logits, so at
+        least the last token, and every token that predicts one to be scored, is computed."""
         limit = len(self.tokens) - 1
         if self.wants_scores:
             limit = min(limit, self.output.num_scored - 1)
@@ -223,8 +223,8 @@ class Sequence:
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
-        """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
-        the last one if the next token `is_drawn` from it."""
+        """Return how many of the last scheduled positions must give logits: those that predict a token to be
+        scored, and the last one if the next token `is_drawn` from it."""
         start = self.kv.num_computed
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score

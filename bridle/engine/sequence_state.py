@@ -19,7 +19,7 @@ from bridle.traces import MAX_RECORDS, MAX_SAID, Draw, WaitRecord
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands with the scheduler."""
+    """State of a sequence in the scheduler."""
 
     OPENING = auto()  # its controller is being made
     WAITING = auto()  # holds no blocks
@@ -55,7 +55,7 @@ class QueueState:
 
 @dataclass(slots=True)
 class KvState:
-    """How many tokens are computed, where their KV lies, and what the executor's mirror knows.
+    """Number of computed tokens, their blocks, and the state of the executor's mirror.
 
     Written by the scheduler and the block manager.
     """
@@ -76,7 +76,7 @@ class KvState:
 
 @dataclass(slots=True)
 class ControlState:
-    """What the sequence's controller was asked and has answered.
+    """Asks to the sequence's controller, and its answers.
 
     Written by `ControllerOpenings`, which makes controllers, and by `ControllerManager` and `ControllerOutputs`, which
     ask and hear them.
@@ -104,7 +104,7 @@ class ControlState:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for things outside of the engine, and none of them is done."""
+        """Return whether it waits for things outside of the engine, and none of them is done."""
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def clear_hold(self) -> None:
@@ -114,9 +114,10 @@ class ControlState:
 
 @dataclass(slots=True)
 class SamplerState:
-    """How many random numbers were drawn, and how many forks there were. Written by `SamplePlanner`.
+    """Counts of random numbers and of forks. Written by `SamplePlanner`.
 
-    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then."""
+    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then.
+    """
 
     num_draws: int = 0
     num_forks: int = 0
@@ -136,8 +137,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class DraftState:
-    """How often drafts were right of late, by what they came from. Written by `Speculation` and
-    `ProposerSelector`."""
+    """Recent acceptance rates of drafts by source. Written by `Speculation` and `ProposerSelector`."""
 
     proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
     copied: AcceptanceRate = field(default_factory=AcceptanceRate)
@@ -155,8 +155,8 @@ class DraftState:
 
 @dataclass(slots=True)
 class TraceBudget:
-    """What may still be recorded of a request, all outputs together, how many records there are, and how many had no
-    room."""
+    """Budget for recording a request over all outputs: what may still be recorded, and the counts of kept and
+    dropped records."""
 
     most_records: int = MAX_RECORDS
     num_said: int = MAX_SAID
@@ -172,7 +172,7 @@ NO_DRAW: Drawn = ((), False, (), 0)
 
 @dataclass(slots=True)
 class TraceState:
-    """What is known of the next record of a traced sequence. Written by `TraceRecorder`."""
+    """State of the next record of a traced sequence. Written by `TraceRecorder`."""
 
     room: TraceBudget
     by: str | None  # what steers it
@@ -191,7 +191,7 @@ class TraceState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What the client was told and still lacks, and the counts. Written by `OutputProcessor`, and by
+    """Text and tokens sent to the client and still to send, and counts. Written by `OutputProcessor`, and by
     `policing` and `held` for it."""
 
     text: OutputText | None = None

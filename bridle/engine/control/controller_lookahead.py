@@ -1,4 +1,4 @@
-"""What controllers answer ahead: to tokens that may come, for drafts, before these are drawn.
+"""Lookahead of controllers: their answers to draft tokens before these are sampled.
 
 A controller in this process is asked along the drafts. One that is far away is told of what is likely to be drawn next
 together with what it is asked anyway.
@@ -49,8 +49,8 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """How `seq` would go on along `drafts`, as far as that is known and obeys the rules: how it draws after each of
-        them, or which of them are forced, then how it goes on after these."""
+        """Return the branches of `seq` along `drafts`, as far as they are known and valid: how it samples after
+        each token or which tokens are forced, then how it continues."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))

@@ -279,8 +279,8 @@ class ControllerManager:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """How the controller of `seq` lets it go on from its logits row. There is no branch if it does not go on,
-        because it ended, waits or is late."""
+        """Return the branches by which the controller of `seq` continues it. There is no branch if it does not go
+        on, because it ended, waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.mark_late(seq)
@@ -308,7 +308,7 @@ class ControllerManager:
             self._progress.tracer.resumed(seq, self._clock())
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
-        """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
+        """Return whether `decision` is valid. If not, the sequence ends with an error that names the problem."""
         problem = self._rules.problem(seq, decision)
         if problem is not None:
             self._progress.fail(seq, problem)

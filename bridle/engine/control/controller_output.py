@@ -1,4 +1,4 @@
-"""What controllers say beside their decisions: logs, variables, and their last words.
+"""Logs and variables of controllers, and the output of their final call.
 
 The `Finished` event of a controlled output is held back for its controller's last log lines, but not for long. What a
 policy forbids is no more said by a controller than in a text.
@@ -75,7 +75,7 @@ class ControllerOutputs:
 
 
 def _log_of(seq: Sequence, log: str) -> str:
-    """What may be printed: a log says no more than a text may."""
+    """Return the part of a log that the policy permits, as for the output."""
     guard = seq.request.guard
     if guard is None:
         return log

@@ -27,8 +27,8 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """How one output rests, and when that began. The last three fields are numbers of rounds: when its present rest was
-    first heard of, when it was asked last, and when it was asked for its last answer."""
+    """State of an output that waits. The last three fields are numbers of rounds: when its present rest was first
+    heard of, when it was asked last, and when it was asked for its last answer."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: it does not rest
@@ -75,8 +75,8 @@ class DeadlockWatch:
             rest.asked = self._round
 
     def turns_due(self, seq: Sequence) -> int:
-        """How often in a row `seq` may be asked in this round while it does nothing. It is once, if another output of
-        its request does more."""
+        """Return how often in a row `seq` may be asked in this round while it does nothing. It is once, if another
+        output of its request does more."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):
             return 1

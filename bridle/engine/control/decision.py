@@ -1,9 +1,7 @@
-"""What a controller may decide about one sequence for its next token. The words are AICI's.
-
-A `Decision` is a list of branches. One branch goes on with the sequence, several fork it, none stops it. Each
-branch either samples (under a mask, a bias, its own sampling parameters) or splices: takes tokens back and appends
-others. A decision can also be to wait. Everything is immutable plain data.
-"""
+"""Decisions of a controller about the next token of one sequence, in AICI's terms. A `Decision` is a list of
+branches. One branch continues the sequence, several fork it, none stops it. Each branch either samples (under a
+mask, a bias, its own sampling parameters) or splices: rolls tokens back and appends others. A decision can also be
+to wait. Everything is immutable plain data."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class Awaited(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the wait is over."""
+        """Return whether the wait is over."""
         raise NotImplementedError
 
 
@@ -119,7 +117,7 @@ class Decision:
 
     @property
     def is_draw(self) -> bool:
-        """Whether the first branch draws a token: no stop, no wait, nothing forced."""
+        """Return whether the first branch samples a token: no stop, no wait, nothing forced."""
         return bool(self.branches) and self.branches[0].sample
 
     @property
@@ -140,7 +138,8 @@ class Decision:
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """What alone can end this wait, as in `waited`; None if this is no wait, or if anything may end it."""
+        """Return the only things that can end this wait, as in `waited`; None if this is no wait, or if anything
+        may end it."""
         return self.waited if self.is_wait else () if self.is_noop else None
 
 
@@ -167,7 +166,7 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
 
 
 def both_masks(mask: bytes | None, other: bytes) -> bytes:
-    """What two masks allow together; None allows all."""
+    """Return the intersection of two masks; None allows all."""
     if mask is None:
         return other
     both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
@@ -175,5 +174,5 @@ def both_masks(mask: bytes | None, other: bytes) -> bytes:
 
 
 def mask_allows(mask: bytes, token: int) -> bool:
-    """Whether `token` is allowed by `mask`."""
+    """Return whether `mask` allows `token`."""
     return 0 <= token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)

@@ -1,4 +1,4 @@
-"""What a controller may decide: the shape of masks, tokens and splices that a sequence can bear.
+"""Validation of controllers' decisions: the shape of masks, tokens and splices that a sequence supports.
 
 A decision is checked when it is applied, and before that when it is foreseen. This module knows nothing of who made it.
 """

@@ -1,4 +1,4 @@
-"""How one growing text is held to a guard.
+"""Matching of guardrails against one growing output.
 
 Every token of an output passes here, whether it was drawn, forced, or put in place of another, and whatever steers the
 output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the watch says what must go. Text that may
@@ -28,7 +28,7 @@ _CONTEXT = 64
 
 @dataclass(slots=True)
 class _Scan:
-    """How far one rule has looked: before each of `anchors`, one after each token, no match can begin any more."""
+    """Progress of one rule: before each of `anchors`, one after each token, no match can begin any more."""
 
     rule: TextRule
     anchors: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class GuardrailMatcher:
         return self._texts[rule.reading]
 
     def _first_anchor(self, rule: TextRule) -> int:
-        """Where in the lead a match may begin that ends behind it."""
+        """Return the first position in the lead at which a match may begin that ends after it."""
         whole = self._text_of(rule).whole()
         first = max(len(whole) - rule.max_length, 0)
         try:
@@ -110,7 +110,7 @@ class GuardrailMatcher:
         return GuardrailMatch(scan.rule, text.raw(found[0]) - self._lead, text.raw_end(found[1]) - self._lead)
 
     def _limit(self) -> GuardrailMatch | None:
-        """Whether the text is too long, or repeats itself."""
+        """Return a match if the output is too long or repeats itself, else None."""
         num_chars = self._raw.num_chars - self._lead
         for budget in self.guard.budgets:
             if budget.max_chars is not None and num_chars >= budget.max_chars:
@@ -128,11 +128,13 @@ class GuardrailMatcher:
             del scan.anchors[-num_tokens:]
 
     def num_settled(self, most: int, least: int) -> int:
-        """How many of the first `most` tokens, `least` of which are told, are in no match that may still come."""
+        """Return how many of the first `most` tokens, `least` of which are sent, are outside of every possible
+        match."""
         return next((count for count in range(most, least, -1) if self._is_settled(count)), min(most, least))
 
     def _is_settled(self, count: int) -> bool:
-        """Whether a match can begin only behind the first `count` tokens, now and if the others went."""
+        """Return whether a match can begin only after the first `count` tokens, now and if the later ones were
+        removed."""
         for scan in self._scans:
             end = self._text_of(scan.rule).end_of(count)
             if scan.anchors[-1] < end or scan.anchors[count] < end:
@@ -182,7 +184,7 @@ def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
 
 
 def _loops(rule: LoopRule, tail: str) -> bool:
-    """Whether the text ends in the same characters so many times."""
+    """Return whether the text ends in a repetition that the rule forbids."""
     if not tail:
         return False
     for size in _periods(rule, tail):

@@ -1,9 +1,6 @@
-"""What an operator demands of texts, as plain data, and how a pattern finds what may not be in one.
-
-Matches are looked for in the text, which has one form whatever its tokens are, as each rule reads it. The end of the
-prompt belongs to the text, so that a prompt cannot say the first half of what is forbidden. `guardrail_matcher.py`
-holds a growing text to this.
-"""
+"""Guardrails on outputs, as plain data, and the search of their patterns. Matches are searched in the text as each
+rule reads it, whatever its tokens are. The end of the prompt belongs to the text, so that a prompt cannot contain
+the first half of what is forbidden. `guardrail_matcher.py` applies this to a growing output."""
 
 from __future__ import annotations
 
@@ -103,12 +100,12 @@ class Guardrails:
 
     @property
     def reach(self) -> int:
-        """How many characters that are seen before a text can be part of a match in it."""
+        """Return the number of characters before an output that can be part of a match in it."""
         return max((rule.max_length for rule in self.texts), default=0)
 
     @property
     def looks_through(self) -> bool:
-        """Whether a rule passes over what nobody sees."""
+        """Return whether a rule ignores invisible characters."""
         return any(rule.reading != "written" for rule in self.texts)
 
     def tail(self, text: str) -> str:
@@ -119,7 +116,7 @@ class Guardrails:
 
 @dataclass(frozen=True, slots=True)
 class GuardrailMatch:
-    """What a rule found: the characters from `start` to `end` of the whole text, or an output that must end."""
+    """Match of a rule: the characters from `start` to `end` of the whole text, or an output that must end."""
 
     rule: TextRule | LoopRule | BudgetRule
     start: int = 0
@@ -132,12 +129,12 @@ class GuardrailMatch:
 
     @property
     def takes_another_way(self) -> bool:
-        """Whether something else is to be drawn."""
+        """Return whether other tokens are to be sampled instead."""
         return isinstance(self.rule, TextRule) and self.rule.action == "retry"
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another text takes its place."""
+        """Return whether another text replaces the match."""
         return isinstance(self.rule, TextRule) and self.rule.action == "replace"
 
 
@@ -159,7 +156,7 @@ def compiled(pattern: str) -> regex.Pattern[str]:
 
 
 def _luhn(digits: str) -> bool:
-    """Whether the check digit of a card number is right."""
+    """Return whether the check digit of a card number is valid."""
     total = 0
     for place, digit in enumerate(reversed(digits)):
         number = int(digit) * (1 + place % 2)
@@ -168,8 +165,8 @@ def _luhn(digits: str) -> bool:
 
 
 def _card_end(text: str, start: int, end: int) -> int | None:
-    """Where a card number ends that begins at `start`, if one does: 13 to 19 digits with a right check digit, up to the
-    end of a group."""
+    """Return the end of a card number that begins at `start`, if any: 13 to 19 digits with a valid check digit, up
+    to the end of a group."""
     places = [at for at in range(start, end) if text[at].isdecimal()]
     digits = "".join(str(int(text[at])) for at in places)
     for count in range(min(len(digits), 19), 12, -1):
@@ -217,7 +214,7 @@ def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int
 
 
 def may_grow(rule: TextRule, text: str, start: int, end: int | None = None) -> bool:
-    """Whether further text behind `end` could make a longer match of what begins at `start`."""
+    """Return whether further text after `end` could extend a match that begins at `start`."""
     return compiled(rule.pattern).fullmatch(text, start, end, partial=True, timeout=_TIMEOUT) is not None
 
 

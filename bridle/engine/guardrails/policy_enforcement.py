@@ -23,7 +23,7 @@ _DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "fai
 
 
 class Changes(Protocol):
-    """What may be done to an output, as `OutputProcessor` does it."""
+    """Changes of an output, as `OutputProcessor` makes them."""
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None: ...
 
@@ -75,7 +75,7 @@ class PolicyEnforcer:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 
     def take_changes(self, seq: Sequence) -> tuple[Change, ...]:
-        """What was noted since the last call."""
+        """Return the changes since the last call, and clear them."""
         changes, seq.output.changes = seq.output.changes, []
         return tuple(changes)
 
@@ -118,7 +118,7 @@ class PolicyEnforcer:
         return None
 
     def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
-        """What takes the place of the last `num_tokens`, and those of them, behind the match, that stay what they are:
+        """Return the replacement of the last `num_tokens`, and those of them, after the match, that stay unchanged:
         the last of these may end inside of a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)

@@ -38,7 +38,7 @@ class NormalizedStream:
 
     @property
     def is_as_written(self) -> bool:
-        """Whether it is the text itself so far."""
+        """Return whether the normalized text still equals the original."""
         return True
 
     def push(self, piece: str) -> None:
@@ -52,7 +52,7 @@ class NormalizedStream:
             del self._pieces[-num_tokens:], self._ends[-num_tokens:]
 
     def end_of(self, count: int) -> int:
-        """Where the first `count` tokens end."""
+        """Return the position after the first `count` tokens."""
         return self._ends[count]
 
     def tail(self, start: int) -> str:
@@ -68,15 +68,15 @@ class NormalizedStream:
         return "".join(self._pieces)
 
     def raw(self, place: int) -> int:
-        """Where the character at `place` is in the text itself."""
+        """Return the original position of the character at `place`."""
         return place
 
     def raw_end(self, place: int) -> int:
-        """Where the text itself ends that is there before `place`."""
+        """Return the end of the original text that corresponds to the text before `place`."""
         return place
 
     def folded(self, place: int) -> int:
-        """Where a place of the text itself is here."""
+        """Return the normalized position of an original position."""
         return place
 
     def copy(self) -> NormalizedStream:
@@ -104,7 +104,7 @@ class CasefoldedStream(NormalizedStream):
 
     @property
     def is_as_written(self) -> bool:
-        """Whether it is the text itself so far."""
+        """Return whether the normalized text still equals the original."""
         return not self._is_other[-1]
 
     def push(self, piece: str) -> None:
@@ -146,15 +146,15 @@ class CasefoldedStream(NormalizedStream):
             del self._places[self._ends[-1] :]
 
     def raw(self, place: int) -> int:
-        """Where the character at `place` is in the text itself."""
+        """Return the original position of the character at `place`."""
         return self._places[place] if place < len(self._places) else self._num_raw[-1]
 
     def raw_end(self, place: int) -> int:
-        """Where the text itself ends that is there before `place`."""
+        """Return the end of the original text that corresponds to the text before `place`."""
         return self._places[place - 1] + 1 if place else 0
 
     def folded(self, place: int) -> int:
-        """Where a place of the text itself is here."""
+        """Return the normalized position of an original position."""
         return bisect_left(self._places, place)
 
     def copy(self) -> CasefoldedStream:
@@ -169,7 +169,7 @@ class CasefoldedStream(NormalizedStream):
 
 @lru_cache(8192)
 def fold_char(char: str) -> str:
-    """What a character is compared as; nothing for one that nobody sees."""
+    """Return the case-folded form of a character for comparison; an empty string for an invisible one."""
     if char.isspace():
         return " "
     return without_unseen("".join(part.casefold() for part in unicodedata.normalize("NFKD", char.casefold())))
@@ -177,7 +177,7 @@ def fold_char(char: str) -> str:
 
 @lru_cache(8192)
 def seen_char(char: str) -> str:
-    """What a character is read as, in its own case; nothing for one that nobody sees."""
+    """Return the normalized form of a character, with its case; an empty string for an invisible one."""
     return without_unseen(unicodedata.normalize("NFKD", char))
 
 

@@ -1,4 +1,4 @@
-"""What steers: what the engine asks about a sequence, what it is answered, and who runs the controllers."""
+"""Interfaces of controllers: the asks about a sequence, the answers, and the pools that run controllers."""
 
 from __future__ import annotations
 

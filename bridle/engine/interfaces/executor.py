@@ -1,4 +1,4 @@
-"""What computes: a backend of the engine, and what it may be able to do beside its steps."""
+"""Interface of a compute backend, and its optional capabilities besides steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ Task = Literal["generate", "embed", "classify"]
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What the engine must know of a loaded model.
-
-    `kv` says who places KV. With `paged` the engine's block tables do (the plan gives every slot of every position).
-    With `sequences` the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's `start`; the
-    engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
-    have `embedding_size` numbers; 0 if this model gives none. `task` says what the model is for: one that does not
-    generate gives vectors of whole texts, each computed in one step, or the logits of a classifier's labels.
-    `block_bytes` is the memory of one block; 0 if it is not known. Ids that are `unnamed` stand for no token: they are
-    read in prompts, and never drawn.
-    """
+    """Properties of a loaded model that the engine needs. `kv` says who places KV. With `paged` the engine's block
+    tables do (the plan gives every slot of every position). With `sequences` the backend keeps KV by sequence id,
+    copying on `ForkRow` and truncating to each row's `start`; the engine then only counts blocks. `capacity` is
+    `num_blocks * block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the
+    model gives none. `task` is the model's purpose: a model that does not generate gives vectors of whole texts,
+    each computed in one step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0
+    if unknown. `unnamed` ids stand for no token: they are read in prompts, and never sampled."""
 
     model: str
     vocab_size: int
@@ -81,7 +78,7 @@ class AsyncExecutor(Executor, Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Whether that is of use here; if not, the engine calls `sample` alone."""
+        """Return whether asynchronous steps help here; if not, the engine calls `sample` alone."""
         raise NotImplementedError
 
     def sample_async(self, batch: SampleBatch) -> None:
@@ -113,7 +110,7 @@ class SupportsReconnect(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """Whether the device is reachable, as far as is known. Safe from any thread."""
+        """Return whether the device is reachable, as far as is known. Safe from any thread."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""What draws for a backend whose logits are arrays of its own. No tensor type appears here."""
+"""Interface of a sampler for backends whose logits are their own arrays. No tensor type appears here."""
 
 from __future__ import annotations
 

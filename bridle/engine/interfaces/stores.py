@@ -1,4 +1,4 @@
-"""What keeps beside the KV cache what requests name: adapters, and the features of pictures."""
+"""Interfaces of stores next to the KV cache: adapters and features of media."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class AdapterStore(Protocol):
         raise NotImplementedError
 
     def counts(self) -> Mapping[str, int]:
-        """How many adapters are on each tier, and how many came and went: fields of `EngineStatistics`. Any thread may
-        ask."""
+        """Return the number of adapters on each tier, and of loads and evictions: fields of `EngineStatistics`.
+        Safe from any thread."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -41,9 +41,9 @@ class AdapterStore(Protocol):
 
 
 class MediaDevice(Protocol):
-    """What an executor that sees has as `media`: it encodes pictures, and holds their features by key until it is told
-    to drop them. `encode` and `drop` are called by one thread, beside the steps; each raises `ShardUnavailable` when
-    the device cannot be reached. `epoch` is another number after everything was lost."""
+    """Media encoder of an executor, its `media`: it encodes images, and holds their features by key until they are
+    dropped. `encode` and `drop` are called by one thread, beside the steps; each raises `ShardUnavailable` when the
+    device cannot be reached. `epoch` is another number after everything was lost."""
 
     epoch: int
     max_bytes: int

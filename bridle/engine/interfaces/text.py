@@ -1,4 +1,4 @@
-"""What turns tokens into text."""
+"""Interfaces for decoding tokens to text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class TextState(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last token ends inside of a character, whose rest has to come."""
+        """Return whether the last token ends inside of a character, whose other bytes are still to come."""
         raise NotImplementedError
 
     def push(self, token: int) -> str:
@@ -37,7 +37,7 @@ class TextDecoder(Protocol):
         raise NotImplementedError
 
     def token_text(self, token: int) -> str:
-        """What a token spells by itself, for people to read."""
+        """Return the text of one token by itself, for display."""
         raise NotImplementedError
 
     def tokens_of(self, text: str) -> Sequence[int]:

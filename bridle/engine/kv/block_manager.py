@@ -96,7 +96,8 @@ class BlockManager:
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
     def can_write(self, seq: Sequence, end: int) -> bool:
-        """Whether `seq` can write positions `num_computed .. end-1` as things are; mostly true for a decode."""
+        """Return whether `seq` can write positions `num_computed .. end-1` without allocation; mostly true for a
+        decode."""
         size, kv = self.block_size, seq.kv
         table = kv.block_table
         if end > len(table) * size:
@@ -113,8 +114,8 @@ class BlockManager:
     # -- taking and giving back --------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> int:
-        """How many leading tokens of `seq` the cache holds; at most `seq.max_reusable`. Changes nothing but the
-        hashes remembered on the sequence."""
+        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. Changes nothing
+        but the hashes remembered on the sequence."""
         if not self._caching:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
@@ -131,7 +132,7 @@ class BlockManager:
         return number if self._caching and number < seq.max_reusable // self.block_size else None
 
     def num_missing(self, seq: Sequence) -> int:
-        """How many free blocks all tokens of `seq`, which holds no block, would take."""
+        """Return the number of free blocks that all tokens of `seq`, which holds no block, would take."""
         cached = self._cached(seq)
         num_idle = sum(self._num_refs[block] == 0 for block in cached)
         return self.blocks_for(len(seq.tokens)) - len(cached) + num_idle

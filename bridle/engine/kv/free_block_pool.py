@@ -1,12 +1,9 @@
-"""Which KV blocks are free, and which one to hand out next.
-
-The choice has two goals. Content that may be reused (full, hashed blocks of finished sequences) should live as long as
-possible. And a sequence's blocks should lie side by side, because a backend can then read its KV as one slice instead
-of gathering it. So a sequence that takes its first block also gets the blocks after it *reserved*: a hint that costs
-nothing, since anybody may still take a reserved block when no other is free.
-
-This module knows nothing of sequences, tokens or hashes: owners and blocks are numbers.
-"""
+"""Pool of free KV blocks, which decides the block to hand out next. The choice has two goals. Content that may be
+reused (full, hashed blocks of finished sequences) should stay cached as long as possible. And a sequence's blocks
+should be adjacent, because a backend can then read its KV as one slice instead of gathering it. So a sequence that
+takes its first block also gets the blocks after it *reserved*. This is only a hint: any sequence may take a
+reserved block when no other is free. This module knows nothing of sequences, tokens or hashes: owners and blocks
+are numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class FreeBlocks:
 
     @property
     def has_only_parked(self) -> bool:
-        """Whether a parked block has to be given up before another one can be taken."""
+        """Return whether only parked blocks are left to take."""
         return not self._num_plain and not self._cached
 
     def allocate(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:

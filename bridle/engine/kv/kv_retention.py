@@ -38,7 +38,7 @@ class RetainedPrefix:
 
 @dataclass(slots=True)
 class _User:
-    """What one user parks: the next to expire first, and how many conversations hold each hash."""
+    """Parked conversations of one user: the next to expire first, and how many conversations hold each hash."""
 
     parked: OrderedDict[Key, RetainedPrefix] = field(default_factory=OrderedDict)
     pins: Counter[bytes] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class KVRetention:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may be parked at all."""
+        """Return whether parking is enabled."""
         return self.max_blocks > 0 and self.seconds > 0
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class KVRetention:
         self.clear()
 
     def is_pinned(self, user: str, digest: bytes) -> bool:
-        """Whether a conversation holds the hash."""
+        """Return whether a conversation holds the hash."""
         known = self._users.get(user)
         return known is not None and digest in known.pins
 

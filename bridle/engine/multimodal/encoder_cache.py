@@ -132,7 +132,8 @@ class EncoderCache:
             self._pinned.discard(key)
 
     def _has_room(self, size: int) -> bool:
-        """Whether so many bytes fit beside what must stay. What fits nowhere is taken in when it is alone."""
+        """Return whether `size` bytes fit next to pinned items. An item that is too large for the cache is accepted
+        if it is alone."""
         kept = sum(self._placed[key] for key in self._pinned)
         return not self._pinned or kept + size <= self._device.max_bytes
 

@@ -117,8 +117,8 @@ class EncoderScheduler:
                 seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
 
     def max_computable(self, seq: Sequence) -> int:
-        """How many tokens of `seq`, which has pictures, may be computed by the end of this step: up to the first that
-        is not ready."""
+        """Return how many tokens of `seq`, which has images, may be computed by the end of this step: up to the
+        first whose features are missing."""
         return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:
@@ -141,8 +141,8 @@ class EncoderScheduler:
         return first
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
-        """How many tokens to compute in place of `num_tokens`, at most `most`, so that no picture is cut whose rows see
-        each other; 0 if such a one comes next and finds no room in this step."""
+        """Return how many tokens to compute in place of `num_tokens`, at most `most`, so that no image with mutual
+        attention is cut; 0 if such an image comes next and does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

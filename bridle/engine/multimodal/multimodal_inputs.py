@@ -1,5 +1,5 @@
-"""What requests hold beside tokens: pictures, as the numbers that a model's tower reads, and the places in the prompt
-where their features go. What is said of pictures holds for sounds and videos.
+"""Media of requests: images as the values that a model's tower reads, and the prompt positions of their features. The
+same holds for sounds and videos.
 
 A `MultiModalItem` is one picture, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
 of a prompt; one picture may have several runs. The tokens at these positions are placeholders: what is computed there
@@ -94,8 +94,8 @@ NO_SIGHTS = MultiModalInputs()
 
 
 def marks(runs: Runs, start: int, end: int) -> bytes:
-    """What distinguishes tokens `start .. end-1` from the same tokens with other pictures: for every run among them
-    which rows of which medium stand where, and at which positions, where these depend on more."""
+    """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other images: for each run
+    among them, the medium, its rows and their positions."""
     parts = []
     for run in runs:
         first, last = max(run.position, start), min(run.end, end)
@@ -112,13 +112,13 @@ def before(runs: Runs, num_tokens: int) -> Runs:
 
 
 def splits(runs: Runs, num_tokens: int) -> bool:
-    """Whether the first `num_tokens` tokens end inside a run."""
+    """Return whether the first `num_tokens` tokens end inside a run."""
     return any(run.position < num_tokens < run.end for run in runs)
 
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
-    """Where a chunk from `start` to `end` has to end instead, so that it cuts no run whose rows see each other: before
-    the run, or, if it begins there or within it, behind it."""
+    """Return the end of a chunk from `start` to `end` that cuts no run with mutual attention: before the run, or,
+    if the chunk begins there or within it, after it."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end
@@ -126,7 +126,7 @@ def align_to_item(runs: Runs, start: int, end: int) -> int:
 
 
 def is_whole(runs: Runs, num_prompt: int) -> bool:
-    """Whether all tokens of a prompt, its text too, see each other."""
+    """Return whether all tokens of a prompt, including its text, attend to each other."""
     return len(runs) == 1 and runs[0].is_mutual and runs[0].length == num_prompt
 
 

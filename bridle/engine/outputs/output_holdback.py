@@ -1,5 +1,4 @@
-"""What of an output may still go, and is held back from its client: tokens that could become part of a banned phrase,
-or of what a policy forbids.
+"""Tokens held back from the client: they could become part of a banned phrase, or of what a policy forbids.
 
 `OutputProcessor` asks here which tokens go out with a new one, and whether there is another way where everything is
 banned. This module knows nothing of schedules and events beside those of tokens.
@@ -21,7 +20,7 @@ _MAX_LEAD_TOKENS = 256
 
 
 def watch_of(seq: Sequence, guard: Guardrails, decoder: TextDecoder) -> GuardrailMatcher:
-    """What holds the text to the rules, with the end of the prompt."""
+    """Return the matcher that applies the rules, starting with the end of the prompt."""
     most = _MAX_LEAD_TOKENS if guard.looks_through else min(guard.reach, _MAX_LEAD_TOKENS)
     num_tokens = min(len(seq.tokens), most)
     at = len(seq.tokens) - num_tokens
@@ -84,7 +83,7 @@ def release(seq: Sequence) -> list[TokenEvent]:
 
 
 def find_alternative(seq: Sequence) -> bool:
-    """Whether there may be another way where bans left nothing to draw.
+    """Return whether another continuation may exist after bans left no token to sample.
 
     Bans that forbid how a phrase begins may forbid too much. So they are lifted, and from here on, until text is
     released, phrases go by how they end: that leaves out no way. What has no way out is then a ban of its own.

@@ -66,8 +66,8 @@ class OutputText:
 
     @property
     def num_settled(self) -> int:
-        """How many tokens have all of their text released, and leave nothing at their end that could become a stop
-        string or a banned phrase if the tokens after them went."""
+        """Return how many tokens have all of their text released, with no suffix that could become a stop string or
+        a banned phrase if the later tokens were removed."""
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
@@ -108,7 +108,7 @@ class OutputText:
         return Released(piece, hit=hit)
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
-        """How many tokens must go because of a match. Where another way is to be taken, the first of them is one that
+        """Return how many tokens a match removes. Where another way is to be taken, the first of them is one that
         was drawn, if any was. Where it is replaced, no character may be cut in two."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
@@ -119,7 +119,7 @@ class OutputText:
         return len(self._ends) - min(first, len(self._ends) - 1)
 
     def is_drawn(self, num_tokens: int) -> bool:
-        """Whether the first of the last `num_tokens` tokens was drawn."""
+        """Return whether the first of the last `num_tokens` tokens was sampled."""
         return not self._forced[-num_tokens]
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
@@ -132,7 +132,7 @@ class OutputText:
         return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
 
     def _num_until(self, end: int) -> int | None:
-        """How many tokens have the text up to `end` and cut no character in two; None if the last token does."""
+        """Return how many tokens hold the text up to `end` and cut no character in two; None if the last token does."""
         first = bisect_left(self._ends, end)
         return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
@@ -224,7 +224,7 @@ class OutputText:
         return Released(tail[start:end], stop, max(start - end, 0))
 
     def _num_banned(self, tail: str, base: int, new_from: int) -> int:
-        """How many tokens must go so that no banned phrase is left that ends in the new text, 0 for none. The first of
+        """Return how many tokens to remove so that no banned phrase ends in the new text, 0 for none. The first of
         them is one of the phrase that was drawn; a phrase that was forced as a whole stays."""
         most = 0
         for phrase in self._banned:
@@ -238,7 +238,7 @@ class OutputText:
         return most
 
     def num_since_drawn(self) -> int:
-        """How many tokens go if the last one goes that was drawn and is not told; 0 if there is none."""
+        """Return how many tokens go if the last sampled and unsent token goes; 0 if there is none."""
         drawn = [at for at in range(self.num_told, len(self._ends)) if not self._forced[at]]
         return len(self._ends) - drawn[-1] if drawn else 0
 

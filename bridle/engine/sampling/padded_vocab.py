@@ -31,7 +31,7 @@ class PaddedVocab:
 
     @classmethod
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
-        """What `bounds` gave. Raises `ValueError` if these are no such numbers."""
+        """Build from the result of `bounds`. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"{len(bounds)} numbers are no spans of ids")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
@@ -69,7 +69,7 @@ class PaddedVocab:
         return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
 
     def bar(self, mask: bytes, vocab_size: int) -> bool:
-        """Whether `mask` allows no id below `vocab_size` but these (padding bits do not count)."""
+        """Return whether `mask` allows only these ids below `vocab_size` (padding bits do not count)."""
         allowed = mask.lstrip(b"\0")
         first = 8 * (len(mask) - len(allowed))
         if any(mask_allows(mask, token) and token not in self for token in range(first, min(first + 8, vocab_size))):

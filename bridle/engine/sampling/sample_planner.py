@@ -119,7 +119,7 @@ class SamplePlanner:
             out.draws.append(draw)
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Whether the request may have that many more outputs; if not, the sequence fails."""
+        """Return whether the request may have `num_branches - 1` more outputs; if not, the sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
@@ -224,7 +224,7 @@ class SamplePlanner:
 
 
 def draws_next(item: Scheduled) -> bool:
-    """Whether the next token is drawn after this step: all tokens are computed, and the output goes on."""
+    """Return whether a token is sampled after this step: all tokens are computed, and the output continues."""
     seq = item.seq
     return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
 
@@ -242,7 +242,7 @@ def score_run(item: Scheduled) -> ScoreRun | None:
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
-    """Whether Mirostat had a part in the draw of a branch."""
+    """Return whether a branch was sampled with Mirostat."""
     return (branch.sampling or seq.sampling).has_mirostat
 
 

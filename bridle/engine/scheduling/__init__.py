@@ -1,1 +1,1 @@
-"""Who computes which tokens in the next step: scheduler, admission order, step plans."""
+"""Scheduling of tokens into steps: scheduler, admission order, step plans."""

@@ -61,7 +61,7 @@ class PrefillGate:
         self._num_steps = 0  # of decoding alone, in a row
 
     def is_open(self, num_queued: int, num_decoding: int) -> bool:
-        """Whether queued prompts may be admitted now."""
+        """Return whether queued prompts may be admitted now."""
         if num_decoding == 0 or self._num_steps >= self.max_steps:
             return True
         return num_queued >= self.ratio * num_decoding

@@ -56,9 +56,8 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCallbacks:
-    """What the engine does at the end of a step, in whatever order steps run: `set_future_result` counts one whose
-    tokens came at a time, and applies them; `recover` goes on after one that failed; `embed` gives the vectors of a
-    step."""
+    """Callbacks of the engine at the end of a step, in any order of steps: `conclude` counts a finished step and
+    applies its tokens; `recover` continues after a failed one; `embed` returns the vectors of a step."""
 
     conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
     recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]
@@ -89,7 +88,7 @@ class OverlapScheduler:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether tokens are being drawn that were not taken yet."""
+        """Return whether a step runs whose tokens were not collected yet."""
         return self._last is not None
 
     # -- the end of a step, with the beginning of the next -----------------------------------------------
@@ -123,7 +122,7 @@ class OverlapScheduler:
         self._ends.recover(list(scheduled.values()), last.branched, error)
 
     def _may_go_ahead(self, last: InFlightStep) -> bool:
-        """Whether the next step can be planned without the tokens of the last one."""
+        """Return whether the next step can be planned without the tokens of the last one."""
         if self._scheduler.is_searching or any(item.drafts for item in last.rows):
             return False
         draws = last.branched.draws
@@ -235,13 +234,13 @@ class OverlapScheduler:
 
 
 def _gives_one_token(draw: PlannedDraw) -> bool:
-    """Whether a draw most likely gives its sequence one token, and no other."""
+    """Return whether a sample most likely gives its sequence exactly one token."""
     return draw.row is not None and not draw.ways and draw.seq.control.spliced_at != len(draw.seq.tokens)
 
 
 def _is_as_planned(item: Scheduled, size: tuple[int, int]) -> bool:
-    """Whether a live sequence has the tokens with which its row was planned, lacks no more than these, and may go
-    on."""
+    """Return whether a live sequence still has the tokens for which its row was planned, lacks no more than these,
+    and may continue."""
     seq, kv = item.seq, item.seq.kv
     is_same = size == (len(seq.tokens), seq.target) and kv.num_mirrored_tokens >= size[0]
     return is_same and kv.num_computed == item.row.start and not seq.is_held

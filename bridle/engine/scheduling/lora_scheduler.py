@@ -38,7 +38,7 @@ class LoRAScheduler:
             self._store.check_known(adapter)
 
     def knows(self, adapter: str) -> bool:
-        """Whether the adapter is still there."""
+        """Return whether the adapter still exists."""
         try:
             self.check(adapter)
         except UnknownAdapter:

@@ -66,7 +66,8 @@ class PromptShares:
         return None
 
     def split(self, budget: int, begun: list[_Wish], order: list[Sequence]) -> dict[int, int]:
-        """How many tokens of the budget are kept for which sequences, by id: up to half of it, the shortest first.
+        """Return how many tokens of the budget are reserved for which sequences, by id: up to half of it, the shortest
+        first.
 
         `begun` are running sequences and how many tokens each wants, `order` the waiting ones in order of admission.
         """

@@ -1,4 +1,4 @@
-"""Who computes which tokens in the next step.
+"""Scheduling of the tokens that the next step computes.
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
@@ -90,7 +90,7 @@ class Scheduler(SequenceQueues):
 
     @property
     def is_searching(self) -> bool:
-        """Whether sequences are computed alone, to find out which one makes a step fail."""
+        """Return whether sequences are computed alone, to find the one that makes a step fail."""
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
@@ -186,7 +186,7 @@ class Scheduler(SequenceQueues):
             self._prompt_budget = budget - sum(self._shares.values())
 
     def _num_wanted(self, seq: Sequence) -> int:
-        """How many tokens a running sequence could use of the prompts' budget."""
+        """Return how many tokens a running sequence could use of the prefill budget."""
         end = self.media.max_computable(seq) if seq.runs else seq.target
         return end - seq.kv.num_computed - (not seq.kv.is_prefilling)
 
@@ -296,8 +296,8 @@ class Scheduler(SequenceQueues):
         return num_tokens
 
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
-        """Whether another sequence computes, in this step, what `seq` lacks first. Where queued prompts wait for each
-        other, they are computed together instead."""
+        """Return whether another sequence computes, in this step, what `seq` lacks first. Where queued prompts wait
+        for each other, they are computed together instead."""
         if not (self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
@@ -310,8 +310,8 @@ class Scheduler(SequenceQueues):
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
-        """Whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step begins a step
-        of its own."""
+        """Return whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step
+        begins a step of its own."""
         return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:

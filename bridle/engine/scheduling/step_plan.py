@@ -40,7 +40,8 @@ class BlockCopy:
 
 
 def placeholder_for_row(row: int) -> int:
-    """What stands in a plan for the token that row `row` of the last batch draws; naming twice gives the row again."""
+    """Return the placeholder in a plan for the token that row `row` of the last batch samples; the function is its
+    own inverse."""
     return -1 - row
 
 
@@ -72,7 +73,7 @@ class PlanRow:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one forward pass computes. Rows are in packing order; decodes and prefill chunks are mixed freely."""
+    """Rows of one forward pass. Rows are in packing order; decodes and prefill chunks are mixed freely."""
 
     step: int
     rows: list[PlanRow] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Which drafts are worth their rows: the rule of `Speculation`, as arithmetic over chances and seconds."""
+"""Selection of drafts that are worth their rows: the rule of `Speculation`, as arithmetic over probabilities and
+seconds."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ class BaseStep:
 
 
 def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> int:
-    """How many tokens are worth guessing for each of so many sequences, if a token is right with this chance and costs
-    so many seconds: as long as one more for each of them gives more tokens a second."""
+    """Return how many tokens to draft for each of `num_alike` sequences, if each token is accepted with probability
+    `chance` and costs `cost` seconds: as long as one more for each gives more tokens per second."""
     expected, seconds, margin = float(step.num_sure), step.seconds, step.margin
     for depth in range(MOST_DRAFTS):
         likely = chance ** (depth + 1)
@@ -84,8 +85,8 @@ def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
 def worth_asking(
     wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
 ) -> dict[int, int]:
-    """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
-    and the model's time, gives more tokens a second than the step would without."""
+    """Return how many tokens a draft model should draft for each sequence: as long as one more for all, with its
+    row and the model's time, gives more tokens per second than the step would without."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0
@@ -114,8 +115,8 @@ def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[i
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """How many parts of the guesses are computed: what was asked for or weighed before, and of the others the likeliest
-    ones, as long as each gives more tokens a second than the step would without it."""
+    """Return how many parts of each draft to compute: those requested or weighed before, and of the others the most
+    probable ones, as long as each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []

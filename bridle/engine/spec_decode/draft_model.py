@@ -35,8 +35,8 @@ _MAX_FAILURES = 3
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """What the draft model has of a sequence: `own` is its tokens as of late, with what was drafted after the first
-    `num_known`."""
+    """The draft model's state of a sequence: `own` holds its tokens as of the last step, with draft tokens after
+    the first `num_known`."""
 
     own: Sequence
     num_known: int
@@ -199,7 +199,7 @@ class ModelDrafter(Proposer):
         return going
 
     def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
-        """What one pass computes: the sequences that lack least come first."""
+        """Select the rows of one pass: the sequences that lack least come first."""
         budget = self._info.max_num_batched_tokens
         picked: list[DraftStep] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
@@ -217,7 +217,7 @@ class ModelDrafter(Proposer):
         return picked
 
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
-        """Whether `own` can be computed up to `end`, if need be after the shadows of idle sequences are dropped."""
+        """Return whether `own` can be computed up to `end`, after dropping idle sequences' state if necessary."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:

@@ -53,7 +53,7 @@ class DraftStep:
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """What was drafted so far."""
+        """Draft tokens so far."""
         return tuple(self.own.tokens[len(self.seq.tokens) :])
 
     def append(self, token: int, rules: DecisionValidator) -> bool:
@@ -91,7 +91,8 @@ class DraftStep:
 
 
 def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
-    """How the next token of `seq` is drawn; None if that is not known, or if no draft can be held against it."""
+    """Return the branch by which the next token of `seq` is sampled; None if it is unknown, or if no draft can be
+    verified against it."""
     pool, decision = seq.control.pool, seq.control.answer
     if pool is None:
         return _PLAIN
@@ -105,5 +106,5 @@ def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
 
 
 def is_plain_draw(decision: Decision) -> bool:
-    """Whether a token is drawn in one way, and kept."""
+    """Return whether the decision is one plain sample, without splices."""
     return decision.is_draw and len(decision.branches) == 1 and not decision.branches[0].splices

@@ -140,6 +140,6 @@ class NgramIndex:
 
 
 def _agreement(text: Sequence[int], place: int) -> int:
-    """How many tokens before `place` are the last ones of the text."""
+    """Return how many tokens before `place` equal the last tokens of the text."""
     size, most = len(text), min(place, _MAX_AGREEMENT)
     return next((n for n in range(most) if text[place - 1 - n] != text[size - 1 - n]), most)

@@ -1,5 +1,5 @@
-"""What drafters guess: which of them is asked about which sequence, what its controller makes of that, and how often
-each was right.
+"""Selection of proposers: which one drafts for a sequence, how its controller filters the draft, and how often each was
+right.
 
 What a controller proposes comes first, then what the text itself says, then what the draft model says. What is guessed
 is weighed in `Speculation`.
@@ -51,11 +51,11 @@ class DraftBackoff:
         self.length = self.left = 0
 
     def holds(self, sequences: list[Sequence]) -> bool:
-        """Whether the next step is one of rest."""
+        """Return whether the next step pauses drafting."""
         return self.left > 0 and bool(sequences) and self.who == (len(sequences), sequences[-1].id)
 
     def goes_on(self, sequences: list[Sequence]) -> bool:
-        """Whether this step is one of rest."""
+        """Return whether this step pauses drafting, and count it."""
         if not self.holds(sequences):
             self.left = 0
             return False
@@ -93,7 +93,7 @@ class ProposerSelector:
         self._proposals.hear(seq, decision)
 
     def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """What drafters say, each about what those before it say nothing about."""
+        """Return the drafts of all proposers, each for the sequences that those before it left out."""
         guesses = self.take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses), step)
         if self._model is not None:
@@ -101,7 +101,7 @@ class ProposerSelector:
         return guesses
 
     def take_proposals(self, wishes: list[DraftRequest]) -> list[DraftProposal]:
-        """What controllers propose."""
+        """Return the drafts that controllers propose."""
         found = self._proposals.draft((wish.seq, wish.limit) for wish in wishes)
         guesses = []
         for wish in wishes:
@@ -120,8 +120,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """What the text itself says, where that was right as often as the draft model is, and often enough to pay.
-        Elsewhere it is only watched."""
+        """Return drafts copied from the text, where copies were accepted often enough to pay. Elsewhere they are
+        only measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -221,7 +221,7 @@ class ProposerSelector:
         return seconds
 
     def _ask(self, model: Proposer, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """What the draft model says, as far ahead as it is worth its time."""
+        """Return drafts of the draft model, as long as they are worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = worth_asking(wishes, chances, model, step)
         self._rest.is_due &= not counts

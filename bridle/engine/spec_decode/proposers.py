@@ -1,4 +1,4 @@
-"""What guesses how sequences go on: one interface, and the guesses that need no model.
+"""Proposers of draft tokens: one interface, and the proposers that need no model.
 
 A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
 since each guess is held against what is then drawn (`SamplePlanner`). `ProposalDrafter` takes what a
@@ -64,7 +64,7 @@ class ProposalDrafter(Proposer):
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
-        """What is left of the proposals."""
+        """Return what is left of the proposals."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:

@@ -1,4 +1,4 @@
-"""How many tokens of which sequences are drafted, so that one pass may give several tokens of one sequence.
+"""Choice of how many tokens to draft for which sequences, so that one pass may give several tokens of one sequence.
 
 A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is drawn. It never
 changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
@@ -66,7 +66,7 @@ class Speculation:
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
     def _wanted(self, seq: Sequence) -> int:
-        """How many drafts the request of `seq` asks for."""
+        """Return how many drafts the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
             has_proposal = seq.drafts.proposal is not None and bool(proposed(seq, 1))
@@ -153,7 +153,7 @@ class Speculation:
             self.cost.note(plan.num_logits, seconds, sum(others))
 
     def may_draft(self, sequences: Iterable[Sequence]) -> bool:
-        """Whether the next step may have drafts for any of them."""
+        """Return whether the next step may have drafts for any of them."""
         return self.is_used and any(self._wish(seq) is not None for seq in sequences)
 
     def _wishes(self, sequences: Iterable[Sequence]) -> list[DraftRequest]:
@@ -178,7 +178,8 @@ def _told(wish: DraftRequest) -> tuple[int, ...]:
 
 
 def _may_draft(seq: Sequence) -> bool:
-    """Whether the next draws can be made ahead: it decodes, what steers it can foresee, no score is missing."""
+    """Return whether the next samples can be drafted: the sequence decodes, its controller supports lookahead, no
+    score is missing."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
     if seq.is_controlled and not _is_foreseen(seq):
@@ -195,7 +196,7 @@ def _may_draft(seq: Sequence) -> bool:
 
 
 def _is_foreseen(seq: Sequence) -> bool:
-    """Whether what steers `seq` may be asked ahead, or was."""
+    """Return whether the controller of `seq` may be asked ahead, or was."""
     pool = seq.control.pool
     can = frozenset() if pool is None else pool.capabilities
     if not getattr(seq.request.controller, "is_pure", True) or "lookahead" not in can:

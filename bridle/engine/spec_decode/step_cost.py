@@ -1,4 +1,4 @@
-"""What a token more or less in a step costs, and how often guesses are right: both by the steps of late."""
+"""Cost of one more row or token in a step, and acceptance rates of drafts, both estimated from recent steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether any step was noted."""
+        """Return whether any step was recorded."""
         return self._weight > 0.0
 
     def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
@@ -90,17 +90,18 @@ class StepCost:
         return self._others_others > 0.0 and self._others_others >= self._LEAST_SPREAD * self._weight
 
     def _slope(self) -> float:
-        """How many rows more a step has for each further token: what rows cost is learnt from the rest."""
+        """Return the number of rows per further token in the recorded steps."""
         return self._rows_others / self._others_others if self._has_others() else 0.0
 
     def _own_spread(self) -> float:
-        """What is left of the variance of rows, times the weight; none if further tokens explain nearly all of it."""
+        """Return the variance of rows not explained by further tokens, times the weight; 0 if they explain nearly
+        all of it."""
         own = self._rows_rows - self._slope() * self._rows_others
         return own if own >= self._LEAST_OWN * self._rows_rows else 0.0
 
 
 class Average:
-    """What one of something takes, in seconds or rows, by those of late."""
+    """Weighted average of recent measurements, in seconds or rows."""
 
     __slots__ = ("_number", "_taken")
 
@@ -109,7 +110,7 @@ class Average:
 
     @property
     def each(self) -> float:
-        """What one takes; 0 before there was any."""
+        """Return the average; 0 before the first measurement."""
         return self._taken / self._number if self._number else 0.0
 
     def note(self, number: int, taken: float) -> None:
@@ -124,7 +125,7 @@ class Average:
 
 @dataclass(slots=True)
 class AcceptanceRate:
-    """How many guesses were right of late; old ones count less and less."""
+    """Recent acceptance rate of drafts, with decaying weights."""
 
     #: What is expected before there was any guess; it counts as much as one guess does.
     PRIOR: ClassVar = 0.6

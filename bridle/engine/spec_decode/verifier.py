@@ -34,7 +34,7 @@ class PlannedDraw:
 
 @dataclass(slots=True)
 class AcceptedDrafts:
-    """How many of the drafts of a step hold, and how many of these were drawn."""
+    """Number of accepted drafts of a step, and how many of these were sampled."""
 
     num_tokens: int = 0
     num_drawn: int = 0
@@ -60,7 +60,8 @@ class DraftVerifier:
         self._accept_one = accept_one
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
+        """Return the branches after each draft of the sequence, as far as they are known: not past forks and
+        splices."""
         plain: list[Branch] = []
         place = 1  # drafts after which the next way comes
         for way in self._steering.foresight.foresee(item.seq, item.drafts):
@@ -124,7 +125,8 @@ class DraftVerifier:
 
 
 def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
-    """How many drafts of a row are guesses and not forced: as the `ways` say, and behind them as was foreseen."""
+    """Return how many drafts of a row are guesses and not forced: according to `ways`, and after them according to
+    the lookahead."""
     covered = 1 if ways else 0
     count = covered
     for way in ways:
@@ -136,7 +138,7 @@ def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
 
 
 def _is_forced(way: Branch) -> bool:
-    """Whether it appends tokens, and nothing else."""
+    """Return whether the branch only appends tokens."""
     return not way.sample and len(way.splices) == 1 and not (way.splices[0].backtrack or way.splices[0].when_sampled)
 
 
