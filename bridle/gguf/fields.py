@@ -1,4 +1,4 @@
-"""What all parts of a configuration's reading and writing share."""
+"""Helpers shared by all parts of reading and writing configurations."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def head_dim(config: Any) -> int:
 
 
 def has(model: GgufModel, name: str) -> bool:
-    """Whether the first layer has a tensor of that name."""
+    """Return whether the first layer has a tensor of that name."""
     return f"blk.0.{name}" in model.tensors

@@ -109,7 +109,7 @@ def weights_of(folder: Path) -> Path | None:
 
 
 def is_adapter_file(source: str) -> bool:
-    """Whether `source` names a GGUF file on this machine."""
+    """Return whether `source` names a GGUF file on this machine."""
     return source.lower().endswith(".gguf") and Path(source).expanduser().is_file()
 
 

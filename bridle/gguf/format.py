@@ -18,7 +18,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10
 
 
 class TensorType(NamedTuple):
-    """How numbers are packed: `values` of them take `size` bytes."""
+    """Packing of values: `values` of them take `size` bytes."""
 
     name: str
     values: int

@@ -1,6 +1,5 @@
-"""What families with experts have beyond the fields that `bridle.gguf.traits` reads: gates that are clamped, layers
-without experts before those with them, experts that all tokens share, and ways of choosing.
-"""
+"""Properties of mixture-of-experts families beyond the fields that `bridle.gguf.traits` reads: clamped gates, dense
+layers before those with experts, shared experts, and routing methods."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""How texts are cut into words before byte-level BPE, by the names that GGUF files use (`tokenizer.ggml.pre`).
-
-Each entry is what the models' own `tokenizer.json` says, step by step: a pattern whose matches stand alone, runs of
-digits, or GPT-2's own rule, which is part of the byte-level step.
-"""
+"""Pre-tokenization of texts before byte-level BPE, by the names in GGUF files (`tokenizer.ggml.pre`). Each entry
+follows the models' own `tokenizer.json`, step by step: a pattern whose matches stand alone, runs of digits, or
+GPT-2's own rule, which is part of the byte-level step."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from bridle.gguf.rules import Change
 
 
 def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
-    """How many heads the rows of a tensor belong to; 0 if their order is the same here and there."""
+    """Return the number of heads that the rows of a tensor belong to; 0 if their order is the same in both formats."""
     return {"query": num_heads, "key": num_kv_heads}.get(change, 0)
 
 

@@ -24,7 +24,7 @@ class TensorRule(NamedTuple):
 
 
 def suffix_of(name: str) -> str:
-    """How the file's name of the library's tensor `name` ends."""
+    """Return the suffix of the file's name for the library's tensor `name`."""
     return ".bias" if name.endswith("bias") else ".weight"
 
 

@@ -137,6 +137,6 @@ def pieces_of(path: Path) -> list[Path]:
 
 
 def is_first_piece(name: str) -> bool:
-    """Whether a file of that name begins a model: the first of several, or the only one."""
+    """Return whether a file of that name begins a model: the first of several, or the only one."""
     named = _PIECE.fullmatch(name)
     return named is None or int(named[2]) == 1

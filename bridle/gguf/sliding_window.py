@@ -54,7 +54,7 @@ def _layer_types(count: int, period: int) -> list[str]:
 
 
 def _narrow_scale(config: Config, layers_of_27b: int) -> int:
-    """What queries are divided by the root of: the head's size, but for the largest model of each generation."""
+    """Return the value whose root divides queries: the head size, except in the largest model of each generation."""
     if config["num_hidden_layers"] == layers_of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])

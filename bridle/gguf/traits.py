@@ -1,7 +1,5 @@
-"""What a family has beyond the fields that all have: for each such property how it is read and how it is written.
-
-`GgufFamily.reads` names the properties, `TRAITS` has them by name.
-"""
+"""Properties of a family beyond the common fields, each with its reader and its writer. `GgufFamily.reads` names
+the properties, `TRAITS` has them by name."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_three_positions(config: Any, put: Put) -> None:
-    """How many pairs of a head turn with each number of a position: for texts any division is the same."""
+    """Write how many pairs of a head rotate with each component of a position: for texts any division is the same."""
     half = head_dim(config) // 2
     put("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0])
 

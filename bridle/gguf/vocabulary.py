@@ -230,7 +230,7 @@ _KNOWN = ", ".join(_BUILDERS)
 
 
 def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
-    """Whether a beginning and an end are put around a text, by default as llama.cpp does."""
+    """Return whether BOS and EOS are added to a text, by default as llama.cpp does."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
     begins = kind == "llama" or (kind == "gpt2" and rule is not None and rule.adds_bos)
     return (

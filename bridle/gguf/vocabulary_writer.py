@@ -106,7 +106,7 @@ def _sentencepiece(spec: Mapping[str, Any]) -> VocabularyFields:
 
 
 def _has_prefix(spec: Mapping[str, Any]) -> bool:
-    """Whether a blank is put in front of a text. Only SentencePiece's usual ways can be expressed."""
+    """Return whether a space is prepended to a text. Only SentencePiece's usual ways can be expressed."""
     normalizer, splitter = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
     steps = [step.get("type") for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
     if splitter.get("type") == "Metaspace" and not steps:
