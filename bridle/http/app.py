@@ -94,7 +94,7 @@ def create_app(
 def _state_of(
     registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None, tracing: Tracing | None
 ) -> HttpState:
-    """What all routes share."""
+    """Return the state that all routes share."""
     policies = settings.policies or PolicyRegistry()
     traces = TraceStore(settings.trace_folder, settings.trace_share)
     return HttpState(

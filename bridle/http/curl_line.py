@@ -33,7 +33,7 @@ def _example(registry: ModelRegistry, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _task(registry: ModelRegistry, name: str) -> Task:
-    """What a model is for. One that is not loaded is assumed to generate."""
+    """Return the task of a model. A model that is not loaded is assumed to generate."""
     try:
         model = registry.slot_of(registry.choose(name).model).model
     except UnknownModel:
@@ -42,7 +42,7 @@ def _task(registry: ModelRegistry, name: str) -> Task:
 
 
 def _chats(registry: ModelRegistry, name: str) -> bool:
-    """Whether a model, or an adapter's model, takes conversations. A model that is not loaded is assumed to."""
+    """Return whether a model, or an adapter's model, takes conversations. A model that is not loaded is assumed to."""
     try:
         model = registry.slot_of(registry.choose(name).model).model
     except UnknownModel:

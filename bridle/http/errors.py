@@ -178,7 +178,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def _instead(path: str) -> str:
-    """What to ask in place of a route that another server has."""
+    """Return the route to use in place of another server's."""
     whys = dict.fromkeys(route.why for route in ROUTES if route.path == path and route.why)
     return "; ".join(whys) or "see /docs"
 

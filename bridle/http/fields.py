@@ -1,4 +1,4 @@
-"""Which fields a body may have: its own, and those of other systems that mean something here.
+"""Fields of a body: the route's own, and those of other systems that have an equivalent here.
 
 A field of another system is taken by its name here, or refused if it would change the text; `bridle.compat` has the
 table. A name that is almost one of the route's own is a slip, and refused too. Everything else that is unknown passes,
@@ -33,8 +33,7 @@ STRICTNESS: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("strict_fiel
 
 
 def is_strict() -> bool:
-    """Whether the body of this call may have no fields that nobody knows: as its header says, by default as the server
-    has it."""
+    """Return whether unknown fields are refused in this call: from its header, or the server's default."""
     headers, default = STRICTNESS.get()
     said = headers.get(STRICT_HEADER, "").strip().lower()
     return default if not said else said not in ("0", "false", "no", "off")
@@ -130,7 +129,7 @@ _OF_FORMS = re.compile(
 
 
 def _speaks_of_form(name: str, value: Any) -> bool:
-    """Whether an unknown field is about what a text must look like, by its name or by those within it."""
+    """Return whether an unknown field seems to constrain the output, by its name or by those within it."""
     within = [each for each in value if isinstance(each, str)] if isinstance(value, dict) else []
     return any(_OF_FORMS.search(each[:_MAX_NAME_CHARS]) for each in (name, *within[:MAX_UNKNOWN]))
 
@@ -163,6 +162,6 @@ def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
 
 
 def _on(api: Api, name: str) -> str | None:
-    """What a sampling parameter is called on an API."""
+    """Return the name of a sampling parameter in an API."""
     meaning = meanings().get(name)
     return None if meaning is None else meaning.names.get(api, name)

@@ -1,4 +1,4 @@
-"""What the routes of one application share, and how a request of theirs comes to be served."""
+"""State that the routes of one application share, and the start of serving a request."""
 
 from __future__ import annotations
 

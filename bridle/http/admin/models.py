@@ -90,7 +90,7 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 def _pooling(model: LoadedModel) -> dict[str, Any]:
-    """What a client must know of a model that gives vectors or labels."""
+    """Return the properties of a pooling model: labels, or vector size and prompts."""
     assert model.pooling is not None
     if model.info.task == "classify":
         return {"labels": list(model.pooling.labels)}

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def is_anthropic(request: Request) -> bool:
-    """Whether the request comes from a client of Anthropic's API."""
+    """Return whether the request comes from a client of Anthropic's API."""
     return "anthropic-version" in request.headers
 
 

@@ -42,7 +42,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 
 
 async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
-    """What a call is answered with; all of it unless it streams."""
+    """Return the answer of a call; complete unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
     whole = not body.stream
     generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **turn.events)

@@ -27,7 +27,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingFields(InnerFields):
-    """Whether the model thinks, and for how many tokens at most."""
+    """Reasoning on or off, and its maximum number of tokens."""
 
     within: ClassVar[str] = "thinking"
 

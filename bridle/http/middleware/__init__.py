@@ -1,1 +1,1 @@
-"""What all routes stand on: connections, bodies, streams, identification."""
+"""Common parts of all routes: connections, bodies, streams, identification."""

@@ -52,8 +52,8 @@ class Gzip:
 
 
 def unpacker_of(request: Request) -> Decompressor | None:
-    """How the body of a request is unpacked; None if it is taken as it is. Raises `RefusedBody` with 415 for a coding
-    that is not known here."""
+    """Return the decompressor of a request body; None if it is not compressed. Raises `RefusedBody` with 415 for a
+    coding that is not known here."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
         return None

@@ -95,7 +95,7 @@ class Identifier:
 
 
 def identity_of(connection: HTTPConnection) -> Identity:
-    """Who sent this request."""
+    """Return the user that sent this request."""
     identity = connection.scope.get("state", {}).get("identity")
     return identity if isinstance(identity, Identity) else LOCAL_USER
 

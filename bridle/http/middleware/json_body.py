@@ -77,7 +77,7 @@ class BoundedRoute(APIRoute):
 
 
 async def parsed(http: HttpState, body: bytes) -> Any:
-    """What a client has sent, as JSON. Raises a 400 error that says where it is malformed."""
+    """Parse a client's JSON body. Raises a 400 error that says where it is malformed."""
     if len(body) <= MAX_INLINE_BYTES:
         return _parse(body)
     async with http.parsing:

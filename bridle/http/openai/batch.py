@@ -37,14 +37,14 @@ class BatchRequest(msgspec.Struct):
 
     @property
     def has_controllers(self) -> bool:
-        """Whether the body names a controller, as far as it can be read."""
+        """Return whether the body names a controller, as far as it can be read."""
         inner = self.body.get("parameters")
         fields = inner if isinstance(inner, dict) else self.body
         return bool(fields.get("controller") or fields.get("controllers"))
 
     @property
     def asks_its_client(self) -> bool:
-        """Whether the body names tools that its client is to answer."""
+        """Return whether the body names tools that its client answers."""
         inner = self.body.get("parameters")
         return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))
 

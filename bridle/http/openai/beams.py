@@ -14,7 +14,7 @@ from bridle.serving.requests.steering import Steering
 def searching(
     body: BeamFields, serving: RequestLifecycle, sampling: SamplingParams, steering: Steering, width: int
 ) -> tuple[SamplingParams, BeamSearch]:
-    """What to ask the engine for, and the search that steers it."""
+    """Return the sampling parameters and the controller of a beam search."""
     if steering.controller is not None or steering.constraint is not None:
         raise InvalidRequest("use_beam_search goes with no controller and no constraint", "use_beam_search")
     if sampling.max_tokens is None:

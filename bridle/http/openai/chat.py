@@ -51,7 +51,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
-    """What a call is answered with; all of it unless it streams."""
+    """Return the answer of a call; complete unless it streams."""
     sampling = _sampling(body)
     width = body.width(sampling.n)
     model = await serving.acquire_model(
@@ -192,8 +192,8 @@ class _Answer:
         return chunks
 
     def _num_shown(self, part: SubRequest, delta: Delta) -> int:
-        """How many of its tokens belong to its text: not the one that ended it. Clients that put the tokens of a chunk
-        together must get its text."""
+        """Return how many tokens of `delta` belong to its text: all but the one that ended it. Clients that put the
+        tokens of a chunk together must get its text."""
         if not delta.tokens or not part.request.sampling.skip_special_tokens:
             return len(delta.tokens)
         return len(delta.tokens) - (delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids)

@@ -105,7 +105,7 @@ JsonObjects = list[dict[str, Any]]
 
 
 class ReasoningFields(InnerFields):
-    """How much a model may think, in the words of some open servers."""
+    """Limits on reasoning, in the format of several open servers."""
 
     within: ClassVar[str] = "reasoning"
 
@@ -118,7 +118,7 @@ _NO_REASONING = ReasoningFields()
 
 
 class StreamOptions(InnerFields):
-    """What a stream carries beside its chunks: counts at the end, and a notice when the device was lost."""
+    """Additional content of a stream: usage at the end, and a notice when the device was lost."""
 
     within: ClassVar[str] = "stream_options"
 
@@ -201,7 +201,7 @@ class SamplingFields(ControllerFields, _Derived):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def form(self) -> Constraint | None:
-        """What the text must look like; None if no field says so. Raises `InvalidRequest` that names the field."""
+        """Return the output constraint; None if no field sets one. Raises `InvalidRequest` that names the field."""
         if self.model_fields_set.isdisjoint(NAMES):
             return None
         return constraint_named({name: getattr(self, name) for name in NAMES})
@@ -226,8 +226,7 @@ _SAMPLING_FIELDS = tuple(
 
 
 class BeamFields(SamplingFields):
-    """What asks for beam search, with `best_of` beams, and for scores of the prompt; bodies of the routes that have
-    both."""
+    """Fields of beam search, with `best_of` beams, and of prompt scores, for the routes that have both."""
 
     best_of: int | None = None
     use_beam_search: bool | None = None
@@ -236,8 +235,8 @@ class BeamFields(SamplingFields):
     prompt_logprobs: int | None = None
 
     def width(self, num_wanted: int) -> int:
-        """How many choices are looked at, to answer with `num_wanted`. Refuses what goes with no stream, and what
-        belongs to beam search without it."""
+        """Return the number of choices to generate for `num_wanted` answers. Refuses what goes with no stream, and
+        what belongs to beam search without it."""
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest(
                 f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"

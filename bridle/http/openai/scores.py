@@ -1,5 +1,5 @@
-"""How much texts have to do with each other: `/v1/score` (vLLM's shape), `/v1/rerank` (that of Jina and Cohere), and
-`/rerank` with `texts` (that of text-embeddings-inference).
+"""Similarity of texts: `/v1/score` (vLLM's shape), `/v1/rerank` (that of Jina and Cohere), and `/rerank` with `texts`
+(that of text-embeddings-inference).
 
 A cross-encoder, a classifier with one label, reads both texts at once and scores them itself. With other models a score
 is the cosine of the vectors that `/v1/embeddings` gives of both texts, as vLLM computes it for models that embed; a

@@ -34,7 +34,7 @@ _FIELDS = frozenset(
 
 
 def is_native_client(body: ChatBody) -> bool:
-    """Whether text-generation wrote this body."""
+    """Return whether the text-generation client wrote this body."""
     return body.model == _MODEL and body.model_fields_set >= _FIELDS
 
 

@@ -187,7 +187,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._leave()
 
     def _is_little(self) -> bool:
-        """Whether the body is short enough to be read and dropped, and certain to come."""
+        """Return whether the body is short enough to be read and dropped, and certain to come."""
         given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
         return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= MAX_DROPPED
 
@@ -211,8 +211,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """Who does not take refusals is not asked for more. While an answer of the application is on its way, reading
-        tells whether the client is still there."""
+        """Stop reading from a client that does not read its refusals. While an answer of the application is on its
+        way, reading tells whether the client is still there."""
         super().pause_writing()
         if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()

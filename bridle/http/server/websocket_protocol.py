@@ -141,5 +141,5 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
 
 
 def is_useless(frame: Frame) -> bool:
-    """Whether a frame says nothing."""
+    """Return whether a frame has no effect."""
     return frame.opcode in (Opcode.PING, Opcode.PONG) or (frame.opcode is Opcode.CONT and not frame.data)

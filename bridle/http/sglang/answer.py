@@ -18,7 +18,7 @@ from bridle.serving.outputs.stream_extras import StreamExtras
 
 @dataclass(slots=True)
 class _Sent:
-    """What a stream has told of an output."""
+    """Part of an output that a stream has sent."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)

@@ -25,7 +25,7 @@ _MARKS = frozenset({"text", "input_ids", "input_embeds", "sampling_params"})
 
 
 def is_sglangs(data: Any) -> bool:
-    """Whether a body is SGLang's."""
+    """Return whether a body has SGLang's format."""
     return isinstance(data, dict) and "inputs" not in data and not _MARKS.isdisjoint(data)
 
 

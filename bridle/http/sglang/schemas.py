@@ -47,13 +47,13 @@ class SglangBody(Fields):
 
     @property
     def is_batch(self) -> bool:
-        """Whether the answer is a list."""
+        """Return whether the answer is a list."""
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (given is self.text or not given or isinstance(given[0], list))
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many alternatives of each token are wanted; None if no log-probabilities are."""
+        """Return the number of alternatives per token; None without log-probabilities."""
         return (
             (_one("top_logprobs_num", self.top_logprobs_num) or 0)
             if _one("return_logprob", self.return_logprob)
@@ -71,7 +71,7 @@ class SglangBody(Fields):
         return start
 
     def id_of(self, number: int, default: str) -> str:
-        """What the answer for a prompt is called: as the client says, or after the request."""
+        """Return the id of the answer for a prompt: the client's, or one derived from the request."""
         rid = self.rid
         if isinstance(rid, list):
             return rid[number]

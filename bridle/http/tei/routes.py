@@ -103,7 +103,7 @@ async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[lis
 
 
 async def compat(data: Any, request: Request) -> Response | None:
-    """What `/` answers for a model that pools, as hosted endpoints do; None for one that generates, or that is not
+    """Answer `/` for a model that pools, as hosted endpoints do; None for one that generates, or that is not
     loaded. The hub's client expects a list of lists of labels there."""
     registry, fields = http_state(request).registry, data if isinstance(data, dict) else {}
     name = fields.get("model")

@@ -58,14 +58,14 @@ class SimilarityBody(_Body):
 
 
 class Classifying(InnerFields):
-    """How the hub's client wants labels: the first `top_k`, with scores of another function than the model's."""
+    """Options of labels from the hub's client: the first `top_k`, with another score function than the model's."""
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
     top_k: int | None = Field(default=None, ge=1)
 
 
 class Classified:
-    """What is to be classified: texts and pairs of texts, and whether a list of answers is expected."""
+    """Input to classify: texts and pairs of texts, and whether the answer is a list."""
 
     def __init__(self, items: list[Item], is_batch: bool) -> None:
         self.items = items

@@ -126,7 +126,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
 
 
 def is_sampled(given: Parameters) -> bool:
-    """Whether tokens are drawn at random."""
+    """Return whether tokens are sampled at random."""
     return bool(given.do_sample) or any(getattr(given, name) not in (None, off) for name, off in _SAMPLED.items())
 
 

@@ -51,8 +51,8 @@ else:
 
 
 class Parameters(ControllerFields, _Derived):
-    """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own. Samplers
-    that are not written down here are derived."""
+    """Generation parameters: the original's fields and those of LoRAX that choose an adapter, then bridle's own.
+    Samplers that are not written down here are derived."""
 
     api: ClassVar[Api] = "tgi"
 

@@ -78,7 +78,7 @@ def usage_fields(usage: Usage) -> dict[str, int]:
 
 
 def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
-    """What a whole answer says of itself in its headers; times in milliseconds but for `x-compute-time`."""
+    """Return the headers of a complete answer; times in milliseconds except for `x-compute-time`."""
     now = time.monotonic()
     submitted = call.submitted or now
     inference = now - submitted

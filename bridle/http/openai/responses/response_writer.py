@@ -181,7 +181,7 @@ class ResponseWriter:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """How the answer was asked for, with what holds where nothing was said."""
+        """Return the request fields in the answer, with their defaults."""
         body, sampling = self.body, self.generation.parts[0].request.sampling
         form = (body.text.format if body.text is not None else None) or {"type": "text"}
         return {

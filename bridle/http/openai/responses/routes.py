@@ -61,7 +61,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
 
 
 async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: ResponseStore) -> ResponseWriter:
-    """What a call is answered with; all of it unless it streams."""
+    """Return the answer of a call; complete unless it streams."""
     body = body.model_copy(update={"input": body.items(book, serving.identity.user)})
     generation, turn = await begin(body, serving)
     return ResponseWriter(generation, turn, body, serving.story.id, book)

@@ -23,7 +23,7 @@ def packed(summary: str) -> str:
 
 
 def unpacked(content: Any, where: str) -> str:
-    """What the model is told of the conversation before. Raises `InvalidRequest`."""
+    """Return the text of an earlier conversation's summary for the model. Raises `InvalidRequest`."""
     try:
         if isinstance(content, str) and content.startswith(_MARK):
             return _TITLE + base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()

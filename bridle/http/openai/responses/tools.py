@@ -41,7 +41,7 @@ class Tools:
 
 
 def flat_name(name: Any, namespace: Any) -> Any:
-    """What a model is told that a function is called."""
+    """Return the name of a function as the model sees it."""
     if not isinstance(name, str) or not isinstance(namespace, str) or not namespace:
         return name
     return namespace + ("" if namespace.endswith("__") else "__") + name
