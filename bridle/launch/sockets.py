@@ -34,7 +34,7 @@ def sweep() -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this is such a folder: it holds nothing but sockets and the file at which ranks meet."""
+    """Return whether this is such a folder: it holds only sockets and the rendezvous file of ranks."""
     try:
         is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
         return is_own and all(child.is_socket() or child.name == STORE for child in path.iterdir())

@@ -63,7 +63,7 @@ class SupervisedProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the first process ended before `keep` was called."""
+        """Return whether the first process ended before `keep` was called."""
         return self.num_ends > 0 and not self._is_kept
 
     def keep(self) -> None:

@@ -1,8 +1,6 @@
-"""How many engines a model needs: as many as keep queued prompt tokens, and places that are taken, below a target.
-
-Requests say little about work: one prompt may have 10 tokens, another 100,000. Serve's own delays and bounds apply to
-what is said here.
-"""
+"""Autoscaling of engines: as many as keep queued prompt tokens, and running requests, below a target. Token counts
+are used because requests differ: one prompt may have 10 tokens, another 100,000. Serve's own delays and bounds
+apply to this target."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ClusterClient:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether an engine that can serve requests answered a moment ago."""
+        """Return whether a healthy engine answered recently."""
         return any(beat.is_healthy for beat in self._beats)
 
     @property

@@ -18,7 +18,7 @@ from bridle.serving.policies import read_policies
 
 
 class OperatorFiles(NamedTuple):
-    """What is told of the files: `tools` to engines; and a `version`, which changes with their content."""
+    """Operator's files as engines see them: `tools`, and a `version` that changes with their content."""
 
     tools: ToolsElsewhere
     version: str
@@ -36,8 +36,7 @@ def read_files(settings: RaySettings) -> OperatorFiles:
 
 
 def tools_of(settings: RaySettings) -> ToolExecutor:
-    """What controllers may call: the tools of the file, if there is one, and those of clients. Whoever asks closes
-    it."""
+    """Return the tools of the file, if there is one, and those of clients. The caller must close them."""
     from bridle.controller_tools.config import read_tools
 
     return ToolExecutor() if settings.tools is None else read_tools(Path(settings.tools))

@@ -85,7 +85,7 @@ class RaySettings(BaseModel):
             raise InvalidRequest(f"{where}: {first['msg']}", where) from None
 
     def to_model(self) -> ModelConfig:
-        """How each engine loads the model."""
+        """Return the model configuration of each engine."""
         _check_names("model_options", self.model_options, ModelConfig, {"model"})
         options = dict(self.model_options)
         if self.num_cpus and "num_threads" not in options:
@@ -93,12 +93,13 @@ class RaySettings(BaseModel):
         return ModelConfig(self.model, **options)
 
     def to_engine(self) -> EngineConfig:
-        """How each engine schedules."""
+        """Return the scheduling configuration of each engine."""
         _check_names("engine_options", self.engine_options, EngineConfig, set())
         return EngineConfig(**self.engine_options)
 
     def to_control(self) -> ControlSettings:
-        """How the control runtimes are started, beside each engine; a front's own is for uploads and tags."""
+        """Return the settings of the control runtime next to each engine; a front's own runtime is for uploads and
+        tags."""
         if self.control_store is None:
             return ControlSettings("off")
         return ControlSettings("on", store=Path(self.control_store))

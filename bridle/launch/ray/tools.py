@@ -71,7 +71,7 @@ class EngineCalls:
 
     @contextlib.contextmanager
     def _open(self, request_id: str) -> Iterator[asyncio.Queue[ToolMessage]]:
-        """Where the calls of a request wait until they are sent."""
+        """Open the queue of a request's calls to be sent, and remove it at the end of the block."""
         calls: asyncio.Queue[ToolMessage] = asyncio.Queue()
         with self._lock:
             self.streams[request_id] = asyncio.get_running_loop(), calls
