@@ -77,8 +77,8 @@ class LlamaExecutor:
             return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """What these rows were before the head, each of length 1. llama.cpp does not keep it: the tokens from there on
-        are computed again."""
+        """Return the hidden states of these rows before the head, each normalized to length 1. llama.cpp does not
+        keep them, so the tokens from there on are computed again."""
         model = self._require_model()
         if step != self._step:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")

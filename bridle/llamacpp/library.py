@@ -55,7 +55,8 @@ def library() -> Any:
 
 @cache
 def _log_callback() -> Any:
-    """What llama.cpp says goes to our log: its errors as warnings, since ours tell what came of them."""
+    """Return a callback that forwards llama.cpp's log to ours: its errors as warnings, since our own errors report
+    the consequences."""
     import llama_cpp
 
     def take(level: int, text: bytes, data: object) -> None:
@@ -119,7 +120,7 @@ class Model:
 
     @property
     def num_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         return int(self._lib.llama_model_size(self._model)) if self._model else 0
 
     # -- computing ------------------------------------------------------------------------------------------------

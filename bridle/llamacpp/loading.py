@@ -118,7 +118,7 @@ def _longest(config: ModelConfig, trained: int) -> int:
 
 
 def _cell_bytes(source: GgufModel, item_size: int) -> int:
-    """What a token takes in the KV cache, at most."""
+    """Return the maximum bytes of one token in the KV cache."""
     arch = source.text("general.architecture")
     heads = source.integer(f"{arch}.attention.head_count", 1, 1) if _is_plain(source, arch, "head_count") else 64
     kv_heads = heads
@@ -131,7 +131,7 @@ def _cell_bytes(source: GgufModel, item_size: int) -> int:
 
 
 def _is_plain(source: GgufModel, arch: str | None, key: str) -> bool:
-    """Whether a count is one number for all layers; some architectures have a list."""
+    """Return whether a count is one number for all layers; some architectures have a list."""
     return isinstance(source.metadata.get(f"{arch}.attention.{key}", 0), int)
 
 

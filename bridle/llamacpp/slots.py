@@ -1,4 +1,4 @@
-"""Which sequence of the engine is which slot of llama.cpp, what it holds, and how plans change that.
+"""Mapping of the engine's sequences to llama.cpp's slots, and its changes by plans.
 
 The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
 fork stays one there too, until one of them goes on.
@@ -14,7 +14,7 @@ from bridle.errors import InternalError, OutOfBlocks
 
 
 class SlotObserver(Protocol):
-    """What is told about slots."""
+    """Observer of changes to slots."""
 
     def cut(self, slot: int, length: int) -> None: ...
 
