@@ -20,9 +20,9 @@ from bridle.sampling import SamplingParams
 
 
 class MultiModalData(TypedDict, total=False):
-    """What a prompt has beside text, for its placeholders in order: a picture, a sound or a video, or several. Each
-    is bytes, a path, a `data:` URL or an array; a picture may also be an image of Pillow's, a sound an array and its
-    rate, a video a list of pictures, or its frames and their rate."""
+    """Media of a prompt, for its placeholders in order: one or several images, sounds or videos. Each is bytes, a
+    path, a `data:` URL or an array; an image may also be a Pillow image, a sound an array and its rate, a video a
+    list of images, or its frames and their rate."""
 
     image: Any
     audio: Any
@@ -172,8 +172,8 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
 
 
 def _of_a_server(name: str, known: Collection[str]) -> str:
-    """What other servers' setting of this name is here, vLLM's first, if they have one. What is almost one of the
-    `known` settings is a slip of that, rather than one of a family."""
+    """Return the equivalent of another server's setting of this name, vLLM's first, or an empty string. What is
+    almost one of the `known` settings is a slip of that, rather than one of a family."""
     if advice := of_setting(name):
         return f": {advice}"
     flag = "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""What the methods of `LLM` have in common: arguments become checked requests, and those are run to their end."""
+"""Common parts of the methods of `LLM`: they turn arguments into checked requests and run these to completion."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Calls:
         return make_collectors(self.model, prompts, wanted, media, how)
 
     async def chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[ChatRun]:
-        """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
+        """Return one run per conversation. `given` may have fields of `ChatOptions`, too."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
         rest = {name: value for name, value in given.items() if name not in options}
@@ -80,7 +80,7 @@ class Calls:
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """How messages are sampled if a call does not say."""
+        """Sampling parameters of messages when a call gives none."""
         return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self.model.defaults, ())
 
     def stream(

@@ -60,7 +60,7 @@ async def _plan(model: LoadedModel, conversation: Conversation, one: PromptSpec)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
-    """What was said, and how the model is to answer."""
+    """Return the conversation of these messages, and how the model answers."""
     tools = options.get("tools")
     asked, begun = continued(messages, options.get("continue_final_message"), options.get("add_generation_prompt"))
     return Conversation(
@@ -77,7 +77,7 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
 
 
 def _is_function(tool: Any) -> bool:
-    """Whether a tool has OpenAI's shape; templates of one's own may expect another one."""
+    """Return whether a tool has OpenAI's shape; custom templates may expect another one."""
     return isinstance(tool, Mapping) and "function" in tool
 
 

@@ -1,5 +1,4 @@
-"""What a call does beside its requests: it runs them in an event loop, wherever it was called, and shows how far they
-are."""
+"""Event loop and progress display of a call, wherever it was made."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class _Elsewhere(Generic[T]):
 
 
 def in_event_loop() -> bool:
-    """Whether the caller runs in an event loop, and so must not block."""
+    """Return whether the caller runs in an event loop, and so must not block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -70,7 +69,7 @@ def in_event_loop() -> bool:
 
 
 class _Count:
-    """What a bar shows of a batch: how many requests are done, and how many tokens they made."""
+    """Counts of a batch for its progress bar: finished requests and generated tokens."""
 
     def __init__(self, show: Callable[[int, int], None]) -> None:
         self._show = show

@@ -35,8 +35,8 @@ _ALIKE = 0.7
 def settle(
     call: str, sampling: Sampling, default: SamplingParams, given: Mapping[str, Any], own: Iterable[str] = ()
 ) -> tuple[SamplingParams | Sequence[SamplingParams], RunOptions]:
-    """How to sample (`default`, if nothing says so) and how to run, as the keywords of `call` say. `own` are its
-    further arguments. Raises `UnknownKeyword`, and `InvalidRequest` for values that do not go together."""
+    """Return the sampling parameters (`default` if none are given) and run options in the keywords of `call`. `own`
+    are its further arguments. Raises `UnknownKeyword`, and `InvalidRequest` for values that do not go together."""
     known = _SAMPLING | _HOW | {*NAMES, *own}
     named = _named(call, given, known)
     changes = {name: value for name, value in named.items() if name in _SAMPLING}
@@ -53,7 +53,7 @@ def settle(
 
 
 def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) -> RunOptions:
-    """How to run a call that draws nothing."""
+    """Return the run options of a call that samples nothing."""
     for name in given:
         meant = BY_NAME[name].here if name in BY_NAME else name
         if name not in _RUNS and (meant in _SAMPLING or meant in NAMES or meant in _HOW):

@@ -236,7 +236,7 @@ class LLM(LoadedModelMixin):
     def classify(
         self, texts: str | Sequence[str | tuple[str, str]], *, use_tqdm: bool = True, **given: Any
     ) -> list[Classification]:
-        """What a sequence classifier says of each text, or of each pair of texts."""
+        """Return a sequence classifier's labels of each text, or of each pair of texts."""
         how = settle_runs("classify", given, ("use_tqdm", *pooling.READING))
         return pooling.labels(self._model, texts, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
 
@@ -394,7 +394,7 @@ class LLM(LoadedModelMixin):
 
     @property
     def chat_sampling(self) -> SamplingParams:
-        """How messages are sampled if a call does not say."""
+        """Sampling parameters of messages when a call gives none."""
         return self._calls.chat_sampling
 
     if not TYPE_CHECKING:

@@ -98,7 +98,7 @@ class LoadedModelMixin:
 
     @property
     def model(self) -> LoadedModel:
-        """What the servers take: the model with its engine client."""
+        """Model with its engine client, as servers take it."""
         return self._model
 
     def statistics(self) -> EngineStatistics:

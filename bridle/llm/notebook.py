@@ -1,4 +1,4 @@
-"""What notebooks show: conversations in colours, streams as they grow, how far a batch is.
+"""Display in notebooks: coloured conversations, growing streams, progress of a batch.
 
 Outside of a notebook nothing here does anything, and IPython is imported only where it runs already. Texts are escaped;
 the colours are see-through, so that they suit light pages and dark ones.
@@ -24,7 +24,7 @@ _SHARE = 0.1
 
 
 def in_notebook() -> bool:
-    """Whether a kernel runs this, and so there is somebody to show pages to."""
+    """Return whether this runs in a Jupyter kernel that can show pages."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -74,7 +74,7 @@ class LiveOutput:
 
 
 class ProgressBar:
-    """How many requests of a batch are done, and how fast."""
+    """Progress bar of a batch: finished requests and speed."""
 
     def __init__(self, num_requests: int) -> None:
         self._total = num_requests
@@ -114,7 +114,7 @@ def _coloured(trace: Trace | None, text: str) -> str:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    """What a message says, as text: of pictures that they are there, of calls what they call."""
+    """Return a message as text, with placeholders for media and for calls."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [_part(part) for part in content]
     calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]

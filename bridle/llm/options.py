@@ -20,11 +20,11 @@ Constraints = Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str
 
 
 class RunOptions(TypedDict, total=False):
-    """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
-    `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list of lists has
-    one for each prompt. Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
-    `timeout`, both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the
-    name of a file writes that there as well."""
+    """Options for running a request, besides its prompt and sampling. `constraint` is the required form of the
+    output (see `bridle.structured_output`). `controllers` steer together with `controller` and `constraint`; a list
+    of lists has one list per prompt. Requests wait in the order of `priority`, smaller numbers first; a `deadline`
+    or a `timeout`, both in seconds, ends them when it expires. With `trace` each output has its trace; a file name
+    also writes it there."""
 
     controller: object | None
     controllers: Sequence[object] | None
@@ -39,10 +39,11 @@ class RunOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt, and what is read out of the answer. `tools` are functions in OpenAI's shape;
-    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A model that thinks does so for
-    `thinking_budget` tokens at most. `chat_template_kwargs` are further variables of the template. With
-    `continue_final_message` the last message, the assistant's, goes on; `add_generation_prompt` may say the same."""
+    """Options for rendering a conversation and parsing the answer. `tools` are functions in OpenAI's shape;
+    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons
+    for `thinking_budget` tokens at most. `chat_template_kwargs` are further variables of the template. With
+    `continue_final_message` the model continues the last message, the assistant's; `add_generation_prompt` may say
+    the same."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None

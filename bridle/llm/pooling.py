@@ -56,7 +56,7 @@ def vectors(
 
 
 def labels(model: LoadedModel, texts: Any, how: RunOptions, given: Mapping[str, Any], run: Run) -> list[Classification]:
-    """What a classifier says of each text or pair."""
+    """Return a classifier's labels of each text or pair."""
     model.check_process()
     check_classifies(model)
     assert model.pooling is not None  # it classifies

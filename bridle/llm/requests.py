@@ -50,7 +50,7 @@ def make_collectors(
 
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
-    """How one request of a call is run."""
+    """Options for one request of a call."""
 
     serving: InProcessServing
     sampling: SamplingParams
@@ -89,7 +89,7 @@ def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
 def each_of(
     model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: RunOptions, num_prompts: int
 ) -> list[PromptSpec]:
-    """What a call says of each of its prompts. Raises `UnsupportedFeature` if the model generates none."""
+    """Return the options for each prompt of a call. Raises `UnsupportedFeature` if the model does not generate."""
     check_task(model.info, embeds=False)
     outer = arguments.per_prompt(how.get("controller"), num_prompts, "controller")
     crews = arguments.crews(how.get("controllers"), num_prompts)

@@ -1,4 +1,4 @@
-"""How likely a model finds a text."""
+"""Log-probabilities of texts under a model."""
 
 from __future__ import annotations
 

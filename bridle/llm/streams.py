@@ -35,7 +35,7 @@ class Reader(Generic[T]):
         self._last: Callable[[], T] | None = None
 
     def _take(self) -> list[T]:
-        """What is new."""
+        """Return the new items."""
         assert self._given is not None  # else a class of its own says what is read
         return self._given()
 

@@ -92,7 +92,7 @@ def objects_of(
 def partials(
     kind: ParsedType[T], output: Callable[[], RequestOutput], turn: ChatRequest | None
 ) -> Callable[[], list[T]]:
-    """What to call whenever the output has grown: the object, if it is another one than before."""
+    """Return a function to call whenever the output has grown: it returns the object, if it has changed."""
     last: list[T] = []
 
     def take() -> list[T]:
@@ -106,17 +106,17 @@ def partials(
 
 
 def is_conversation(prompts: Any) -> bool:
-    """Whether these are the messages of a conversation."""
+    """Return whether these are the messages of a conversation."""
     return _is_list(prompts) and bool(prompts) and all(isinstance(each, Mapping) and "role" in each for each in prompts)
 
 
 def are_conversations(prompts: Any) -> bool:
-    """Whether each is a conversation."""
+    """Return whether each is a conversation."""
     return _is_list(prompts) and bool(prompts) and all(map(is_conversation, prompts))
 
 
 def is_single(prompts: Any) -> bool:
-    """Whether it is one prompt, a text or token ids, and no list of them."""
+    """Return whether this is one prompt, a string or token ids, rather than a list of prompts."""
     return not _is_list(prompts) or (bool(prompts) and all(isinstance(each, int) for each in prompts))
 
 

@@ -15,7 +15,7 @@ from bridle.traces import write
 
 
 def is_traced(given: Mapping[str, Any]) -> bool:
-    """Whether a call asks for traces. Raises `InvalidRequest` for what is neither yes or no nor a file."""
+    """Return whether a call asks for traces. Raises `InvalidRequest` unless the value is a boolean or a file name."""
     wish = given.get("trace")
     if not isinstance(wish, (bool, str, os.PathLike, type(None))):
         raise InvalidRequest(f"trace is {wish!r}; it is True, False or the name of a file", "trace")
