@@ -51,7 +51,7 @@ class Interactive:
 
     @property
     def is_answering(self) -> bool:
-        """Whether any prompt is still being answered."""
+        """Return whether any prompt is still being answered."""
         return bool(self._running)
 
     async def run(self, lines: AsyncIterator[str], *, leaves_at_once: bool) -> None:

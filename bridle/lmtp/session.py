@@ -151,7 +151,7 @@ class Session:
 
     @property
     def num_streams(self) -> int:
-        """How many streams are open."""
+        """Number of open streams."""
         return len(self._streams)
 
     # -- from the client -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Session:
     # -- to the client ---------------------------------------------------------------------------------------
 
     def put(self, stream: Stream, answer: StreamAnswer) -> bool:
-        """Whether this may be sent now, as the next answer of its stream. An answer that ends the stream
+        """Return whether this may be sent now, as the next answer of its stream. An answer that ends the stream
         ends it here."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False

@@ -284,6 +284,6 @@ def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None
 
 
 def _extensions(request: Generate) -> list[str]:
-    """What a server must have announced, or it would pass over a part of the request."""
+    """Return the extensions that a server must have announced, or it would ignore a part of the request."""
     fields = {"images": request.images, "audio": request.audio, "video": request.video, "traces": request.trace}
     return [extension for extension, asked in fields.items() if asked]

@@ -81,11 +81,11 @@ class ClientProtocol:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server has announced what it can do."""
+        """Return whether the server has announced its features."""
         return self._is_ready
 
     def has(self, feature: str) -> bool:
-        """Whether the server has announced an extension."""
+        """Return whether the server has announced an extension."""
         return bool(self.features.get(feature))
 
     # -- connections -----------------------------------------------------------------------------------------

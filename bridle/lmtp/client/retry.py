@@ -1,4 +1,4 @@
-"""How long a client waits, and how many times it tries again."""
+"""Timeouts and retries of a client."""
 
 from __future__ import annotations
 

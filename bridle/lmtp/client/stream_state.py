@@ -118,7 +118,7 @@ class StreamProgress:
 
     @property
     def can_begin_again(self) -> bool:
-        """Whether another try gives the same stream, although the server has forgotten this one."""
+        """Return whether a retry gives the same stream, although the server has dropped this one."""
         request = self.request
         if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
             return True
@@ -158,7 +158,7 @@ class StreamProgress:
         self.wake()
 
     def _is_repeated(self, answer: Token | EventMessage) -> bool:
-        """Whether this answer came before. A missing answer fails the try."""
+        """Return whether this answer was received before. A missing answer fails the attempt."""
         if answer.position is not None:
             if answer.position > self._position:
                 self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))

@@ -1,4 +1,4 @@
-"""What a client needs of a connection: whole messages, in order, both ways.
+"""Transports of a client: whole messages, in order, both ways.
 
 A `Transport` can connect more than once, since a client reconnects; a `ClientChannel` is one connection. This module
 does not know what a message means. A channel that is lost, for whatever reason, raises `ConnectionLost`.

@@ -54,7 +54,7 @@ _MAX_INLINE_BIASES = 4_096
 
 
 async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tuple[int, ...]) -> Generation:
-    """What a GENERATE asks for, after what its buffer holds. `serving` has its model."""
+    """Prepare the generation of a GENERATE request, after the content of its buffer. `serving` has its model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
     context, sights = await _seen(model, asked, context)
@@ -90,7 +90,7 @@ def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
 
 
 async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
-    """What a SCORE asks for, and how many of its last tokens are to be scored."""
+    """Prepare a SCORE request; return it with the number of last tokens to score."""
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
     context = await context_of(serving, asked.prompt, prefix)
@@ -108,7 +108,7 @@ async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[in
 
 
 def wants_text(asked: Generate) -> bool:
-    """Whether answers carry text: as the client says, by default if it sent text itself."""
+    """Return whether answers carry text: as the client says, by default if it sent text itself."""
     return isinstance(asked.prompt, str) if asked.text is None else asked.text
 
 

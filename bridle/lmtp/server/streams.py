@@ -32,8 +32,8 @@ from bridle.serving.tenancy.keys import Identity
 
 @dataclass(slots=True)
 class ServerContext:
-    """What the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a time,
-    under `reading`, since a parser lets no other task run until it is done."""
+    """State shared by the connections of one server. `tasks` are all running tasks. Large messages are parsed one
+    at a time, under `reading`, since a parser lets no other task run until it is done."""
 
     host: AppState
     settings: LmtpSettings
