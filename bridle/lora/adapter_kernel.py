@@ -52,7 +52,7 @@ def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -
 
 
 def missing_for_triton(device: torch.device) -> str | None:
-    """What this device lacks to run kernels in Triton; None if it lacks nothing."""
+    """Return what this device lacks for Triton kernels, or None."""
     if find_spec("triton") is None:
         return "Triton, which torch for CUDA brings along"
     if is_interpreted():

@@ -139,7 +139,7 @@ class Residency:
         return None
 
     def is_in_memory(self, key: str) -> bool:
-        """Whether the adapter is on the host or on the device."""
+        """Return whether the adapter is on the host or on the device."""
         return key in self.on_host or key in self.on_device
 
     def leavers_of_host(self, num_bytes: int) -> list[CachedAdapter] | None:

@@ -1,4 +1,4 @@
-"""Which adapters a model takes, as plain data, and what a pool of adapters asks of the device that computes with them.
+"""Limits on adapters of a model, as plain data, and the interface of the device that computes with them.
 
 The device may be in this process or in another one.
 """
@@ -27,7 +27,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What adapters a model takes: its layers by name, the bytes of one of its numbers, and the bytes that all adapters
+    """Limits on adapters of a model: its layers by name, the bytes of one value, and the bytes that all adapters
     together may take on the host and on the device."""
 
     layers: Mapping[str, LayerShape]
@@ -76,8 +76,9 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
 
 
 class AdapterDevice(Protocol):
-    """What an executor has as `adapters`. The methods may be called from any thread; calls about one adapter come one
-    after the other. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
+    """Interface of an executor's `adapters`. The methods may be called from any thread; calls about one adapter
+    come one after the other. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be
+    reached."""
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:

@@ -53,7 +53,7 @@ _MAX_TABLES = 256
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, on the CPU."""
+    """Return whether Triton runs kernels in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
@@ -76,7 +76,7 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
 
 
 class Machine:
-    """What kernels run on. `enough` is how many programs keep it busy."""
+    """Device that runs kernels. `enough` programs keep it busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -131,7 +131,7 @@ class FusedKernel:
 
 
 class TiledProduct:
-    """What `tiles` [N, 4] of at most `tile_size` rows say; no adapter is larger at a site than its extent."""
+    """Product of `tiles` [N, 4] of at most `tile_size` rows; no adapter is larger at a site than its extent."""
 
     def __init__(
         self, tiles: Tensor, tile_size: int, extents: Mapping[int, Extent], dtype: torch.dtype, machine: Machine

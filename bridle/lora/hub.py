@@ -14,7 +14,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}", re.AS
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` looks like a hub id: `owner/name`."""
+    """Return whether `name` looks like a hub id: `owner/name`."""
     return _HUB_ID.fullmatch(name) is not None and ".." not in name
 
 

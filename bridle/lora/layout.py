@@ -1,4 +1,4 @@
-"""How an adapter lies in memory: one flat tensor, with a block for each place of the model where it adds something.
+"""Memory layout of an adapter: one flat tensor, with a block for each site in the model that it changes.
 
 A *site* is a linear layer that the model computes. A layer that adapters name is a site of its own, or a part of one
 where the model computes several layers as one product (queries, keys and values, for example): there the A matrices of
@@ -36,8 +36,8 @@ class IndexRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlacement:
-    """Where a layer that adapters name is computed: its outputs are the `columns` of a site. A process that has only a
-    part of the layer computes from the range `inputs` of its inputs and gives the range `outputs` of its outputs."""
+    """Position of an adapted layer: its outputs are the `columns` of a site. A process that has only a part of the
+    layer computes from the range `inputs` of its inputs and gives the range `outputs` of its outputs."""
 
     site: int
     columns: IndexRange
@@ -57,7 +57,7 @@ class LayerPart:
 
 @dataclass(frozen=True, slots=True)
 class AdapterBlock:
-    """What an adapter adds at one site: A is [rank, num_inputs] at offset `begin`."""
+    """Weights of an adapter at one site: A is [rank, num_inputs] at offset `begin`."""
 
     begin: int
     rank: int
@@ -66,7 +66,7 @@ class AdapterBlock:
 
     @property
     def end(self) -> int:
-        """Where the next block begins."""
+        """Offset of the next block."""
         last = self.parts[-1]
         return last.begin + last.columns.size * last.ranks.size
 

@@ -38,7 +38,7 @@ class CachedFailure:
         object.__setattr__(self, "error", copy.copy(self.error))
 
     def holds(self, now: float) -> bool:
-        """Whether another attempt would only fail again."""
+        """Return whether another attempt would only fail again."""
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:

@@ -1,8 +1,6 @@
-"""What a step's adapters add to the outputs of linear layers: `rows @ A @ B`, each row with its own A and B.
-
-Rows of one adapter lie side by side and form a *segment*. How segments are multiplied depends on the device:
-`torch_product` is the plain way, `fused` the way of CUDA.
-"""
+"""Addition of adapters to the outputs of linear layers in a step: `rows @ A @ B`, each row with its own A and B.
+Rows of one adapter are adjacent and form a *segment*. The product of segments depends on the device:
+`torch_product` is the plain implementation, `fused` that for CUDA."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Segment:
 
 
 class Product(Protocol):
-    """What some segments of a step add, at the sites that their adapters touch."""
+    """Product of some segments of a step, at the sites that their adapters change."""
 
     @property
     def sites(self) -> Iterable[int]: ...
@@ -41,7 +39,7 @@ class Product(Protocol):
 
 
 class Multiplier(Protocol):
-    """What has the products of a step."""
+    """Factory of the products of a step."""
 
     def products(self, segments: Sequence[Segment]) -> list[Product]:
         """The products that compute these segments."""

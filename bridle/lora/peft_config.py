@@ -81,7 +81,7 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """What is added to one linear layer: `scale * B(A(x))`, A from `in_features` to `rank`, B to `out_features`."""
+    """Addition to one linear layer: `scale * B(A(x))`, A from `in_features` to `rank`, B to `out_features`."""
 
     rank: int
     in_features: int
@@ -105,7 +105,7 @@ class PeftConfig:
         return int(_first_match(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What B's result is multiplied by, at a layer."""
+        """Return the factor of B's result at a layer."""
         rank = self.rank_of(module)
         alpha = float(_first_match(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)

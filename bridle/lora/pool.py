@@ -95,7 +95,7 @@ class AdapterPool:
 
     @property
     def num_placed(self) -> int:
-        """How many times an adapter was brought to the device."""
+        """Number of times an adapter was loaded to the device."""
         return self._books.num_placed
 
     def counts(self) -> dict[str, int]:

@@ -22,7 +22,8 @@ class SideStream:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What this thread asks of the device inside the block is done beside steps, and done when the block ends."""
+        """Run this thread's device work inside the block concurrently with steps, and finish it at the end of the
+        block."""
         if self._device.type != "cuda":
             yield
             return

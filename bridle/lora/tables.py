@@ -15,8 +15,8 @@ _MAX_STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How large a site is with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
-    of the largest part. `step` divides where columns begin and end."""
+    """Size of a site with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
+    of the largest part. `step` divides the bounds of columns."""
 
     rank: int
     part_rank: int

@@ -118,7 +118,7 @@ def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, Lor
 
 
 def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
-    """What the adapter adds to each layer, in the order of the layers' names. Raises `AdapterRefused`."""
+    """Return the adapter's shape at each layer, in the order of the layers' names. Raises `AdapterRefused`."""
     shapes = {}
     for name in sorted(header):
         module = module_of(name)
