@@ -42,7 +42,7 @@ class AdapterTiles:
         self._staging = Staging(self._values)
 
     def takes(self, segments: Sequence[Segment]) -> bool:
-        """Whether captured steps may have these adapters."""
+        """Return whether captured steps may have these adapters."""
         if self._kernel.fused is None:
             return False  # one was tried that kernels did not multiply right
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
@@ -60,7 +60,7 @@ class AdapterTiles:
         return segments, tables
 
     def step(self, size: int) -> AdapterStep:
-        """What adds the adapters of a captured step of `size` tokens."""
+        """Return the adapter step of a captured step of `size` tokens."""
         tiles = self._values[: size * _TILE].view(size, _TILE)
         product = TiledProduct(tiles, SHORT_TILE, self._extents, self._dtype, self._fused.machine)
         return AdapterStep((), size, _Only(product))

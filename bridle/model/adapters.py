@@ -92,7 +92,7 @@ class ModelAdapters:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def begin_step(self, rows: Sequence[PlanRow]) -> AdapterStep | None:
-        """What the adapters of `rows` add; the rows' tokens are packed in order. None if no row has an adapter."""
+        """Return the adapter step of `rows`, whose tokens are packed in order. None if no row has an adapter."""
         segments = self.segments(rows)
         return AdapterStep(segments, sum(row.num_scheduled for row in rows), self._kernel) if segments else None
 
@@ -120,7 +120,8 @@ class ModelAdapters:
     # -- steps that are captured ---------------------------------------------------------------------------------
 
     def tiles(self, num_tokens: int) -> AdapterTiles | None:
-        """Where captured steps of up to so many tokens find their adapters; None unless kernels multiply them."""
+        """Return the adapter tiles of captured steps of up to `num_tokens` tokens; None unless kernels multiply
+        adapters."""
         kernel = self._kernel
         if not isinstance(kernel, TriedKernel) or kernel.fused is None or not self._sites.places:
             return None

@@ -1,4 +1,4 @@
-"""Whether the tokens that a model's files add to its vocabulary have the ids that the files state. No torch.
+"""Check that the tokens a model's files add to its vocabulary have the ids that the files state. No torch.
 
 The tokenizers library numbers added tokens itself, one after the other behind as many ids as the vocabulary has
 entries, and tells nobody. Where a file leaves a gap, a token gets an id that the model knows as another one, and all

@@ -64,12 +64,13 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Whether the native kernels may compute whole layers: not where another attention was asked for."""
+        """Return whether the native kernels may compute whole layers: not if another attention was requested."""
         return self.step is not None and self.kernel.name == "native"
 
     @property
     def is_plain(self) -> bool:
-        """Whether attention is for CPUs, or the oracle: then no other part of a layer has a kernel for GPUs either."""
+        """Return whether attention is for CPUs, or the reference: then no other part of a layer has a GPU kernel
+        either."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(

@@ -90,7 +90,7 @@ class Packer(Protocol):
     """Packs steps that are computed in a way of their own."""
 
     def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
-        """Whether steps of such rows may be among them."""
+        """Return whether steps of these rows may be used."""
         ...
 
     def pack(

@@ -70,7 +70,7 @@ def check_model(
 
 
 def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
-    """What each of `forms` costs the checkpoint in folder `path`, in float32 on this CPU."""
+    """Return the quality loss of each of `forms` for the checkpoint in folder `path`, in float32 on this CPU."""
     device = torch.device("cpu")
     checkpoint = inspect_checkpoint(path)
     settings = support_checks.read_config(checkpoint)

@@ -165,7 +165,7 @@ def rotation(cos: Tensor, sin: Tensor) -> Rotation:
 
 
 def table_names(model: Any) -> list[str | None]:
-    """Which table of angles each layer uses, for models that have several; None where there is one."""
+    """Return the name of each layer's rotation table, for models that have several; None where there is one."""
     rotary = model.model.rotary_emb
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return [None] * len(model.model.layers)
@@ -199,7 +199,7 @@ def lower_layers(model: Any, geometry: Geometry) -> int:
 
 
 def are_lean(model: Any) -> bool:
-    """Whether all decoder layers of a model have the lean form."""
+    """Return whether all decoder layers of a model have the lean form."""
     return all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None]))
 
 
@@ -245,7 +245,7 @@ def _gives_the_same(model: Any, layer: Any, lean: DenseLayer) -> bool:
 
 
 def is_close(want: Tensor, have: Tensor) -> bool:
-    """Whether two results differ by rounding only."""
+    """Return whether two results differ by rounding only."""
     limit = TOLERANCES.get(want.dtype, 5e-2) * max(1.0, float(want.abs().max()))
     return float((want - have).abs().max()) <= limit
 

@@ -1,4 +1,4 @@
-"""What a `ModelConfig` leaves to the machine: the device, the threads, and the types of weights and of the KV cache."""
+"""Defaults that a `ModelConfig` takes from the machine: device, threads, and types of weights and of the KV cache."""
 
 from __future__ import annotations
 

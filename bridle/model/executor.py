@@ -104,7 +104,7 @@ class LocalExecutor:
 
     @property
     def is_async(self) -> bool:
-        """Whether `draw` returns before the device is done."""
+        """Return whether `draw` returns before the device is done."""
         return self._device.type == "cuda" and self._early is not None
 
     def sample_async(self, batch: SampleBatch) -> None:
@@ -126,7 +126,7 @@ class LocalExecutor:
         return self.async_sampling.await_forward(seconds)
 
     def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
-        """What `sampler` gives for a batch of the last step; a result without any, if nothing is to be read."""
+        """Return the result of `sampler` for a batch of the last step; an empty result if the batch is empty."""
         self._require_runner()
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
@@ -226,8 +226,8 @@ class LocalExecutor:
 
 
 def is_sound(device: torch.device) -> bool:
-    """Whether a device still does what it is told. After some errors, such as an access to memory that is not its own,
-    a GPU refuses every further call of the process."""
+    """Return whether a device still works. After some errors, such as an invalid memory access, a GPU refuses every
+    further call of the process."""
     if device.type != "cuda":
         return True
     try:

@@ -43,8 +43,8 @@ def fetch(
 
 
 class _Arriving:
-    """How much of a repository's files has arrived. The client begins files one after the other, and knows the sizes of
-    those that it has begun; so the hub is asked for all sizes, once the first bytes come."""
+    """Progress of a repository's download. The client begins files one after the other, and knows only the sizes of
+    those begun; so the hub is asked for all sizes, once the first bytes arrive."""
 
     def __init__(
         self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress

@@ -82,7 +82,7 @@ class Float8Linear(nn.Module):
 
 
 def missing_for_float8(device: torch.device) -> str | None:
-    """What this device lacks to multiply in float8; None if it lacks nothing."""
+    """Return what this device lacks for float8 products, or None."""
     if device.type != "cuda":
         return f"CUDA; the device is {device}"
     found = torch.cuda.get_device_capability(device)
@@ -99,12 +99,12 @@ def check_float8(device: torch.device) -> None:
 
 
 def has_float8_shape(shape: tuple[int, int]) -> bool:
-    """Whether a weight [out, in] can be multiplied in float8."""
+    """Return whether a weight [out, in] can be multiplied in float8."""
     return shape[0] % _STEP == 0 and shape[1] % _STEP == 0
 
 
 def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with products in float8 here, tried on random numbers, if anything is."""
+    """Return the problem with float8 products on this device, tried on random values, or None."""
     generator = torch.Generator().manual_seed(0)
     try:
         weight = torch.randn(_TRIAL_SIZES, generator=generator).to(device, dtype)

@@ -18,8 +18,8 @@ from bridle.errors import InternalError
 
 
 class AttentionOptions(NamedTuple):
-    """How one layer attends. `window` counts the own token; `softcap` bounds scores by tanh; `sinks` `[Hq]` are
-    scores of a key without value."""
+    """Attention options of one layer. `window` includes the own token; `softcap` bounds scores by tanh; `sinks`
+    `[Hq]` are scores of a key without value."""
 
     scaling: float
     window: int | None = None

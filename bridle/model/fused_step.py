@@ -177,7 +177,7 @@ def _power(size: int) -> int:
 
 
 def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: str | None) -> str | None:
-    """What the kernels lack here, or cannot do."""
+    """Return what the fused kernels lack or do not support here, or None."""
     if missing is not None:
         return f"the fused kernels need {missing}"
     for layer in layers:
@@ -191,7 +191,7 @@ def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: s
 
 
 def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernels, for layers like these, if anything is. One layer of each kind is tried."""
+    """Return the problem with the kernels for layers like these, or None. One layer of each kind is tried."""
     for layer in {_kind(layer): layer for layer in layers}.values():
         try:
             is_right = _gives_the_same(layer, norm, device, dtype)
@@ -205,7 +205,7 @@ def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device
 
 
 def _kind(layer: DenseLayer) -> tuple[Any, ...]:
-    """What the kernels are compiled for."""
+    """Return the properties that the kernels are compiled for."""
     norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm)
     sizes = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates)
     return (*sizes, layer.act, layer.is_rotated, *(None if norm is None else norm.weight.dtype for norm in norms))

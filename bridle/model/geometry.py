@@ -112,7 +112,7 @@ class Geometry:
 
     @property
     def numbers_per_token(self) -> int:
-        """How many numbers one token takes in the whole cache."""
+        """Number of values of one token in the whole cache."""
         return sum(layer.numbers_per_token for layer in self.layers.values())
 
 

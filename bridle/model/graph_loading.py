@@ -137,7 +137,7 @@ class GraphLoader:
 def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
-    """What makes the graphs of a model on this device; None where steps run without. Unless that was asked for, or is
+    """Return a loader of the model's CUDA graphs; None where steps run without. Unless that was asked for, or is
     always so, the log says why. Only where memory is set aside for adapters, steps with them have graphs."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
@@ -165,7 +165,7 @@ def _missing(geometry: Geometry) -> str | None:
 def find_problem(
     graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, adapters: ModelAdapters | None = None, key: str = ""
 ) -> str | None:
-    """What is wrong with the graphs, if anything is. Each computes one step. With `adapters`, it is those of steps
+    """Return the problem with the graphs, or None. Each computes one step. With `adapters`, it is those of steps
     that have some, and every other sequence has the one called `key`."""
     for size in graphs.sizes if adapters is None else graphs.adapted_sizes:
         plans, mirrors = _trial(size, info)
@@ -204,7 +204,7 @@ def _logits(
     packer: StepGraphs | None,
     adapters: ModelAdapters | None,
 ) -> Tensor:
-    """What a step gives whose keys and values are not in the cache yet."""
+    """Return the logits of a step whose keys and values are not in the cache yet."""
     cache = runner.attention.cache
     cache.clear(sum(len(mirror.blocks) for mirror in mirrors))
     words = getattr(runner.attention.kernel, "words", None)

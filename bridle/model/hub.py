@@ -1,6 +1,5 @@
-"""What the hub and its local cache say about a model name, without torch: cached names, the hub's reason for a refusal,
-and the known name that is closest to a wrong one.
-"""
+"""Lookup of model names in the hub and its local cache, without torch: cached names, the hub's reason for a
+refusal, and the known name that is closest to a wrong one."""
 
 from __future__ import annotations
 
@@ -111,7 +110,7 @@ def cached_models() -> Iterator[str]:
 
 
 def is_cached(model: str, revision: str | None = None) -> bool:
-    """Whether some files of a repository, at that revision, are in the local cache."""
+    """Return whether some files of a repository, at that revision, are in the local cache."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
@@ -122,7 +121,7 @@ def is_cached(model: str, revision: str | None = None) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether the hub must not be asked."""
+    """Return whether the hub must not be contacted."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
 
 

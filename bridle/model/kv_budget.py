@@ -1,4 +1,4 @@
-"""How many bytes a KV cache gets if nobody says so: what its model can use, as far as the machine has that to spare.
+"""Default size of a KV cache in bytes: what its model can use, as far as the machine has memory to spare.
 
 A pure function of sizes; it looks at no machine and allocates nothing.
 """
@@ -50,8 +50,8 @@ def choose_room(
 
 
 def _modest(free: int, context_bytes: int, weight_bytes: int, num_sharers: int) -> KVBudget:
-    """What a model asks for on a machine that has other things to do. A small one on a large machine gets a part of
-    that, a large one as much again as its weights; and the longest request should find room."""
+    """Return the default budget on a machine shared with other programs. A small one on a large machine gets a part
+    of that, a large one as much again as its weights; and the longest request should find room."""
     return max(
         KVBudget(context_bytes, "what one request of the longest length takes"),
         KVBudget(weight_bytes, "as much as the weights"),

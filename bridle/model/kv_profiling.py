@@ -42,7 +42,7 @@ LEAST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """What the pool of a model depends on. `block_bytes` are those of a block in all layers; `step_tokens` and
+    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers; `step_tokens` and
     `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
 
     config: ModelConfig
@@ -58,7 +58,7 @@ class PoolNeeds:
 
     @property
     def num_sharers(self) -> int:
-        """How many processes divide the device's memory at the same time."""
+        """Number of processes that divide the device's memory."""
         ranks = num_ranks() if self.device.type == "cpu" else 1
         return self.config.num_sharers * ranks
 
@@ -220,7 +220,7 @@ def _step_place(needs: PoolNeeds) -> tuple[FileCache, Path] | None:
 
 
 def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int) -> str:
-    """What the largest step took, in words for the log."""
+    """Return a log text about the memory and time of the largest step."""
     return (
         f"the largest step ({found.num_tokens} prompt tokens, {found.num_seqs} sequences) took "
         f"{1e3 * found.seconds:.0f} ms and {show_bytes(step_bytes)}; "
@@ -295,8 +295,8 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
 
 
 def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
-    """Whether the largest step runs beside the pool. Several ranks would have to shrink alike, so a rank whose step
-    fails ends."""
+    """Return whether the largest step runs with the pool allocated. Several ranks would have to shrink alike, so a
+    rank whose step fails ends."""
     try:
         _try_step(needs, executor)
     except OutOfBlocks:

@@ -27,7 +27,7 @@ PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config":
 
 
 def class_of(settings: PreTrainedConfig) -> Any:
-    """What the library loads such a model with."""
+    """Return the library's class for such a model."""
     if settings.model_type in HEARING_FAMILIES:
         from transformers import VoxtralForConditionalGeneration
 
@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
 
     @property
     def num_mutual_rows(self) -> int:
-        """How many rows a picture has, if they see each other in both directions; else 0."""
+        """Number of rows of an image if they attend to each other in both directions; else 0."""
         settings = self.inner.config
         if settings.model_type == "paligemma":
             return int((settings.vision_config.image_size // settings.vision_config.patch_size) ** 2)

@@ -72,7 +72,7 @@ def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def is_worth_packing(linear: nn.Linear) -> bool:
-    """Whether `linear` runs faster packed, on this machine."""
+    """Return whether `linear` runs faster packed, on this machine."""
     weight = linear.weight
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

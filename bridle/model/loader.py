@@ -187,7 +187,8 @@ def lower_model(model: nn.Module, geometry: Geometry) -> None:
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
-    """What `auto` means for this model here; weights that came quantized, and those on a GPU, stay as they are."""
+    """Return the quantization that `auto` selects for this model; weights that came quantized, and those on a GPU,
+    stay unchanged."""
     from bridle.model.quality import choose_form
 
     if device.type != "cpu" or came_quantized(model):
@@ -197,7 +198,7 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 
 def came_quantized(model: nn.Module) -> bool:
-    """Whether a model that was just read has weights in few bits."""
+    """Return whether a model that was just read has quantized weights."""
     from bridle.cpu_kernels.linear import QuantizedLinear
     from bridle.model.float8 import Float8Linear
     from bridle.model.quantization.code_linear import CodeLinear
@@ -281,7 +282,7 @@ def build_executor(
 def _info_of(
     loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int, num_mutual_rows: int
 ) -> ExecutorInfo:
-    """What the engine has to know of the model, as long as it has one block."""
+    """Return the engine's info about the model, with a pool of one block."""
     return ExecutorInfo(
         model=loaded.config.model,
         vocab_size=loaded.geometry.vocab_size,
@@ -299,7 +300,7 @@ def _info_of(
 
 
 def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:
-    """Where pictures are encoded and kept; None for models of text alone."""
+    """Return the store that encodes and keeps media features; None for text-only models."""
     if not isinstance(model, LanguageModel):
         return None
     encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)

@@ -91,7 +91,7 @@ def _late(report: Report) -> Report:
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """How the draft model is loaded: as the model, but for what belongs to one checkpoint alone."""
+    """Return the draft model's configuration: the model's, without what belongs to one checkpoint alone."""
     assert config.draft_model is not None
     return replace(
         config,

@@ -35,7 +35,7 @@ class ModelSource(Protocol):
         """The models of this source that are on this machine."""
 
     def has(self, name: str) -> bool:
-        """Whether this source is the one for a name."""
+        """Return whether a name belongs to this source."""
 
     def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
         """Download a model, and return its folder. Raises `InvalidRequest` and `UnsupportedModel`."""

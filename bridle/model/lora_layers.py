@@ -1,4 +1,4 @@
-"""Where a loaded model takes adapters: its linear layers, found under the names that adapters use.
+"""Layers of a loaded model that take adapters: its linear layers, found under the names that adapters use.
 
 The names are the library's. Where lean layers compute several of the library's layers as one product, each of them is a
 range of that product's columns. While a step with adapters runs, each site that they touch computes in the place of its

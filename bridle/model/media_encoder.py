@@ -21,8 +21,8 @@ from bridle.model.image_feature_cache import PictureRows
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a picture is to the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its first
-    layers that adds some."""
+    """Features of an image for the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its
+    first layers that adds some."""
 
     rows: Tensor
     further: tuple[Tensor, ...] = ()
@@ -33,7 +33,7 @@ _METHODS = {"input_features": "get_audio_features", "pixel_values_videos": "get_
 
 
 def alike(one: MultiModalItem, other: MultiModalItem) -> bool:
-    """Whether two media are pictures that can be encoded together."""
+    """Return whether two media are images that can be encoded together."""
     if one.num_rows != other.num_rows or len(one.arrays) != len(other.arrays):
         return False
     pairs = zip(one.arrays, other.arrays, strict=True)
@@ -98,7 +98,7 @@ class MediaEncoder:
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
     def _prompt(self, medium: MultiModalItem) -> Features:
-        """What stands at each position of a prompt: the embedding of its token, or a row of a picture."""
+        """Return the embedding at each position of a prompt: that of its token, or a row of an image."""
         ids, *pictures = medium.arrays
         tokens = self._tensor(ids)  # [N]
         places = (tokens == self._inner.config.image_token_id).nonzero()[:, 0]

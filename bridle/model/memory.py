@@ -1,4 +1,4 @@
-"""How much memory is free, and how much some work takes while it runs. In bytes throughout."""
+"""Free memory of a device, and peak memory of a computation, in bytes."""
 
 from __future__ import annotations
 

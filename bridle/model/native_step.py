@@ -62,7 +62,7 @@ class NativeStep:
         return torch.stack(parts[0]), torch.stack(parts[1])
 
     def fits(self, cache: KVCache) -> bool:
-        """Whether the kernels can read the cache, and nothing but adapters computes in a layer's place."""
+        """Return whether the kernels can read the cache, and no layer is replaced except by adapters."""
         is_free = all("adapt" in state for state in self._states if "forward" in state)
         return is_free and cache.layers[self._numbers[0]].keys.dtype in KV_TYPES
 

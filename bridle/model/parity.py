@@ -51,7 +51,7 @@ class ParityReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every logit is within the tolerance (NaN is not)."""
+        """Return whether every logit is within the tolerance (NaN is not)."""
         return self.max_error <= self.tolerance
 
     def __str__(self) -> str:

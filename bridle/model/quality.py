@@ -1,8 +1,6 @@
-"""What quantizing costs in quality: perplexity, and how often the likeliest token stays the same, on one text.
-
-A form is tried by letting quantized layers answer in the place of the model's own, which stay as they are; so several
-forms can be tried on one loaded model. `choose_form` takes the fastest one that keeps its bound.
-"""
+"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. A
+form is tried by substituting quantized layers for the model's own, which stay unchanged; so several forms can be
+tried on one loaded model. `choose_form` takes the fastest one that keeps its bound."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[i
 def measure_forms(
     model: nn.Module, geometry: Geometry, device: torch.device, forms: Sequence[str], tokens: Sequence[int]
 ) -> Iterator[Quality]:
-    """What each form gives, one after the other."""
+    """Yield the quality of each form."""
     before = _read(model, geometry, device, tokens)
     for form in forms:
         with answered_by(model, lambda linear, form=form: make_quantized(linear, form)):  # type: ignore[misc]

@@ -129,7 +129,7 @@ def prepare_quantized(model: nn.Module) -> int:
 
 
 def is_worthwhile(form: str) -> bool:
-    """Whether this processor computes in `form` at least as fast as in float32; if not, the log says so.
+    """Return whether this processor computes in `form` at least as fast as in float32; if not, log it.
 
     Native kernels do. Without them blocks are turned into floating point in each call, and without instructions for it
     torch multiplies 8-bit integers one by one, a hundred times slower.
@@ -172,5 +172,5 @@ def _best_time(form: nn.Module, rows: Tensor) -> float:
 
 
 def is_large(linear: nn.Linear) -> bool:
-    """Whether there is anything to gain."""
+    """Return whether the layer is large enough to gain."""
     return min(linear.in_features, linear.out_features) >= MIN_SIDE

@@ -95,13 +95,14 @@ def make_tables(compute: Compute, num_positions: int, device: torch.device) -> t
 
 
 def fits_memory(compute: Compute, num_positions: int) -> bool:
-    """Whether the angles of so many positions, as `compute` gives them, take no more memory than tables may."""
+    """Return whether the rotation tables of `num_positions` positions, as computed by `compute`, fit the memory
+    limit."""
     one = sum(cos.nbytes + sin.nbytes for cos, sin in compute(torch.zeros(1, 1, dtype=torch.int64)))
     return one * num_positions <= MAX_TABLE_BYTES
 
 
 def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the second half of each head turns by the angles of the first."""
+    """Return whether the second half of each head rotates by the angles of the first."""
     halved = ((*cos.chunk(2, -1), *sin.chunk(2, -1)) for cos, sin in turns)
     return all(torch.equal(a, b) and torch.equal(c, -d) for a, b, c, d in halved)
 

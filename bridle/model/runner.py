@@ -80,8 +80,8 @@ class ModelRunner:
         return rows.index_copy(0, places, features)
 
     def _seen(self, step: PackedStep, further: int | None = None) -> tuple[Tensor, Tensor]:
-        """Where pictures are, [N] of the packed tokens, and what is there, [N, hidden]; or what layer `further` adds
-        there."""
+        """Return the positions of images, [N] of the packed tokens, and their features, [N, hidden]; or those that
+        layer `further` adds."""
         assert self.features is not None  # else plans name no pictures
         numbers = [number for sight in step.sights for number in range(sight.offset, sight.offset + sight.length)]
         parts = []

@@ -151,7 +151,7 @@ class _Drawn:
 
 
 def _is_changed(row: SampleRow) -> bool:
-    """Whether bias or mask apply."""
+    """Return whether bias or mask apply."""
     return row.mask is not None or _is_biased(row)
 
 

@@ -46,7 +46,7 @@ def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampl
 
 
 def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, vocab: int) -> str | None:
-    """What is wrong with this sampler, if anything is."""
+    """Return the problem with this sampler, or None."""
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(_NUM_LOGITS, vocab, generator=generator) * _SCALE).to(device, dtype)
     batch = SampleBatch(0, _rows(vocab))

@@ -35,7 +35,7 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """What a device does one after the other."""
+    """Queue of operations that a device executes in order."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy pinned `source`, which must stay as it is until a later mark is reached."""
@@ -100,7 +100,7 @@ class Stager:
                 mark.synchronize()
 
     def _room(self) -> Tensor:
-        """What is free of a buffer: of the next one, if the present one is full."""
+        """Return the free part of a buffer: of the next one, if the present one is full."""
         self._used = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         if self._used >= self._buffers[self._number].numel():
             self._turn()
@@ -116,7 +116,7 @@ class Stager:
 
 @contextmanager
 def staged(device: torch.device) -> Iterator[Put]:
-    """What brings tensors to `device`; all are there when the block ends."""
+    """Yield a function that copies tensors to `device`; all copies are finished when the block ends."""
     stager = None if device.type == "cpu" else _try_stager(device)
     if stager is None:
         yield lambda tensor: tensor.to(device)

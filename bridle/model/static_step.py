@@ -27,7 +27,7 @@ _COLUMNS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepCapacity:
-    """What steps may hold: tokens, and works of attention."""
+    """Capacity of steps: tokens, and attention works."""
 
     num_tokens: int
     num_works: int
@@ -66,7 +66,7 @@ class StaticStep:
         return parts_of(self.words[_COLUMNS * size :].view(torch.int32), size)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:
-        """Whether these are rows of short chunks without pictures, whose block tables have room."""
+        """Return whether these are rows of short chunks without images, whose block tables fit."""
         seats = self._kernel.seats
         if len(rows) >= seats.num_seats:  # one is for filling up
             return False

@@ -133,7 +133,7 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 
 
 def takes_media(config: PreTrainedConfig) -> bool:
-    """Whether the model is of a family that takes images or sound beside text, and is served."""
+    """Return whether the model belongs to a supported family that takes images or sound besides text."""
     return config.model_type in VISION_FAMILIES or config.model_type in HEARING_FAMILIES
 
 

@@ -65,7 +65,7 @@ def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> 
 
 
 def num_ranks() -> int:
-    """How many processes share the model: 1 unless this one has joined a group."""
+    """Return the number of processes that share the model: 1 unless this one has joined a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

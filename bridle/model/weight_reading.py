@@ -129,7 +129,7 @@ def _hook(change: int) -> None:
 
 
 def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
-    """What the library uses as a bar: our count for the parameters of this thread's model."""
+    """Return a progress bar for the library: our counter for the parameters of this thread's model."""
     count = _counting.get()
     if count is not None and args and settings.get("desc") == "Loading weights":
         return count(args[0])

@@ -35,7 +35,8 @@ def add_and_norm(
     has_added_norm: tl.constexpr,
     has_norm: tl.constexpr,
 ) -> None:
-    """What a part of a layer gave, added to the rows, and the norm before the next part. Programs: tokens."""
+    """Add the output of one part of a layer to the rows, and compute the norm before the next part. Programs:
+    tokens."""
     number = tl.arange(0, block)
     is_number = number < size
     at = tl.program_id(0).to(tl.int64) * size + number

@@ -48,7 +48,7 @@ Ints = npt.NDArray[np.int32]
 
 
 class Blocks(NamedTuple):
-    """How a program divides its work: rows, keys of a round, warps, rounds that are loaded ahead."""
+    """Partition of a program's work: rows, keys per iteration, warps, iterations loaded ahead."""
 
     rows: int
     keys: int
@@ -80,9 +80,9 @@ class SequencePart(NamedTuple):
 
 @dataclass(slots=True)
 class PagedLayout:
-    """What the kernels read of a step, short sequences first: `words` holds `num_sequences` rows of [offset, tokens,
-    context, first part, seat], then works of [sequence, chunk], then `num_news` pages that the block table on the
-    device lacks, as [place, page]."""
+    """Layout of a step as the kernels read it, short sequences first: `words` holds `num_sequences` rows of
+    [offset, tokens, context, first part, seat], then works of [sequence, chunk], then `num_news` pages that the
+    block table on the device lacks, as [place, page]."""
 
     words: Ints
     num_sequences: int
@@ -163,7 +163,7 @@ class PagedKernel:
         return paged_kernels
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
-        """What is to be uploaded with a step; its layout is kept for `begin`."""
+        """Return the words to upload with a step; its layout is kept for `begin`."""
         self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 
@@ -270,7 +270,7 @@ class PagedKernel:
 
 
 class AttentionCall:
-    """What one layer asks for, as the kernels take it."""
+    """Arguments of one layer's attention, as the kernels take them."""
 
     def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
         self._query, self._cache, self.out = query, cache, out
@@ -290,7 +290,7 @@ class AttentionCall:
         return (self._query, self._cache.keys, self._cache.values, *more)
 
     def sizes(self, *, is_short: bool) -> dict[str, Any]:
-        """What the kernels are compiled for."""
+        """Return the sizes that the kernels are compiled for."""
         block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
         blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
         return {

@@ -26,7 +26,7 @@ _SHARERS = 2
 
 
 class RowNumbers(NamedTuple):
-    """What the kernels read, int32: the number of works [2], new pages [NEWS_ROOM, 2], rows [T, 5] and works [W, 2]."""
+    """Input of the kernels, int32: the number of works [2], new pages [NEWS_ROOM, 2], rows [T, 5] and works [W, 2]."""
 
     counts: Any
     news: Any
@@ -47,7 +47,7 @@ def parts_of(words: Any, num_tokens: int) -> RowNumbers:
 
 
 def num_words(num_tokens: int, num_works: int) -> int:
-    """How many int32 numbers hold all parts."""
+    """Return the number of int32 words of all parts."""
     return 2 + 2 * NEWS_ROOM + 5 * num_tokens + num_tokens % 2 + 2 * num_works
 
 

@@ -50,7 +50,7 @@ def tried_kernel(
 def find_problem(
     kernel: AttentionKernel, geometry: Geometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> str | None:
-    """What is wrong with this kernel, for layers like these, if anything is."""
+    """Return the problem with this kernel for layers like these, or None."""
     for shape in sorted(set(geometry.layers.values()), key=str):
         try:
             error, limit = _try(kernel, shape, dtype, device, block_size)

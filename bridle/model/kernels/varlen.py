@@ -77,7 +77,7 @@ class VarlenKernel:
 
 
 def missing_for_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What this kernel lacks here."""
+    """Return what this kernel lacks here, or None."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return f"CUDA and half precision; this is {dtype} on {device}"
     if torch.cuda.get_device_capability(device) < (8, 0):

@@ -1,4 +1,4 @@
-"""What comes after the hidden states: the modules of an embedding model, or the head of a classifier.
+"""Layers after the hidden states: the modules of an embedding model, or the head of a classifier.
 
 A head of the library takes whole texts and picks the position that it wants by itself. Here positions are picked first,
 of all texts of a packed pass, and the head is given one position per text.

@@ -60,7 +60,7 @@ class PooledModel:
 
 
 def _position_offset(base: Any) -> int:
-    """Where positions begin: RoBERTa and its kin, MPNet too, count from one past the padding token's id."""
+    """Return the first position id: RoBERTa, MPNet and related models count from one past the padding token's id."""
     embeddings: Any = getattr(base, "embeddings", None)
     if not hasattr(embeddings, "create_position_ids_from_inputs_embeds"):
         return 0

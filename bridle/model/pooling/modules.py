@@ -76,7 +76,7 @@ Module = PoolingLayer | Dense | LayerNorm | Normalize
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether a model folder was saved by sentence-transformers."""
+    """Return whether a model folder was saved by sentence-transformers."""
     return (folder / MODULES_NAME).is_file()
 
 

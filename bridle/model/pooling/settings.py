@@ -1,4 +1,4 @@
-"""What a model folder says of pooling: whether its model gives vectors or labels of texts, and how. No torch.
+"""Pooling settings of a model folder: whether its model gives vectors or labels of texts, and how. No torch.
 
 A folder is an embedding model's if sentence-transformers saved it, or if its model is an encoder, or a decoder without
 a head; a classifier's if its architecture says so. All others generate text.
@@ -49,7 +49,7 @@ _MAX_TYPES = 2
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How a model makes one vector of a text.
+    """Settings for turning a text into one vector.
 
     `modules` are applied to the hidden states, by a classifier before its head; `labels` are a classifier's, and its
     scores are what `activation` makes of its logits. Texts have at most `max_length` tokens (None: what the positions
@@ -71,13 +71,13 @@ class Pooling:
 
     @property
     def is_unit(self) -> bool:
-        """Whether its vectors have length 1 as they come."""
+        """Return whether its vectors have length 1."""
         return bool(self.modules) and isinstance(self.modules[-1], Normalize)
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """How the model in `folder` pools; None for one that generates text. Raises `UnsupportedModel` for a folder whose
-    vectors would be wrong."""
+    """Return the pooling settings of the model in `folder`; None if it generates text. Raises `UnsupportedModel`
+    for a folder whose vectors would be wrong."""
     if weights_of(folder) is not None:  # GGUF files
         return None
     config = read_json(folder / "config.json")
@@ -134,7 +134,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: dict[str, Any]) -> Activation | None:
-    """What a cross-encoder's own library makes of its logits, if the configuration says so."""
+    """Return the activation that a cross-encoder's own library applies to its logits, or None if not configured."""
     told = config.get("sentence_transformers")
     name = told.get("activation_fn") if isinstance(told, dict) else None
     name = name or config.get("sbert_ce_default_activation_function")

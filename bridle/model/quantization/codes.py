@@ -44,7 +44,7 @@ class Codes:
 
     @property
     def form(self) -> tuple[int, bool, bool, bool, torch.dtype]:
-        """What kernels are compiled for: codes of one form take the same code."""
+        """Return the properties that kernels are compiled for: codes of one form share compiled code."""
         return self.bits, self.is_float, self.zeros is not None, self.order is not None, self.scales.dtype
 
     def number(self) -> Tensor:
@@ -112,7 +112,7 @@ def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
 
 
 def _slots(index: Tensor, num_groups: int) -> tuple[Tensor | None, int]:
-    """Which input each slot is, and the slots of a group: for the group of each input."""
+    """Return the input of each slot, and the slots per group: for the group of each input."""
     num_inputs = index.shape[0]
     even = -(-num_inputs // num_groups)
     for size in {even, int(index.bincount().max())}:

@@ -1,7 +1,6 @@
-"""What becomes of packed weights on CUDA: float8 with a scale per output is multiplied in float8 where the GPU can, all
-else by kernels of our own, from its few bits. Each form is tried once beside plain torch; weights of one that fails
-become numbers of the model's type, and the log says why.
-"""
+"""Form of packed weights on CUDA: float8 with a scale per output is multiplied in float8 where the GPU supports it,
+all else by our kernels from the packed bits. Each form is tried once against plain torch; weights of one that fails
+are converted to the model's type, and the log gives the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _TRIAL_ROWS = (1, 40, 70)
 
 
 def keeps_bits(device: torch.device) -> bool:
-    """Whether packed weights are kept in few bits on `device`, as far as one can say before they are tried."""
+    """Return whether packed weights stay packed on `device`, as far as is known before they are tried."""
     return device.type == "cpu" or missing_for_triton(device) is None
 
 
@@ -79,7 +78,7 @@ class DeviceForms:
 
 @torch.inference_mode()
 def find_problem(layer: CodeLinear) -> str | None:
-    """What is wrong with the kernels for a layer like this, if anything is."""
+    """Return the problem with the kernels for a layer like this, or None."""
     generator = torch.Generator().manual_seed(layer.in_features)
     number = layer.codes.number()
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint's `quantization_config` says, checked: the method, and the few numbers that tensors do not tell."""
+"""Validated content of a checkpoint's `quantization_config`: the method, and the few values that are not in tensors."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
 
 
 def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -> Maker:
-    """How the layers of a model are made on `device`, where `put` brings tensors."""
+    """Return a function that makes the layers of a model on `device`; `put` moves tensors there."""
     if device.type == "cpu":
         return lambda name, stored, linear: _on_cpu(
             read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype

@@ -67,19 +67,19 @@ class Weight:
 
 
 def is_packed(stored: Stored) -> bool:
-    """Whether these are tensors of a quantized layer."""
+    """Return whether these are tensors of a quantized layer."""
     weight = stored.get("weight")
     return bool({"qweight", "weight_packed"} & stored.keys()) or (weight is not None and weight.itemsize == 1)
 
 
 def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
-    """What the tensors of layer `name` stand for, in a form of the CPU's kernels if one says the same numbers. Raises
-    `UnsupportedModel` if they do not fit each other."""
+    """Return the weight in the tensors of layer `name`, in a form of the CPU's kernels if one represents the same
+    values. Raises `UnsupportedModel` if they do not fit each other."""
     return _as_weight(read_grouped(name, stored, scheme))
 
 
 def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
-    """What the tensors of layer `name` stand for. Raises `UnsupportedModel` if they do not fit each other."""
+    """Return the weight in the tensors of layer `name`. Raises `UnsupportedModel` if they do not fit together."""
     try:
         if "qweight" in stored:
             return (_read_awq if scheme.method == "awq" else _read_gptq)(stored, scheme)

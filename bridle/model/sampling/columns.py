@@ -1,4 +1,4 @@
-"""What the kernels of a draw are told, in one array of words for one upload: the parameters of rows as columns, the
+"""Parameters of the sampling kernels, in one array of words for one upload: the parameters of rows as columns, the
 histories that penalties count, and the biases of tokens."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Words = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What sampling parameters say at every step. Rows that are `rare` are drawn by other code."""
+    """Sampling parameters that are constant for a request. Rows that are `rare` are sampled by other code."""
 
     sampling: SamplingParams  # held, so that its id stays its own
     floats: tuple[float, float, float, float, float]
@@ -69,7 +69,7 @@ class FixedTable:
         return known
 
     def is_rare(self, row: SampleRow, vocab: int) -> bool:
-        """Whether the kernels cannot draw this row, from so many logits."""
+        """Return whether the kernels cannot sample this row from `vocab` logits."""
         fixed = self.of(row.sampling)
         is_long = MAX_BEST < row.sampling.top_k < vocab and not fixed.is_greedy
         return fixed.is_rare or is_long or row.num_traced > 0

@@ -63,7 +63,7 @@ class SampleField(NamedTuple):
 
 
 class SampleLayout:
-    """Where what lies in the bytes of an answer."""
+    """Byte offsets of the fields of an answer."""
 
     def __init__(self, num_rows: int, num_told: int, num_parts: int, num_best: int) -> None:
         self.num_bytes = 0
@@ -98,7 +98,7 @@ class DeviceDraws:
         return tokens, logprobs
 
     def _places(self, data: Tensor) -> list[list[float]]:
-        """What `place_of` reads, for each row that tells."""
+        """Return the values that `place_of` reads, for each row with log-probabilities."""
         if not self._told:
             return []
         answer = self._answer

@@ -40,8 +40,8 @@ def count_tokens(
     vocab: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """How often each token was generated, and whether the prompt has it; new tokens are put behind those that are kept.
-    Programs: histories, blocks of tokens."""
+    """Count each token's occurrences in the output and in the prompt; append new tokens to the history. Programs:
+    histories, blocks of tokens."""
     slot = tl.program_id(0)
     span = histories + slot * SPAN
     place = tl.program_id(1) * block + tl.arange(0, block)
@@ -204,10 +204,9 @@ def find_edges(
     block_parts: tl.constexpr,
     block_heads: tl.constexpr,
 ) -> None:
-    """Where top-k and top-p end: the smallest logit that stays, and how many of its equals stay. Programs: cut rows.
-
-    The best logits mostly tell. If they do not, the edge is searched for among the bits of all numbers that have a
-    weight, over the whole row."""
+    """Find the bounds of top-k and top-p: the smallest logit that stays, and how many of its equals stay. Programs:
+    cut rows. The best logits mostly suffice. If they do not, the bound is searched for among the bits of all values
+    that have a weight, over the whole row."""
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)

@@ -1,4 +1,4 @@
-"""What the kernels of draws compute with: weights, random numbers, and the logits of a row after its bias, mask and
+"""Arithmetic of the sampling kernels: weights, random numbers, and the logits of a row after its bias, mask and
 penalties. Importing this needs Triton. Pointers are those of `draw_kernels`.
 
 Numbers are the same bits on any GPU: products are not fused but where `fma` says so, divisions are rounded, sums are of

@@ -1,4 +1,4 @@
-"""What traced tokens were drawn from: the model's own distribution, and the one that mask and bias left of it.
+"""Distributions behind traced tokens: the model's own, and the one left by mask and bias.
 
 All of it is computed for the traced rows of a step together, from what the draw has found already where it has, and
 stays numbers: a `Draw` is made of them when somebody reads it, which may be long after the step.
@@ -26,8 +26,8 @@ from bridle.traces import Draw, Odds
 
 @dataclass(slots=True)
 class RowProvenance:
-    """What some rows drew from: `after` mask and bias, where these changed them, and then how many tokens were allowed
-    and how much was taken away, `shares` [R, 2]. Row i is told with the `sizes[i]` best tokens."""
+    """Distributions of some rows: `after` mask and bias, where these changed them, and then how many tokens were
+    allowed and how much was removed, `shares` [R, 2]. Row i is reported with the `sizes[i]` best tokens."""
 
     before: LogprobQuery
     sizes: list[int]
@@ -97,9 +97,9 @@ def traced_draws(
     steered: Mapping[int, torch.Tensor],
     seen: RowTotals | None,
 ) -> TracedDraws:
-    """What the drawn `tokens` of the traced `rows` came from, in `logits` [R, V]; `steered` are the rows [W] that mask
-    or bias changed, `seen` is all of them, if the draw has left them so; they are used up. A row from which nothing was
-    drawn tells nothing."""
+    """Return the distributions behind the sampled `tokens` of the traced `rows`, in `logits` [R, V]; `steered` are
+    the rows [W] that mask or bias changed, `seen` is all of them, if the sampler has left them so; they are used
+    up. A row from which nothing was sampled has none."""
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]
@@ -117,14 +117,14 @@ def traced_draws(
 
 
 def _own(logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]) -> torch.Tensor:
-    """What the model said: copies [len(indices), W]."""
+    """Return copies of the model's own logits [len(indices), W]."""
     return gather(logits, [rows[i].logits_index for i in indices])
 
 
 def _changes(
     own: RowTotals, after: RowTotals, rows: Sequence[SampleRow], tokens: Sequence[int], vocab: int
 ) -> RowProvenance:
-    """What `rows` drew from: the model's `own` logits [C, W], and what mask and bias left `after`."""
+    """Return the distributions of `rows`: the model's `own` logits [C, W], and those `after` mask and bias."""
     is_biased = any(row.bias or row.sampling.logit_bias for row in rows)
     num_allowed = count_above(after.work, after.work.new_full((len(rows), 1), -torch.inf))  # [C, 1]
     gone = _gone(own, after) if is_biased else None

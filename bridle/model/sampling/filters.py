@@ -90,8 +90,8 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """How many of the sorted `values` [P, S] stay, at least 1: [P, 1]. `mass` is the weight of the whole row,
-    for rows without top-k."""
+    """Return how many of the sorted `values` [P, S] stay, at least 1: [P, 1]. `mass` is the weight of the whole
+    row, for rows without top-k."""
     among = torch.arange(values.shape[1], device=values.device) < top_k  # [P, S]
     weights = weights_of(values).double() * among
     running = weights.cumsum(1)

@@ -17,7 +17,7 @@ _MIN_WIDTH, _MIN_ROWS = 256, 16
 
 
 class HistoryRow(NamedTuple):
-    """Where a sequence's row begins in `words`, -1 if it has none, and how many of its tokens are there."""
+    """Position of a sequence's row in `words`, -1 if it has none, and how many of its tokens are there."""
 
     base: int
     num_kept: int

@@ -49,8 +49,8 @@ Places = npt.NDArray[np.float64]
 
 
 class LogprobQuery:
-    """Where tokens stand in their rows: `told`, float64 [R, 4 + 2n], has the token's logit and rank, the n best logits,
-    the places of these, the largest logit and the total of the weights."""
+    """Ranks and logits of tokens in their rows: `told`, float64 [R, 4 + 2n], has the token's logit and rank, the n
+    best logits, their positions, the largest logit and the total of the weights."""
 
     __slots__ = ("_places", "_told", "largest", "totals")
 
@@ -67,7 +67,8 @@ class LogprobQuery:
 
 
 def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuery:
-    """Where the `tokens` stand in their rows, with the `num_best` best ones. Rows that are not counted are used up."""
+    """Return the ranks and logits of `tokens` in their rows, with the `num_best` best ones. Rows that are not
+    counted are used up."""
     found = sampling_kernels(seen.work)
     if found is not None and num_best <= MAX_BEST:
         return LogprobQuery(found.survey(seen.work, tokens, seen.known_totals(), num_best))
@@ -75,7 +76,7 @@ def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuer
 
 
 def _survey_by_torch(seen: RowTotals, tokens: torch.Tensor, num_best: int) -> torch.Tensor:
-    """What `LogprobQuery` is made of, of `tokens` [R]. Ids and ranks are exact in float64."""
+    """Return the tensor of a `LogprobQuery` for `tokens` [R]. Ids and ranks are exact in float64."""
     work, maxima = seen.work, chunk_maxima(seen.work)
     best, places = top(work, maxima, num_best)  # [R, n]
     chosen, largest = work.gather(1, tokens.unsqueeze(1)), maxima.amax(1, keepdim=True)  # [R, 1]
@@ -94,7 +95,7 @@ def _places_of(told: Places) -> Places:
 
 
 def place_of(values: list[float], size: int) -> Place:
-    """What a row of `survey` says, with the `size` best tokens."""
+    """Return the values of one row of `survey`, with the `size` best tokens."""
     value, rank, *best = values
     most = len(best) // 2
     return _finite(value), _best(best[:most], best[most:], size), int(rank)

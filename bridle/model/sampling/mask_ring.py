@@ -84,7 +84,7 @@ class MaskRing:
                 del self._by_sample[_sample(mask)]
 
     def _find(self, mask: bytes) -> int:
-        """Where it is, -1 if it is not there."""
+        """Return the slot of a mask, -1 if it is absent."""
         slot = self._by_id.get(id(mask), -1)
         if slot < 0:
             slot = self._by_sample.get(_sample(mask), -1)

@@ -1,4 +1,4 @@
-"""What sampling parameters ask of the sampler: looked at once, not at each token of a request."""
+"""Operations that sampling parameters require, derived once per request rather than at each token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CACHED = 4096
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """Which operations a row needs."""
+    """Operations that a row needs."""
 
     is_greedy: bool
     looks_back: bool  # what came before changes it

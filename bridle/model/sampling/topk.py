@@ -82,9 +82,9 @@ def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.T
 
 
 def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]. `maxima` are
-    its `chunk_maxima`, `best` [R, n] its largest values, best first: rows whose bound is among these are not
-    searched."""
+    """Return how many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1].
+    `maxima` are its `chunk_maxima`, `best` [R, n] its largest values, best first: rows whose bound is among these
+    are not searched."""
     if work.device.type != "cpu":
         return count_above(work, bound)
     above = (best > bound).sum(1, keepdim=True)
@@ -100,7 +100,7 @@ def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, bes
 
 
 def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
-    """How many values of a wide row [W] are larger than `bound` [1]."""
+    """Return how many values of a wide row [W] are larger than `bound` [1]."""
     chunks = np.flatnonzero(maxima > bound)
     if len(chunks) * _FEW < len(maxima):  # as it is for tokens that were likely
         row = row.reshape(-1, CHUNK)[chunks]
@@ -108,7 +108,7 @@ def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
 
 
 def count_above(work: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """How many values in each row of `work` [R, W] are larger than `bound` [R, 1]: int64 [R, 1]."""
+    """Return how many values in each row of `work` [R, W] are larger than `bound` [R, 1]: int64 [R, 1]."""
     if work.device.type != "cpu":
         return (work > bound).sum(1, keepdim=True)
     pairs = zip(work.numpy(), bound.numpy(), strict=True)  # numpy counts bits six times as fast
