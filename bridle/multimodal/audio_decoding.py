@@ -65,7 +65,7 @@ def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio"
 
 
 def _is_known(data: bytes) -> bool:
-    """Whether a file begins as those do that are read; the decoder would try many more."""
+    """Return whether a file has the header of a supported format; the decoder would try many more."""
     is_mp3 = data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0")
     return is_mp3 or data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
 
@@ -105,7 +105,7 @@ def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits
 
 
 def _converter(own: int, rate: int, where: str) -> Any:
-    """What brings pieces to another rate, one after the other."""
+    """Return a function that resamples pieces, one after the other."""
     if own == rate:
         return lambda piece, is_last: piece
     try:

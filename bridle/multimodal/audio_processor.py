@@ -27,8 +27,8 @@ _BLOCK = 4_096
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """How a family reads sounds: `piece` says how many spectra its tower takes at a time, `lay_out` what stands in a
-    prompt for that many pieces."""
+    """Settings of a family's audio input: `piece` returns how many spectra its tower takes at a time, `lay_out` the
+    placeholder in a prompt for that many pieces."""
 
     piece: Callable[[Config], int]
     lay_out: Callable[[Config, int], PlaceholderLayout]

@@ -1,4 +1,4 @@
-"""What stands in a prompt for a picture, family by family: how many rows, in which runs, between which marker tokens.
+"""Placeholders of images in a prompt, family by family: how many rows, in which runs, between which marker tokens.
 
 The model's own processors know the same, but need torch, torchvision or texts of their own. Every rule here is compared
 with the library in the tests, and the number of rows with what the tower makes of the picture, each time.
@@ -20,10 +20,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
-    """What a picture's placeholder becomes: numbers of rows, and texts of marker tokens, in order. `grid` is how rows
-    lie in time, height and width, for models that count positions so. Marker tokens that templates write `around` the
-    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie `pace`
-    positions apart."""
+    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` is how
+    rows lie in time, height and width, for models that count positions so. Marker tokens that templates write
+    `around` the placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its
+    times lie `pace` positions apart."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -61,8 +61,8 @@ def _llava(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _num_patches(config: Config, rows: int, columns: int) -> int:
-    """What is left of a tower's output: CLIP puts one row for the whole before the patches, and `default` drops the
-    first."""
+    """Return the number of rows of a tower's output that are used: CLIP puts one row for the whole image before the
+    patches, and `default` drops the first."""
     has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
     return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
 

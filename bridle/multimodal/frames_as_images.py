@@ -71,7 +71,7 @@ def _one_batch(shown: Shown, frames: Frames) -> tuple[Arrays, Grid]:
 
 
 def _introduced(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
-    """How many frames there are, then each behind its time, between the markers of a picture."""
+    """Lay out the number of frames, then each frame after its time, between the markers of an image."""
     rows, around = idefics_rows(config), "<fake_token_around_image>"
     length = timedelta(seconds=int(seen.duration))
     text = f"You are provided the following series of {in_words(len(seen.indices))} frames from a {length} "

@@ -1,4 +1,4 @@
-"""What pictures, sounds and videos may cost, before anything is computed for them."""
+"""Limits on images, sounds and videos, checked before anything is computed."""
 
 from __future__ import annotations
 

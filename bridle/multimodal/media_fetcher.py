@@ -25,7 +25,7 @@ _MOST_REDIRECTS = 3
 
 
 def is_remote(url: object) -> bool:
-    """Whether a file would have to be fetched."""
+    """Return whether a file has to be fetched."""
     return isinstance(url, str) and url[:8].lower().startswith(_SCHEMES)
 
 
@@ -53,7 +53,7 @@ class ListedHost:
         return cls(target.scheme, target.host, target.port, private)
 
     def serves(self, target: HttpTarget) -> bool:
-        """Whether a URL leads here."""
+        """Return whether a URL belongs to this host."""
         return (target.scheme, target.host, target.port) == (self.scheme, self.host, self.port)
 
 

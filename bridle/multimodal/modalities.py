@@ -17,7 +17,7 @@ OF_PARTS = {part: modality for modality, parts in PARTS.items() for part in part
 
 
 def word(modality: str) -> str:
-    """What one file is called."""
+    """Return the name of one file of a modality."""
     return WORDS[modality][0] if modality in WORDS else "file"
 
 
@@ -27,6 +27,6 @@ def counted(number: int, modality: str) -> str:
 
 
 def reads(name: str, modalities: Collection[str]) -> str:
-    """What the model called `name` reads beside text, in words for messages."""
+    """Return a text for messages about the modalities that the model called `name` reads."""
     words = ["text", *(WORDS[modality][1] for modality in modalities)]
     return f"{name!r} reads only " + (", ".join(words[:-1]) + " and " if words[1:] else "") + words[-1]

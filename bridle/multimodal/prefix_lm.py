@@ -36,11 +36,11 @@ def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokeni
 
 
 def is_lines(text: str) -> bool:
-    """Whether a text is line ends alone; neighbouring ones may make a token together."""
+    """Return whether a text consists of line ends; adjacent ones may be joined into one token."""
     return bool(text) and not text.strip("\n")
 
 
 def whole_arrays(tokens: Sequence[int], media: Sequence[MultiModalItem]) -> tuple[MediaArray, ...]:
-    """What a prompt's features are made of: its ids, then the pixels of its pictures in order."""
+    """Return the arrays of a prompt's features: its ids, then the pixels of its images in order."""
     ids = MediaArray(PROMPT_IDS, "int64", (len(tokens),), np.asarray(tokens, np.int64).tobytes())
     return (ids, *(array for medium in media for array in medium.arrays))

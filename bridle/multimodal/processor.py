@@ -1,4 +1,4 @@
-"""How a model reads one kind of file: what its tower is given, and what stands in a prompt for it."""
+"""Processor of one modality: it makes the tower's input, and the placeholders in a prompt."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ModalityProcessor(Protocol):
     is_whole: bool
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """What the tower reads of a file, given as bytes or as a program has opened it. Raises `MediaRefused`; for
-        what the server lacks, `UnsupportedFeature`."""
+        """Return the tower's input for a file, given as bytes or as a program has opened it. Raises `MediaRefused`;
+        for what the server lacks, `UnsupportedFeature`."""
 
 
 def key_of(arrays: Sequence[MediaArray]) -> bytes:
@@ -79,8 +79,8 @@ def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
 
 
 def read_settings(folder: Path, names: tuple[tuple[str, str], ...], modality: str) -> Mapping[str, Any]:
-    """What a checkpoint says of how files are made ready: the first of `names` that is there, each a file and a part
-    of it, or the whole where the part is unnamed."""
+    """Return a checkpoint's processor settings: the first of `names` that exists, each a file and a part of it, or
+    the whole file if the part is unnamed."""
     for name, part in names:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / name).read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it would have to be fetched."""
+        """Return whether it has to be fetched."""
         return self.kind is None and is_remote(self.value)
 
     def open(self, limits: MediaLimits, hosts: ImageHosts = NO_HOSTS, deadline: float = inf) -> Any:
@@ -102,7 +102,7 @@ def _of_data(given: Mapping[str, Any], where: str, modality: str) -> Source:
 
 
 def has_remote(messages: Iterable[Any]) -> bool:
-    """Whether a file of messages would have to be fetched. What is wrong with a part is told when it is read."""
+    """Return whether a file in the messages has to be fetched. Errors in a part are reported when it is read."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     lists = (content for content in contents if isinstance(content, Sequence) and not isinstance(content, str))
     return any(_is_remote_part(part) for content in lists for part in content)

@@ -1,5 +1,5 @@
-"""What is common to families that read videos: what a checkpoint says of frames, what is seen of a clip, and how frames
-become what a tower reads."""
+"""Common parts of families that read videos: a checkpoint's frame settings, the selection of frames, and their
+conversion to the tower's input."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """How a checkpoint's frames are made: patches of `patch` x `patch` pixels over `temporal` frames, `merge` x `merge`
-    of which are a row; between `least` and `most` pixels; `rate` frames of a second, `fewest` to `many` in all. Where
-    they become squares, these have `edge` pixels along a side; of more than `longest` seconds fewer are seen."""
+    """Frame settings of a checkpoint: patches of `patch` x `patch` pixels over `temporal` frames, `merge` x `merge`
+    of which are a row; between `least` and `most` pixels; `rate` frames per second, `fewest` to `many` in all.
+    Square frames have `edge` pixels along a side; of clips over `longest` seconds fewer frames are used."""
 
     patch: int = 14
     temporal: int = 2
@@ -64,7 +64,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class SelectedFrames:
-    """What is seen of a clip: frames at `indices`, of `rate` in a second, as `grid` rows by time, height and width."""
+    """Selected frames of a clip: `indices`, at `rate` per second, as `grid` rows by time, height and width."""
 
     indices: tuple[int, ...]
     count: int
@@ -97,14 +97,12 @@ class SelectedFrames:
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """How a family reads videos: `sample` chooses frames, `size` says how large they are shown (height, width), `make`
-    what the tower is given, with a grid of it by time, height and width, and `lay_out` what stands in a prompt. `base`
-    is what its processor has where a checkpoint says nothing.
-
-    The field `rows_in` of the configuration is the token at each row; the one that stands for a video is in
-    `video_token_id`, or the first of the texts `places` that the tokenizer has as a token. Templates may write
-    `written`, which is no token. A checkpoint's `settings` are put in the words that `Frames` reads. Frames of one size
-    take so many `rows` each, and are drawn with the filter `resample`, by way of the size `via` if there is one."""
+    """Settings of a family's video input. `sample` chooses frames, `size` returns their size (height, width),
+    `make` the tower's input, with its grid by time, height and width, and `lay_out` the placeholder. `base` has the
+    processor's defaults. The configuration's field `rows_in` is the token at each row. The token of a video is in
+    `video_token_id`, or the first of `places` that the tokenizer knows. Templates may write `written`, which is no
+    token. A checkpoint's `settings` are converted to the fields of `Frames`. Frames of one size take `rows` each,
+    and are resized with the filter `resample`, by way of the size `via` if there is one."""
 
     sample: Callable[[Clip, Frames, int], Sequence[int]]
     size: Callable[[Config, Clip, int, Frames, int], tuple[int, int]]

@@ -208,7 +208,7 @@ class VideoProcessor:
         )
 
     def _most(self, clip: Clip, frames: Frames, limits: MediaLimits) -> int:
-        """How many frames are seen at most: those of one size cannot be made smaller."""
+        """Return the maximum number of frames: frames of a fixed size cannot be made smaller."""
         if self._family.rows is None:
             return limits.max_frames
         height, width = self._family.size(self._config, clip, 1, frames, limits.max_video_pixels)
