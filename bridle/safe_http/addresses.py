@@ -1,4 +1,4 @@
-"""Which addresses may be connected to: public ones, and private ones that the operator has listed.
+"""Check of addresses to connect to: public ones, and private ones that the operator has listed.
 
 A name is looked up once; each address that it has must be allowed, and the connection goes to one that was checked
 here. So a name whose answer changes between check and connection leads nowhere else.
@@ -30,7 +30,7 @@ def networks_of(texts: Iterable[str]) -> Networks:
 
 
 def is_allowed(address: Address, private: Networks) -> bool:
-    """Whether it may be connected to."""
+    """Return whether connections to an address are allowed."""
     if any(address.version == network.version and address in network for network in private):
         return True
     inner = _embedded(address)

@@ -36,7 +36,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a server sent. `headers` have names in lower case."""
+    """Response of a server. `headers` have names in lower case."""
 
     status: int
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Where a request goes: a URL, read with distrust."""
+"""Validated URL of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[!-~]{1,8192}")
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Where a request goes."""
+    """Target of a request."""
 
     scheme: str
     host: str
@@ -54,7 +54,7 @@ def _query(text: str) -> str:
 
 
 def is_winding(path: str) -> bool:
-    """Whether a server might read another path than is written here."""
+    """Return whether a server might read a different path from the one written."""
     plain = unquote(path)
     is_hidden = plain.count("/") != path.count("/") or "\\" in plain or "%" in plain or not plain.isprintable()
     return is_hidden or any(part.partition(";")[0] in (".", "..") for part in plain.split("/"))
