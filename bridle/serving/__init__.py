@@ -1,4 +1,4 @@
-"""What every front-end shares: names of models, loading, validation, admission, and the way from events to outputs."""
+"""Common parts of all front ends: names of models, loading, validation, admission, and outputs from events."""
 
 from bridle.serving.controller_runtime import (
     LOCAL_ADMIN,

@@ -53,14 +53,12 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Whether a model gets a control runtime, and which.
-
-    `auto` starts one if that is possible, and otherwise logs the reason; with `on` the reason is an error. `runtime` is
-    the path of another runtime than bridle's own, `args` are further arguments for it, and `dialect` is the protocol
-    that it speaks. `trace` is a file that records both channels. `store` is the folder of uploaded modules (None: in
-    the user's data folder). `prepare` lets the runtime compile bridle's own controllers before a request asks for one.
-    `policy_args` are further arguments for the runtime of Wasm policies, which is another one.
-    """
+    """Settings of a model's control runtime. `auto` starts one if possible, and otherwise logs the reason; with
+    `on` the reason is an error. `runtime` is the path of a runtime other than bridle's own, `args` are further
+    arguments for it, and `dialect` is its protocol version. `trace` is a file that records both channels. `store`
+    is the folder of uploaded modules (None: in the user's data folder). `prepare` lets the runtime compile bridle's
+    own controllers before a request asks for one. `policy_args` are further arguments for the separate runtime of
+    Wasm policies."""
 
     mode: ControlMode = "auto"
     runtime: str | None = None
@@ -91,7 +89,8 @@ class ControlSettings:
         return None
 
     def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:
-        """How to start the runtime for a vocabulary. `num_logits` is the width of the model's logits rows."""
+        """Return the settings for starting the runtime for a vocabulary. `num_logits` is the width of the model's
+        logits rows."""
         from bridle.aici.client import OWN_RUNTIME, RuntimeConfig
 
         own = self.runtime is None
@@ -116,7 +115,7 @@ class ControlSettings:
 
 
 def _call_timeout(args: tuple[str, ...]) -> float:
-    """How long an upload may take, in seconds: longer than any compile that the operator's limits allow."""
+    """Return the timeout of an upload in seconds: longer than any compile that the operator's limits allow."""
     allowed = re.findall(r"(?:compile_time|prepare_wait)=(\d+)", " ".join(args))
     return max([_CALL_SECONDS, *(2 * int(milliseconds) / 1000 for milliseconds in allowed)])
 

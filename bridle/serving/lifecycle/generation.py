@@ -61,7 +61,7 @@ class SubRequest:
 
     @property
     def reader(self) -> DeltaReader:
-        """What of the outputs can be shown. One reader for all."""
+        """Shared reader of the visible part of all outputs."""
         if self._reader is None:
             self._reader = DeltaReader(self.collector, self.policy)
         return self._reader
@@ -94,7 +94,7 @@ class SubRequest:
         return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
 
     def read(self) -> list[tuple[Delta, StreamExtras | None]]:
-        """What is new of each output since the last call, text and notes."""
+        """Return the new text and extras of each output since the last call."""
         deltas = {delta.index: delta for delta in self.reader.read()}
         for index in () if self.notes is None else self.notes.indexes:
             deltas.setdefault(index, Delta(index))
@@ -203,7 +203,7 @@ class Generation:
         return total
 
     def _settle(self) -> None:
-        """What the call has cost, also of outputs that were taken back, and how it ended."""
+        """Record the usage of the call, including rolled-back outputs, and its finish reasons."""
         if self.keep is not None:
             self.keep([part.collector.output for part in self.parts])
         story, outputs = self.story, [output for part in self.parts for output in part.outputs]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class CallOptions(TypedDict):
-    """What the requests of one call have in common (see `OwnOptions`)."""
+    """Common options of the requests of one call (see `OwnOptions`)."""
 
     adapter: str | None
     timeout: float | None
@@ -94,5 +94,5 @@ class InProcessServing(SteersRequests):
         )
 
     def options(self, adapter: str | None = None) -> CallOptions:
-        """What requests of any kind are beside prompt and sampling."""
+        """Return the options of any request besides prompt and sampling."""
         return {"adapter": adapter, "timeout": self.timeout, "tenant": self.user, "terms": self.terms}

@@ -47,7 +47,7 @@ class RequestHandle:
 
     @property
     def output(self) -> RequestOutput:
-        """What there is so far; complete once everything was read. Only to look at."""
+        """Output so far, read-only; complete once all events were read."""
         return self.collector.output
 
     def add(self, events: Iterable[Event]) -> None:

@@ -59,17 +59,15 @@ Notice = Callable[[str, str | None], None]
 
 @dataclass(slots=True)
 class AppState:
-    """What the front-ends of a process share: models, room, and the word whether new requests are taken.
-
-    `live` are the requests that a model works on, by id; `tracing` is where their spans go, if anywhere. One call may
-    bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away, unless it
-    `awaits_parked` conversations and they go on with one; `idle` is set once the running ones are over. `num_crowd` is
-    the most that was in flight since nothing was. `turns` bound what clients cost that are told no, or say nothing: one
-    share for all front-ends, since they have one event loop.
-    `classes` are the operator's classes of controllers, by name.
-    `traces` keeps those that clients and the operator want, `policies` are what the operator demands of texts.
-    A request that sets no limit on its output has at most `default_max_tokens` (None: what its API says).
-    """
+    """State shared by the front ends of a process: models, capacity, and whether new requests are accepted. `live`
+    holds running requests by id; `tracing` exports their spans, if set. One call may bring `max_prompts` and ask
+    for `max_choices`. While the host `is_draining`, new requests are refused, unless it `awaits_parked`
+    conversations and they continue one; `idle` is set once the running ones are over. `num_crowd` is the peak
+    number in flight since the server was last idle. `turns` bounds the cost of clients that are refused or send
+    nothing: one share for all front ends, since they have one event loop. `classes` are the operator's classes of
+    controllers, by name. `traces` keeps those that clients and the operator want, `policies` are the operator's
+    policies. A request that sets no limit on its output has at most `default_max_tokens` (None: the default of its
+    API)."""
 
     registry: ModelRegistry
     admission: Admission
@@ -283,7 +281,8 @@ class RequestLifecycle(SteersRequests):
         return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
 
     async def _policies(self) -> Applied:
-        """What the operator demands of this call's texts. What holds now holds for it to its end."""
+        """Return the operator's policies for this call; later changes do not affect it. What holds now holds for it
+        to its end."""
         story, current = self.story, self.host.policies.current
         asking = PolicyContext.of(self.model.name, self.adapter, self.identity, story.route)
         if current.may_take_long:

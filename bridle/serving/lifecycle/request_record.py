@@ -1,4 +1,4 @@
-"""What happened to one request: the record from which the log, the metrics, its trace and `bridle top` are made.
+"""Record of one request, from which the log, the metrics, its trace and `bridle top` are made.
 
 Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only it. This
 module writes and sends nothing.
@@ -130,7 +130,7 @@ class RequestRecord:
 
     @property
     def prompt_counts(self) -> tuple[int, int]:
-        """How many tokens of the prompts were computed so far, and how many were found in the prefix cache."""
+        """Return how many prompt tokens were computed so far, and how many were found in the prefix cache."""
         computed = cached = 0
         for stream in self.streams:
             match stream.prompt:

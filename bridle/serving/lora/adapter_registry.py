@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.AS
 
 
 def is_address(name: str) -> bool:
-    """Whether a client sent an endpoint's address in place of a model's name."""
+    """Return whether a client sent an endpoint's URL in place of a model's name."""
     return name[:8].lower().startswith(_SCHEMES)
 
 
@@ -176,7 +176,7 @@ class AdapterRegistry:
         return (entry or self._find(name)).key
 
     def is_base(self, name: str) -> bool:
-        """Whether `name` means the model without an adapter."""
+        """Return whether `name` means the model without an adapter."""
         return name in self._base_names or name in PLACEHOLDERS
 
     def add_base_names(self, names: Iterable[str]) -> None:
@@ -198,7 +198,7 @@ class AdapterRegistry:
         return entry.home.fetch(entry.key)
 
     def is_in_memory(self, name: str) -> bool:
-        """Whether `ready` would not wait. Raises `UnknownAdapter`."""
+        """Return whether `ready` would not wait. Raises `UnknownAdapter`."""
         return self.get(name).state in ("host", "device")
 
     # -- helpers -------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class AdapterSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether adapters may be loaded beside the named ones."""
+        """Return whether adapters other than the named ones may be loaded."""
         return self.folder is not None or bool(self.hub_ids)
 
 
@@ -62,7 +62,7 @@ class AdapterCatalog:
         return self._named.get(model, ())
 
     def serves(self, model: str) -> bool:
-        """Whether a model may ever have adapters."""
+        """Return whether a model may ever have adapters."""
         return self._is_open or model in self._named
 
     def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
@@ -142,7 +142,7 @@ def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
 
 
 def is_revision(text: str) -> bool:
-    """Whether `text` looks like a branch, a tag or a commit."""
+    """Return whether `text` looks like a branch, a tag or a commit."""
     return 0 < len(text) <= 100 and ".." not in text and all(part and is_hub_name(part) for part in text.split("/"))
 
 

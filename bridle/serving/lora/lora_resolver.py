@@ -52,7 +52,7 @@ class LoRAResolver:
         self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
-        """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
+        """Return whether `fetch` would not wait. Raises `UnknownAdapter`."""
         if not self._is_adapter(model, name):
             return True
         assert name is not None
@@ -109,7 +109,7 @@ class LoRAResolver:
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
-        """Whether a name asks for an adapter, and not for the model itself."""
+        """Return whether a name means an adapter rather than the model itself."""
         if not name:
             return False
         return name in model.adapters or not (model.adapters.is_base(name) or name in self._names_of(model))

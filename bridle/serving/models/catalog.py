@@ -1,4 +1,4 @@
-"""Which models may be loaded when a request names them, beside those that the operator named.
+"""Catalog of models that may be loaded when a request names them, besides those that the operator named.
 
 A name from the network is looked up, never followed: it means a folder or a GGUF file under the models' folder, or a
 hub id that was allowed, or a pulled model if these may be loaded. No other name is loadable, whatever it looks like.

@@ -174,7 +174,7 @@ def start_engine(
 def _all_pools(
     parts: Parts, constraints: ConstraintPool, further: Sequence[ControllerPool], tools: Desk
 ) -> Sequence[ControllerPool]:
-    """What runs controllers: every kind of them, and several on one request."""
+    """Return the pools that run all kinds of controllers, and compositions of them."""
     from bridle.controllers import PythonControllerPool
     from bridle.controllers.beams import BeamPool
     from bridle.controllers.composite_pool import with_composed

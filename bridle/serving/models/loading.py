@@ -111,11 +111,11 @@ class LoadedModel:
 
     @property
     def _parks(self) -> bool:
-        """Whether KV may outlive its request at all."""
+        """Return whether KV may outlive its request."""
         return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
 
     def demands(self, adapter: str | None = None, user: str = "") -> Applied:
-        """What holds for a text that comes through no server."""
+        """Return the policies for a text that comes through no server."""
         from bridle.serving.policies import NO_POLICIES, PolicyContext
         from bridle.serving.tenancy.keys import LOCAL_USER
 

@@ -1,5 +1,5 @@
-"""What every way of serving a model takes from its folder: its tokenizer, and what compiles constraints and runs
-controllers for its tokens. A model in this process, one in replicas and a front of a cluster are made of these."""
+"""Components that every way of serving a model takes from its folder: its tokenizer, the constraint compiler, and
+the pools of controllers. They serve a model in this process, one in replicas and a front of a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
 
 
 def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:
-    """Where that tokenizer is."""
+    """Return the folder of the model's tokenizer."""
     from bridle.model import resolve_model
 
     return folder if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
@@ -37,7 +37,7 @@ def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings
 
 
 def constraint_pool(tokenizer: Tokenizer, info: ExecutorInfo) -> ConstraintPool:
-    """What compiles constraints for this model's tokens, and runs them."""
+    """Return the pool that compiles and runs constraints for this model's tokens."""
     from bridle.structured_output import ConstraintPool, vocabulary_of
 
     return ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))

@@ -24,7 +24,7 @@ _LOOK_SECONDS = 2.0
 
 
 class _Named(ABC):
-    """What lies under `root` and has a name. The disk is read when somebody asks, so what is new needs no restart.
+    """Named files or folders under `root`. The disk is read when somebody asks, so what is new needs no restart.
     Raises `InvalidRequest` about `param` if the root is not a folder."""
 
     def __init__(self, root: Path, param: str) -> None:
@@ -33,7 +33,7 @@ class _Named(ABC):
 
     @abstractmethod
     def find(self, name: str) -> Path | None:
-        """What has that name, if it and all that belong to it really lie under the root; otherwise None."""
+        """Return the path of that name, if it and all that belong to it really are under the root; otherwise None."""
 
     @abstractmethod
     def _scan(self) -> Iterator[str]:
@@ -111,7 +111,7 @@ class NamedFiles(_Named):
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` looks like a hub id: one part or two, none of which leads out of a folder."""
+    """Return whether `name` looks like a hub id: one part or two, none of which leads out of a folder."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 

@@ -173,8 +173,8 @@ class ModelManager:
                 slot.task, slot.stage = None, ""
 
     async def _find(self, slot: Slot) -> Needs:
-        """What the slot's model needs. A thread measures it, one for each slot: where an earlier load was given up, its
-        thread is waited for, which has found the model or stops at its next report."""
+        """Return the memory needs of the slot's model. A thread measures it, one for each slot: where an earlier
+        load was given up, its thread is waited for, which has found the model or stops at its next report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
@@ -222,7 +222,7 @@ class ModelManager:
         return config
 
     def _measure(self, slot: Slot, report: Report = silent) -> Needs:
-        """What the model needs; its files are fetched first, if need be."""
+        """Return the memory needs of the model; its files are downloaded first if necessary."""
         with watched(self._told(slot, report)):
             return self._loader.measure(_config(slot), slot.name)
 

@@ -45,7 +45,7 @@ class ModelMemory:
         return 0 if self.max_bytes is None else self.max_bytes - self.used
 
     def has(self, num_bytes: int) -> bool:
-        """Whether this many bytes are free."""
+        """Return whether this many bytes are free."""
         return self.max_bytes is None or self.left >= num_bytes
 
     def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Which models are served, and under which names.
+"""Registry of served models and their names.
 
 Every front-end resolves the name in a request here, so that an unknown name gives the same error everywhere:
 
@@ -196,7 +196,7 @@ class ModelRegistry:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a model is or can be served, and every engine runs."""
+        """Return whether a model is or can be served, and every engine runs."""
         can_serve = bool(self._slots) or not self._catalog.is_empty
         return can_serve and all(model.client.is_healthy for model in self)
 
@@ -276,7 +276,7 @@ class ModelRegistry:
         return None
 
     def _is_model(self, name: str) -> bool:
-        """Whether a request that names it gets a model, loaded or loadable."""
+        """Return whether a request with this name gets a model, loaded or loadable."""
         return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
 
     @property

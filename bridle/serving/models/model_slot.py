@@ -59,13 +59,13 @@ class Slot:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether the slot holds no model, no load or rest of one, no waiter and no failure to remember."""
+        """Return whether the slot holds no model, no load or rest of one, no waiter and no failure to remember."""
         is_at_work = self.task is not None or self.finding is not None or self.num_waiting > 0
         return self.model is None and self.failure is None and not is_at_work
 
     @property
     def is_idle(self) -> bool:
-        """Whether the model is loaded, and no request uses it or waits for it."""
+        """Return whether the model is loaded, and no request uses it or waits for it."""
         unused = self.num_leases == 0 and self.num_waiting == 0
         return self.model is not None and unused and not self.is_pinned
 

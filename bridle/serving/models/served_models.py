@@ -72,7 +72,7 @@ class ModelSet:
 
     @property
     def may_be_several(self) -> bool:
-        """Whether there can be more than one model at a time."""
+        """Return whether there can be more than one model at a time."""
         return len(self.named) != 1 or self.is_open
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a tokenizer and a model count the same tokens, told in words when they are loaded."""
+"""Check at load time that a tokenizer and a model have the same vocabulary."""
 
 from __future__ import annotations
 

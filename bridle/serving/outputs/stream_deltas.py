@@ -21,7 +21,7 @@ REWIND_MARK = " \u21a9 "
 
 
 class RewindPolicy(str, Enum):
-    """How a front-end treats text that may be taken back."""
+    """Handling of text that may be rolled back, in a front end."""
 
     HOLD = "hold"
     EVENT = "event"
@@ -46,7 +46,7 @@ class Delta:
 
 
 def max_rewind_of(request: Request) -> int | None:
-    """How many tokens the controller of a request may take back at any moment; None if it does not say.
+    """Return how many tokens the controller of a request may roll back at once; None if it does not say.
 
     A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
     there were no controller.
@@ -75,10 +75,8 @@ class DeltaReader:
         self._shown: dict[int, _Shown] = {}
 
     def read(self) -> list[Delta]:
-        """What may be shown since the last call: at most one delta per output, in order of their index.
-
-        Raises `ControllerError` if, under `hold`, a controller took back more than it had announced.
-        """
+        """Return what may be shown since the last call: at most one delta per output, in order of their index.
+        Raises `ControllerError` if, under `hold`, a controller rolled back more than it had announced."""
         deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]
 
@@ -103,7 +101,7 @@ class DeltaReader:
         return Delta(index, text, tokens, logprobs, start, taken_tokens, taken_chars, is_first, shown.is_over)
 
     def _taken(self, shown: _Shown, growing: GrowingOutput) -> tuple[int, int]:
-        """How many tokens and characters that were shown have been taken back since the last call."""
+        """Return how many shown tokens and characters were rolled back since the last call."""
         taken_tokens = max(shown.num_tokens - growing.low_tokens, 0)
         taken_chars = max(shown.num_chars - growing.low_chars, 0)
         growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)
@@ -115,7 +113,7 @@ class DeltaReader:
         return taken_tokens, taken_chars
 
     def _showable(self, growing: GrowingOutput) -> tuple[int, int]:
-        """How many tokens and characters of an output may be shown."""
+        """Return how many tokens and characters of an output may be shown."""
         output = growing.output
         if self._policy is not RewindPolicy.HOLD or self._max_rewind == 0 or output.finish_reason is not None:
             return len(output.token_ids), len(output.text)

@@ -1,5 +1,5 @@
-"""What clients are told beside text, output by output: logs, variables written, where a fork came from, and that an
-output waits for a device that was lost.
+"""Data sent to clients besides text, output by output: logs, stored variables, the parent of a fork, and a wait for a
+lost device.
 
 All routes with controllers use this. `StreamExtrasReader` keeps what was not sent yet. This is bounded, however much a
 controller prints and however slowly its client reads.

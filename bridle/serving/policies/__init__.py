@@ -1,8 +1,6 @@
-"""What an operator demands of texts: read from a file, chosen for each request, and held by the engine.
-
-`policy_registry.py` has the policies in force and which of them a request gets, `kinds.py` what each kind of policy
-makes of its settings, `fields.py` how settings are checked. docs/policies.md has the meaning.
-"""
+"""Policies of an operator: read from a file, chosen for each request, and enforced by the engine.
+`policy_registry.py` has the active policies and selects those of a request, `kinds.py` compiles each kind of policy
+from its settings, `fields.py` validates settings."""
 
 from bridle.serving.policies.policy_registry import (
     NO_POLICIES,

@@ -1,4 +1,5 @@
-"""What each kind of policy makes of its settings: rules for texts, controllers around those of a request, or limits."""
+"""Kinds of policies, compiled from their settings: rules for texts, controllers around those of a request, or
+limits."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ForModel(Protocol):
-    """What policies must know of a model."""
+    """Properties of a model that policies need."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +55,7 @@ _MOST_MATCH = 8_192
 
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
-    """What a policy consists of. `allowed` is a pattern of the characters that texts may hold."""
+    """Compiled form of a policy. `allowed` is a pattern of the permitted characters."""
 
     texts: tuple[TextRule, ...] = ()
     loops: tuple[LoopRule, ...] = ()
@@ -66,7 +67,7 @@ class CompiledPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """What every kind gets beside its own fields."""
+    """Common fields of every kind of policy."""
 
     name: str
     version: str
@@ -78,7 +79,7 @@ class PolicySettings:
 
 
 def _action(fields: PolicyFields, default: Action = "retry") -> tuple[Action, str]:
-    """What is done with a match, and the text that takes its place."""
+    """Return the action for a match, and the replacement text."""
     action = cast("Action", fields.choice("action", _ACTIONS, default))
     replacement = fields.text("replacement", most=200)
     if replacement and action != "replace":

@@ -35,7 +35,7 @@ _SCOPES = ("models", "adapters", "users", "roles", "routes")
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What is known of a request before its policies are chosen. `route` is a path, `lmtp` or `llm`."""
+    """Properties of a request by which its policies are chosen. `route` is a path, `lmtp` or `llm`."""
 
     model: str
     adapter: str | None = None
@@ -70,7 +70,7 @@ class Policy:
         return f"{self.name}@{self.version}" if self.version else self.name
 
     def applies(self, asking: PolicyContext) -> bool:
-        """Whether it holds for a request."""
+        """Return whether the policy applies to a request."""
         has = {
             "models": asking.model,
             "adapters": asking.adapter or "",
@@ -105,8 +105,8 @@ class Applied:
         return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def steer(self, controller: object | None) -> object | None:
-        """What steers the request: what is demanded around what it brings. Raises `InvalidRequest` for what no policy
-        can be held on."""
+        """Return the request's controller composed with the demanded ones. Raises `InvalidRequest` where no policy
+        can be enforced."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
             raise InvalidRequest("beam search cannot be used here: policies hold for its texts", "use_beam_search")
         return demand(self.controllers, controller)
@@ -152,7 +152,7 @@ class PolicySet:
 
 
 def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
-    """What a policy demands as a controller, if it does."""
+    """Return the controllers that a policy demands, if any."""
     if policy.made.controller is None:
         return
     try:

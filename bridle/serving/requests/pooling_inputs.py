@@ -42,8 +42,8 @@ AS_FITS = -1
 
 @dataclass(frozen=True, slots=True)
 class PoolingOptions:
-    """How texts are read: behind the model's prompt of that name, and cut to `truncate` tokens (None: not at all,
-    `AS_FITS`: to what the model takes)."""
+    """Options for reading texts: after the model's prompt of that name, and truncated to `truncate` tokens (None:
+    not at all, `AS_FITS`: to the model's limit)."""
 
     prompt: str | None = None
     truncate: int | None = None
@@ -89,7 +89,7 @@ def check_classifies(model: LoadedModel) -> None:
 
 
 def ranks_pairs(model: LoadedModel) -> bool:
-    """Whether the model itself scores a pair of texts; otherwise the cosine of their vectors does. Raises
+    """Return whether the model itself scores a pair of texts; otherwise the cosine of their vectors does. Raises
     `UnsupportedFeature` for a classifier whose labels are no score."""
     if model.info.task != "classify":
         return False
@@ -247,7 +247,7 @@ def shaped(
 
 
 def activation_of(model: LoadedModel) -> Activation:
-    """What makes scores of the model's logits."""
+    """Return the activation that turns the model's logits into scores."""
     return "identity" if model.pooling is None else model.pooling.activation
 
 

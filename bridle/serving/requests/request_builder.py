@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class EventOptions(TypedDict, total=False):
-    """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, the
-    loss of a device, and how its tokens came to be; `sights`, the pictures of its prompt; and whether its KV `parks`
-    when it is over, or which request's it `continues`."""
+    """Options for the events of a request: text (by default True), the vector of the prompt and no token, the loss
+    of a device, and provenance of tokens; `sights`, the media of its prompt; and whether its KV `parks` when it is
+    over, or the request that it `continues`."""
 
     detokenize: bool
     embeds: bool
@@ -45,8 +45,8 @@ class EventOptions(TypedDict, total=False):
 
 
 class OwnOptions(TypedDict, total=False):
-    """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
-    one that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
+    """Options of any request besides prompt and sampling. `adapter` is a name that `model.adapters` knows, or one
+    that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
     all), `client_tools` those that the client answers. `policies` are what the operator demands."""
 
     request_id: str | None

@@ -1,9 +1,6 @@
-"""What a checkpoint's `generation_config.json` says of sampling: the values of what a request leaves out.
-
-Only fields that choose tokens are read, and a length; whether its makers would sample at all (`do_sample`) is not, as
-with vLLM. A value that a request could not have is left out with a warning, as a checkpoint that serves must not fail
-over it.
-"""
+"""Sampling defaults of a checkpoint, from its `generation_config.json`: values for what a request leaves out. Only
+fields that choose tokens are read, and a length; `do_sample` is ignored, as in vLLM. A value that a request could
+not have is dropped with a warning, since it must not prevent serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What steers a request, by the same rules for every API: controllers by name, their arguments, what goes with them.
+"""Selection of the controllers of a request, by the same rules for every API: controllers by name, their arguments, and
+related options.
 
 This module knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime
 are imported only when a model has one.
@@ -34,8 +35,8 @@ NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
-    """How a request names its controllers, on every API: one with its argument, and further ones in a list, each a name
-    or an object with the same two fields; and the tools that they may call and its client answers."""
+    """Controller fields of a request, in every API: one controller with its argument, and further ones in a list,
+    each a name or an object with the same two fields; and the tools that they may call and the client answers."""
 
     @property
     def controller(self) -> str | None: ...
@@ -75,13 +76,13 @@ PLAIN = Steering()
 
 
 def is_controlled(named: Named) -> bool:
-    """Whether any controller that does something is named. Raises `InvalidRequest` for fields that are none."""
+    """Return whether any controller that has an effect is named. Raises `InvalidRequest` for malformed fields."""
     return any(True for _ in _each(named))
 
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
-    """Whether the end-of-text token does not end the output. That is what the client has `given`; without its word, it
-    is so under a sandboxed controller, which decides by itself when its output is over."""
+    """Return whether the end-of-text token does not end the output. That is what the client has `given`; without
+    its word, it is so under a sandboxed controller, which decides by itself when its output is over."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 

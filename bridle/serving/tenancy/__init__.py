@@ -1,1 +1,1 @@
-"""Who may use a server and how much of it: keys, rate limits, fairness, admission."""
+"""Access and fair sharing among users: keys, rate limits, fairness, admission."""

@@ -55,7 +55,7 @@ FROM keys LEFT JOIN limits USING (user) ORDER BY created
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sent a request."""
+    """User that sent a request."""
 
     user: str
     is_admin: bool
@@ -68,7 +68,7 @@ LOCAL_USER = Identity("localhost", True)
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known of a key: its first characters, its owner and the owner's limits, and when it was made (Unix
+    """Metadata of a key: its first characters, its owner and the owner's limits, and its creation time (Unix
     seconds)."""
 
     prefix: str

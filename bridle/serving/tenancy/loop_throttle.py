@@ -74,7 +74,7 @@ class LoopThrottle:
 
     @property
     def num_waiting(self) -> int:
-        """How many have asked for a turn and not had it yet."""
+        """Number of tasks that wait for a turn."""
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:

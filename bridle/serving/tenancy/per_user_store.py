@@ -1,9 +1,7 @@
-"""What is kept of users for a while: bounded in number and in bytes, of all and of each, and found by its user alone.
-
-Where there is too much of one user the user's oldest goes, and where there is too much of all the oldest of whoever has
-most: of entries if these are too many, of bytes if those are. So nobody can drive out what others have with more than
-their own share. Times are those of the clock that is given; nothing here knows what the values are.
-"""
+"""Values kept for users for a limited time, bounded in number and in bytes, per user and in total, and visible to
+their user alone. Above a user's limit the user's oldest entry is evicted. Above a total limit the oldest entry of
+the user with most entries (or bytes) is evicted. So no user can evict the entries of others by exceeding its own
+share. Times come from the given clock; the values are opaque."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ Name = tuple[str, str]  # of a user and of an entry
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """How long an entry is kept, in seconds; and how many entries and bytes of all users, and of one."""
+    """Limits: seconds that an entry is kept; and entries and bytes in total and per user."""
 
     seconds: float
     max_entries: int
@@ -41,7 +39,7 @@ class _Entry(Generic[V]):
 
 @dataclass(slots=True)
 class _Share:
-    """What is kept of one user."""
+    """Entries of one user."""
 
     names: OrderedDict[Name, None] = field(default_factory=OrderedDict)  # the oldest first
     num_bytes: int = 0
@@ -78,7 +76,7 @@ class PerUserStore(Generic[V]):
             return (user, name) in self.entries
 
     def find(self, user: str, name: str) -> V | None:
-        """What a user has under a name; None if there is nothing, or nothing any more."""
+        """Return a user's value under a name; None if it is absent or expired."""
         with self._lock:
             self._expire()
             entry = self.entries.get((user, name))

@@ -23,8 +23,8 @@ _MAX_USERS = 4_096  # whose buckets are remembered; a user beyond that has a ful
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """What a user may ask for; None is no limit. `weight` is the share among users when the engine is busy,
-    `most_urgent` the smallest number that may be asked for as priority (smaller ones are served first)."""
+    """Limits of a user; None is no limit. `weight` is the share among users when the engine is busy, `most_urgent`
+    the smallest permitted priority (smaller ones are served first)."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

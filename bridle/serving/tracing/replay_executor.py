@@ -40,8 +40,8 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
-    """Where a run asked something else than the recorded one: another `mask`, or what the record does not `know`.
-    `num_tokens` preceded the draw, with the prompt."""
+    """First divergence of a run from the recorded one: another `mask`, or something that the record does not
+    `know`. `num_tokens` preceded the sample, including the prompt."""
 
     kind: Literal["mask", "unknown"]
     num_tokens: int
@@ -120,7 +120,7 @@ class RecordedExecutor:
 
 
 class _Mask:
-    """What a row allows and prefers."""
+    """Mask and biases of a row."""
 
     def __init__(self, row: SampleRow, vocab_size: int) -> None:
         bits = None if row.mask is None else int.from_bytes(row.mask, "little") & ((1 << vocab_size) - 1)
@@ -142,7 +142,7 @@ class _Mask:
         return self._bits is None or bool(self._bits >> token & 1)
 
     def difference(self, recorded: _Recorded) -> str | None:
-        """What is asked now that was not, as far as the record tells."""
+        """Return a text about the first difference from the recorded mask, or None."""
         draw = recorded.draw
         assert draw is not None
         if self.num_allowed != draw.num_allowed:
@@ -251,7 +251,7 @@ def _digest(tokens: Sequence[int]) -> bytes:
 
 
 def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[int]) -> ExecutorInfo:
-    """What the engine is told of the model that is not there; these traces fit."""
+    """Return the info of the recorded model for an engine without weights; these traces fit."""
     longest = max([_room(trace) for trace in traces], default=1)
     num_blocks = max([_num_blocks(trace) for trace in traces], default=1) + longest // _BLOCK_SIZE + 2
     return ExecutorInfo(
@@ -279,7 +279,7 @@ def _num_blocks(trace: Trace) -> int:
 
 
 def prompt_length(trace: Trace) -> int:
-    """How many tokens the prompt had when it was computed: its controller may have rewritten it."""
+    """Return the length of the prompt when it was computed: its controller may have rewritten it."""
     return max([len(record.tokens) for record in trace.records if isinstance(record, PromptRecord)], default=0) or len(
         trace.header.prompt
     )

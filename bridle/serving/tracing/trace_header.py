@@ -99,8 +99,8 @@ def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
 
 
 def controller_form(request: Request) -> dict[str, Any] | None:
-    """What steers a request: its plain form and its name, or its name alone if it has none. On whose behalf it ran is
-    left out."""
+    """Return the plain form and the name of a request's controller, or its name alone if it has no plain form. On
+    whose behalf it ran is left out."""
     if request.controller is None:
         return None
     try:
@@ -121,7 +121,7 @@ def modules_of(trace: Trace) -> tuple[tuple[str, str], ...]:
 
 
 def ran_form(trace: Trace) -> dict[str, Any] | None:
-    """What steered a request, with the hashes of modules in place of their names, as far as these are known."""
+    """Return the form of a request's controller, with the hashes of modules in place of their names where known."""
     form, meant = trace.header.controller, list(modules_of(trace))
     if form is None or not meant:
         return form
@@ -140,7 +140,7 @@ def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, A
 
 
 def controller_of(form: Mapping[str, Any] | None) -> object | None:
-    """What steered a traced request. Raises `InvalidRequest` if that was code of its process."""
+    """Return the controller of a traced request. Raises `InvalidRequest` if it was code of its process."""
     if form is None:
         return None
     plain = {key: value for key, value in form.items() if key != "name"}

@@ -43,7 +43,7 @@ class Played:
 
 @dataclass(slots=True)
 class TraceTestResult:
-    """What came of one trace. `sentences` say it; `around` is what came before the first difference."""
+    """Result of testing one trace, as `sentences`; `around` is what came before the first difference."""
 
     outcome: Outcome
     found: Comparison
@@ -60,7 +60,7 @@ class TraceTestResult:
 
 
 def judge(old: Trace, played: Played) -> TraceTestResult:
-    """Whether a run is the same as the recorded one, as far as can be known."""
+    """Compare a run with the recorded one, as far as the record allows."""
     found = compare(old, played.trace)
     told = [f"At token {note.num_tokens} of the sequence: {note.text}." for note in played.notes]
     if old.num_cut:
@@ -75,7 +75,7 @@ def judge(old: Trace, played: Played) -> TraceTestResult:
 
 
 def _is_open(difference: TraceDifference, trace: Trace, open_ends: set[int]) -> bool:
-    """Whether an output differs only in that nobody knew what to draw next."""
+    """Return whether an output differs only because the record does not know the next token."""
     end = None if difference.new is None else difference.new.record
     if not isinstance(end, EndRecord) or end.error is None:
         return False
@@ -149,8 +149,8 @@ def program_of(path: Path, endings: Sequence[str]) -> Path | None:
 
 
 def changed_form(form: dict[str, Any] | None, module: str, argument: str | None) -> object | None:
-    """What steered a traced request, with another Wasm controller in place of its first one. An argument that is None
-    stays what it was."""
+    """Return the controller of a traced request, with another Wasm controller in place of its first one. An
+    argument that is None stays what it was."""
     parts = [] if form is None else form.get("composed", [form])
     place = next((number for number, part in enumerate(parts) if "wasm" in part), None)
     if form is None or place is None:

@@ -45,8 +45,8 @@ Wish = Literal["no", "kept", "told"]
 
 
 def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
-    """What a header and a field ask for: a trace to fetch afterwards (`true`), or also the records as `events`. The
-    field counts where both say something."""
+    """Return the tracing that a header and a field ask for: a trace to fetch afterwards (`true`), or also the
+    records as `events`. The field counts where both say something."""
     said = headers.get(HEADER, "").strip().lower() if field is None else field
     if said == "events":
         return "told"
@@ -58,7 +58,7 @@ def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
 
 
 class TraceStore:
-    """What is kept of traces. `folder` takes a `share` of all requests, from 0 to 1, whoever sends them."""
+    """Store of traces. `folder` takes a `share` of all requests, from 0 to 1."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TraceStore:
         self._lock = threading.Lock()  # one at a time in the folder
 
     def is_chosen(self, request_id: str) -> bool:
-        """Whether a request is one of the operator's share, which follows from its id."""
+        """Return whether a request belongs to the operator's share, which follows from its id."""
         if self.folder is None or not self.share:
             return False
         number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
