@@ -71,7 +71,7 @@ class Compiler:
 
     @property
     def vocabulary(self) -> GrammarVocabulary:
-        """What tokens spell."""
+        """Vocabulary of the tokenizer, built on first use."""
         with self._building:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()

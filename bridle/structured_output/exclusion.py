@@ -1,4 +1,4 @@
-"""Whether two JSON schemas exclude each other: no value fits both. So the branches of a `oneOf` can be joined.
+"""Check whether two JSON schemas exclude each other: no value fits both. So the branches of a `oneOf` can be joined.
 
 It is decided by what is quickly seen: types, listed values, bounds, and properties that both need and that exclude each
 other, through references within the document. What is not seen counts as "they may overlap", so an answer of yes is
@@ -32,7 +32,7 @@ _Node = Mapping[str, Any]
 
 
 def exclude(one: Schema, other: Schema, find: Find, work: WorkBudget) -> bool:
-    """Whether no value fits both, as far as what is left of the `work` for their document lets it be seen."""
+    """Return whether no value fits both, as far as the rest of the `work` for their document allows to find out."""
     return _Question(find, work).exclude(one, other, 0)
 
 
@@ -89,7 +89,7 @@ class _Question:
         return found
 
     def _properties_clash(self, ours: Sequence[_Node], theirs: Sequence[_Node], depth: int) -> bool:
-        """Whether an object would need a property that it cannot have."""
+        """Return whether an object would need a property that it cannot have."""
         if not any(types(node) == {"object"} for node in (*ours, *theirs)):
             return False
         lists = [node.get("required") for node in (*ours, *theirs)]
@@ -99,12 +99,12 @@ class _Question:
         )
 
     def _alternatives_clash(self, facts: Sequence[_Node], other: Schema, depth: int) -> bool:
-        """Whether the other one excludes each of several alternatives."""
+        """Return whether the other schema excludes each of several alternatives."""
         ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
         return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
 
     def _clash(self, one: _Node, other: _Node) -> bool:
-        """Whether what two schemas say of types, values and bounds excludes each other."""
+        """Return whether the types, values and bounds of two schemas exclude each other."""
         common = types(one) & types(other)
         if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
             return True
@@ -117,7 +117,7 @@ class _Question:
         return any(values is not None and not any(self._may_fit(v, node) for v in values) for values, node in pairs)
 
     def _may_fit(self, value: Any, node: _Node) -> bool:
-        """Whether a value may fit a schema, by its type, length and pattern."""
+        """Return whether a value may fit a schema, by its type, length and pattern."""
         if _type_of(value) not in types(node):
             return False
         if not isinstance(value, str):
@@ -128,7 +128,7 @@ class _Question:
 
 
 def _property(node: _Node, name: str) -> Schema:
-    """What a schema says of the property of that name."""
+    """Return the schema of the property of that name."""
     own = node.get("properties", {})
     if name in own:
         return own[name]
@@ -136,7 +136,7 @@ def _property(node: _Node, name: str) -> Schema:
 
 
 def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
-    """Whether the least value of that type is more than the other one's largest."""
+    """Return whether the least value of that type is more than the other one's largest."""
     low, high = _BOUNDS.get(kind, ("", ""))
     return _number(one.get(low), -inf) > _number(other.get(high), inf)
 

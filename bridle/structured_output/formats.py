@@ -42,5 +42,5 @@ _STANDARD = frozenset(
 
 
 def is_known(name: Any) -> bool:
-    """Whether a format is for llguidance to enforce or to refuse."""
+    """Return whether a format is for llguidance to enforce or to refuse."""
     return name in _STANDARD and name not in FORMATS

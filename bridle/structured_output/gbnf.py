@@ -29,7 +29,7 @@ _IS_GBNF = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is in this notation: rules of no other one are written so."""
+    """Return whether a grammar is in this notation: its rules are unique to it."""
     return _IS_GBNF.search(grammar) is not None
 
 

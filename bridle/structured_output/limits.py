@@ -1,8 +1,6 @@
-"""How much a constraint may cost: sizes, time and memory of its compilation, and of every mask afterwards.
-
-Sizes bound what a client can send, and are checked before anything is compiled. The other numbers bound the cost that a
-text of an allowed size can still cause.
-"""
+"""Limits on a constraint: sizes, time and memory of its compilation, and of every mask afterwards. Sizes bound what
+a client can send, and are checked before anything is compiled. The other numbers bound the cost that a text of an
+allowed size can still cause."""
 
 from __future__ import annotations
 

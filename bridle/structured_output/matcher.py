@@ -141,7 +141,7 @@ class Matcher:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were committed."""
+        """Number of committed tokens."""
         return len(self._tokens)
 
     # -- explaining ----------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def _of_format(value: Any) -> Constraint:
 
 
 def _said(form: Mapping[Any, Any]) -> Any:
-    """What a form says beside its type. Raises `InvalidRequest` for what it must not say: nothing is left aside."""
+    """Return the content of a form besides its type. Raises `InvalidRequest` for unknown fields; none is ignored."""
     kind = form.get("type", "text")
     if kind not in _PLACES:
         raise UnsupportedFeature(f"response_format is {short_repr(kind)}; this server takes {_FORMATS}")

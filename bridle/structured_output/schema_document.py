@@ -1,4 +1,4 @@
-"""What rules about one part of a JSON schema must know of the rest of its document."""
+"""Properties of a JSON schema document that rules about one of its parts need."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class SchemaDialect:
-    """What rules must know of the document: whether lists of items are told in the old way, whether references that
-    depend on the way to them can mean one place only, and how much work is left for it."""
+    """Properties of the document: whether item lists have the old syntax, whether dynamic references are
+    unambiguous, and how much work is left."""
 
     is_old: bool
     anchors: frozenset[str]
@@ -69,7 +69,7 @@ class SchemaDialect:
         return cls(bool(_OLD_DRAFTS.search(str(named))), unique, not num_ids, schema)
 
     def find(self, reference: str) -> Schema | None:
-        """What a reference within the document means; None for any other."""
+        """Return the target of a reference within the document; None for any other."""
         if not self.is_one_resource or not reference.startswith("#"):
             return None
         node: Any = self.root
@@ -84,7 +84,7 @@ class SchemaDialect:
         return node if reference in ("#", "#/") or "/" in reference else None
 
     def exclude(self, one: Schema, other: Schema) -> bool:
-        """Whether no value fits both, as far as that is seen."""
+        """Return whether no value fits both, as far as can be seen."""
         return exclude(one, other, self.find, self.work)
 
     def complement(self, schema: Schema) -> Schema:

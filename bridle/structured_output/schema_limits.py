@@ -95,7 +95,7 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_entangled(node: Mapping[str, Any]) -> bool:
-    """Whether narrowing something could widen something else, or leave nothing at all."""
+    """Return whether narrowing one keyword could widen another, or leave nothing at all."""
     beside = node.keys() - _ANNOTATIONS - {"$defs", "definitions", "$schema", "$id", OPTION, "x-guidance"}
     is_joined = ("$ref" in beside or "anyOf" in beside) and len(beside) > 1
     return is_joined or not _ENTANGLED.isdisjoint(node)

@@ -99,7 +99,7 @@ class _Rules:
         return self.add(f"ANY {_one_of(marker.texts)}", "[lazy]")
 
     def parts(self, form: Any, where: str) -> list[_Part]:
-        """What a format consists of, in order."""
+        """Return the parts of a format, in order."""
         if not isinstance(form, Mapping):
             raise InvalidRequest(f"{where} is {short_repr(form)}; must be an object", PARAM)
         kind = form.get("type")

@@ -1,4 +1,5 @@
-"""Whether a constraint can be used at all, and in which grammar: a child process tries it. Knows no vocabulary."""
+"""Validation of a constraint: a child process tries whether it can be used, and in which grammar. Knows no
+vocabulary."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class GrammarVocabulary:
         return 4 * ((self.size + 31) // 32)
 
     def text_of(self, tokens: Iterable[int]) -> bytes:
-        """What the tokens spell; special ones spell nothing."""
+        """Return the bytes of the tokens; special ones have none."""
         return b"".join(self.tokens[token] for token in tokens if token not in self.special)
 
     def encode(self, data: bytes) -> list[int]:
@@ -77,7 +77,7 @@ class GrammarVocabulary:
 
     @cached_property
     def spells_every_byte(self) -> bool:
-        """Whether tokens can spell any text at all."""
+        """Return whether tokens can spell any text at all."""
         return all(bytes([byte]) in self._by_bytes for byte in range(256))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What is found out about patterns and values of a schema that a client sent, within a bound of work.
+"""Bounded evaluation of patterns and values of a client's schema.
 
 Questions about a schema multiply with its parts, so all questions about one document share a `WorkBudget`. A
 backtracking matcher can take years for a pattern of a few characters, so only patterns are tried of which it is plain
@@ -19,7 +19,7 @@ _REPEAT = re.compile(r"[*+?{]")
 
 
 class WorkBudget:
-    """What is left of the work for one document."""
+    """Work left for one document."""
 
     def __init__(self, most: int = MAX_WORK) -> None:
         self._left = most
@@ -30,7 +30,7 @@ class WorkBudget:
         return self._left >= 0
 
     def matches(self, pattern: object, text: str) -> bool | None:
-        """Whether the pattern occurs in the text; None if that is not found out."""
+        """Return whether the pattern occurs in the text; None if that is not determined."""
         if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.spend(_PATTERN_WORK + len(pattern)):
             return None
         if not is_quick(pattern):
@@ -42,8 +42,7 @@ class WorkBudget:
 
 
 def is_quick(pattern: str) -> bool:
-    """Whether it is plain that a backtracking matcher is done with the pattern in time that grows with the square of
-    the text at most."""
+    """Return whether a backtracking matcher clearly takes at most quadratic time for the pattern."""
     plain = _ATOM.sub("x", pattern).replace("(?:", "(")
     if "(?" in plain:
         return False
