@@ -1,4 +1,4 @@
-"""Where the scripted executor keeps its stand-in for keys and values: by block, or by sequence.
+"""Storage of the scripted executor's simulated keys and values: by block, or by sequence.
 
 Both keep a (token, digest) pair for each position and return exactly what was written, right or wrong; `mirror.py`
 judges it. `PagedKV` knows only slots (`block * block_size + offset`). `SequenceKV` knows only sequence ids, and counts
@@ -19,7 +19,7 @@ from bridle.testing.logits import Digests, Tokens
 
 
 class Contents(NamedTuple):
-    """What positions 0 to n-1 of a sequence hold: token ids [n] and digests [n]."""
+    """Content of positions 0 to n-1 of a sequence: token ids [n] and digests [n]."""
 
     tokens: Tokens
     digests: Digests

@@ -49,7 +49,7 @@ class ScriptedModel:
         self._token_salts = np.array([step & _MASK for step in steps], dtype=np.uint64)  # [V]
 
     def root(self, adapter: str | None) -> int:
-        """Where the chain of digests starts for sequences that use `adapter`."""
+        """Return the first digest of the chain for sequences that use `adapter`."""
         if adapter is None:
             return mix(self.seed)
         return mix(self.seed ^ int.from_bytes(adapter.encode()[:64], "little") % _MASK)

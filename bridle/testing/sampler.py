@@ -59,7 +59,7 @@ def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
 
 
 def draw_of(logits: Logits, row: SampleRow, token: int) -> Draw:
-    """What `token` was drawn from, for a traced row."""
+    """Return the distribution from which `token` was sampled, for a traced row."""
     before, steered = _odds(logits, token, row.num_traced), _steer(logits, row)
     if row.mask is None and not row.bias and not row.sampling.logit_bias:
         return Draw(before)

@@ -123,7 +123,7 @@ class ScriptedExecutor:
         self.device.run(plan)
 
     def compute(self, plan: StepPlan) -> None:
-        """What the device does for a plan."""
+        """Run a plan as the device does."""
         with Recorded(self.violations):
             require(not self.is_closed, f"step {plan.step} on a closed executor")
             self._run(plan)
@@ -141,7 +141,7 @@ class ScriptedExecutor:
         return self.read(batch)
 
     def read(self, batch: SampleBatch) -> StepResult:
-        """What the device does for a batch."""
+        """Sample a batch as the device does."""
         if self._record:
             self.batches.append(batch)
         with Recorded(self.violations):

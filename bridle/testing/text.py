@@ -55,7 +55,7 @@ class PieceState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last token ends inside of a character."""
+        """Return whether the last token ends inside of a character."""
         return len(self._text(final=True)) > self._certain[-1]
 
     def push(self, token: int) -> str:
@@ -73,7 +73,7 @@ class PieceState:
         return before - self._certain[-1]
 
     def flush(self) -> str:
-        """What is left: an unfinished character becomes U+FFFD."""
+        """Return the rest: an unfinished character becomes U+FFFD."""
         return self._text(final=True)[self._certain[-1] :]
 
     def copy(self) -> PieceState:
