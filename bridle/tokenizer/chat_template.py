@@ -172,9 +172,9 @@ def _run_engine(task: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Look:
-    """How messages with pictures, sounds or videos are prepared. Their content becomes parts, if the template
-    `takes_parts`; else it is text, with one of `placeholders`, by modality, at their places. A template may write
-    `written`, by modality, for one, which is no token. `sources` are the files that were found, in order."""
+    """Preparation of messages with images, sounds or videos. Their content becomes parts, if the template
+    `takes_parts`; else it is text, with one of `placeholders`, by modality, at their positions. A template may
+    write `written`, by modality, for one, which is no token. `sources` are the files that were found, in order."""
 
     placeholders: Mapping[str, str]
     takes_parts: bool
@@ -214,7 +214,7 @@ class Look:
                     )
 
     def placed(self, text: str) -> str:
-        """What a template rendered, with the placeholder wherever it wrote another text."""
+        """Return a template's output, with the placeholder wherever it wrote another text."""
         for modality, spelling in self.written.items() if self.sources else ():
             text = text.replace(spelling, self.placeholders[modality])
         return text

@@ -38,7 +38,7 @@ class Detokenizer:
         return WindowText(self._decode_visible, prompt, skipped)
 
     def token_text(self, token: int) -> str:
-        """What a token spells by itself; bytes that are no whole characters show as U+FFFD."""
+        """Return the text of a token by itself; incomplete characters show as U+FFFD."""
         text = self._table.texts[token] if self._table is not None and 0 <= token < len(self._table.texts) else None
         return self._tokenizer.token_text(token) if text is None else text
 
@@ -72,7 +72,7 @@ class ByteText:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last token ends inside of a character."""
+        """Return whether the last token ends inside of a character."""
         return bool(self._waiting)
 
     def push(self, token: int) -> str:

@@ -115,7 +115,7 @@ class Tokenizer:
 
     @cached_property
     def table(self) -> TokenTable | None:
-        """What each token spells; None for vocabularies where that depends on the tokens around it."""
+        """Table of token texts; None for vocabularies where these depend on the tokens around."""
         try:
             spelling = Spelling(decoder_of(self._backend))
         except ValueError:
@@ -124,7 +124,7 @@ class Tokenizer:
         return table if self._agrees(table) else None
 
     def _agrees(self, table: TokenTable) -> bool:
-        """Whether the table gives the backend's own text for random tokens that are whole characters."""
+        """Return whether the table gives the backend's own text for random tokens that are whole characters."""
         whole = [t for t, piece in enumerate(self._pieces) if piece is not None and table.texts[t] is not None]
         rng = random.Random(0)
         for _ in range(_NUM_PROBES if whole else 0):
@@ -141,7 +141,7 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to a text, as bytes (those of a character may be spread over several tokens);
+        """Return the bytes that a token adds to a text (those of a character may be spread over several tokens);
         for a special token its name. Empty for an id without a token."""
         if self.table is not None:
             return self.table.bytes_of(token)

@@ -97,8 +97,8 @@ def decoder_of(backend: Any) -> dict[str, Any] | None:
 
 
 def _spells(backend: Any) -> bool:
-    """Whether the tokenizer has any token but added ones. For a folder without files the library makes one up that has
-    none."""
+    """Return whether the tokenizer has any token but added ones. For a folder without files the library makes one
+    up that has none."""
     added = {info.content for info in backend.get_added_tokens_decoder().values()}
     return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 

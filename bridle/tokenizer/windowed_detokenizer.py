@@ -29,7 +29,7 @@ class WindowText:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last token ends inside of a character."""
+        """Return whether the last token ends inside of a character."""
         return bool(self._waits) and self._waits[-1] > 0
 
     def push(self, token: int) -> str:
