@@ -1,8 +1,6 @@
-"""Whether two traces of one request tell the same: tokens, masks, what was taken back, forks, logs and variables.
-
-Times are left out, and so are steps: a controller may be late in one run and in time in the other. What an output did
-is compared in order; what its controller printed and stored, each by itself.
-"""
+"""Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are left out,
+and so are steps: a controller may be late in one run and in time in the other. Moves of an output are compared in
+order; its controller's logs and variables, each by itself."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
-    """Where the two differ first, in output `output`: what each did (None: nothing more), and what came `before`.
+    """First difference of two traces in output `output`: the move of each (None: no more), and the moves `before`.
     `gap` is how much likelier the best token was than the second one, in the first run."""
 
     output: int
@@ -87,7 +85,7 @@ class Comparison:
 
     @property
     def sentences(self) -> list[str]:
-        """What was found, in sentences."""
+        """Return the differences as sentences."""
         told = []
         for each in self.differences:
             told.append(

@@ -1,7 +1,5 @@
-"""What a trace says about a request: where the mask fought the model, what controllers cost, what was computed in vain.
-
-Everything is counted from the records; how it is shown is for others.
-"""
+"""Explanation of a request from its trace: where the mask opposed the model, what controllers cost, what was
+computed in vain. Everything is counted from the records; other modules display it."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class Fight:
 
 @dataclass(slots=True)
 class OutputCount:
-    """What became of one output."""
+    """Counts of one output."""
 
     index: int
     parent: int | None = None
@@ -59,7 +57,7 @@ class OutputCount:
 
 @dataclass(slots=True)
 class OperationCount:
-    """What became of one kind of request to a control runtime: the longest was exchange number `slowest`."""
+    """Counts of one kind of request to a control runtime: the longest was exchange number `slowest`."""
 
     name: str
     num_exchanges: int = 0
@@ -71,7 +69,8 @@ class OperationCount:
 
 @dataclass(slots=True)
 class Explanation:
-    """What a trace says. `fights` go from the worst to the least; seconds are those of the steps that drew for it."""
+    """Counts and conflicts from a trace. `fights` go from the worst to the least; seconds are those of its sampling
+    steps."""
 
     trace: Trace
     outputs: list[OutputCount] = field(default_factory=list)

@@ -41,7 +41,7 @@ class TextSpan:
 
 
 def origin_of(token: TokenRecord) -> str:
-    """Where a token came from, in a word of `ORIGINS`."""
+    """Return the origin of a token, a key of `ORIGINS`."""
     if token.forced:
         return "forced"
     if token.draw is not None and token.draw.taken > FOUGHT:
@@ -100,7 +100,7 @@ def _title(token: TokenRecord) -> str:
 
 
 def title_of(draw: Draw | None) -> str:
-    """What a draw chose from, in a line."""
+    """Return a line about the alternatives of a sampled token."""
     if draw is None:
         return ""
     odds, parts = draw.odds, [f"{_percent(draw.odds.logprob)} of"]

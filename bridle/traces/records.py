@@ -1,9 +1,7 @@
-"""What a trace consists of: one record for each thing that happened to an output, in order, and what was asked for.
-
-A trace says how each token came to be, so that a text can be explained, shown and repeated. It is the engine's view:
-tokens that a client never saw, because they were taken back in the same step, are in it too. Records are plain data;
-how they are written is for `bridle.traces`.
-"""
+"""Records of a trace: the header with the request, then one record for each event of an output, in order. A trace
+has the provenance of each token, so that a text can be explained, shown and repeated. It is the engine's view: it
+includes tokens that a client never saw, because they were rolled back in the same step. Records are plain data;
+`bridle.traces` writes them."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ class Odds:
 
 @dataclass(slots=True)
 class Draw:
-    """What a token was drawn from: the model's own distribution, `before` mask and bias; and the one `after` them, None
-    if they changed nothing. `num_allowed` tokens were left (None: all), and those that were not have the probability
-    `taken` in the model's own distribution."""
+    """Distributions behind a sampled token: the model's own, `before` mask and bias; and the one `after` them, None
+    if they changed nothing. `num_allowed` tokens were left (None: all), and those that were not have the
+    probability `taken` in the model's own distribution."""
 
     before: Odds
     after: Odds | None = None
@@ -55,7 +53,7 @@ class Draw:
 
     @property
     def gap(self) -> float | None:
-        """How much likelier the best token was than the second one, as a difference of log-probabilities."""
+        """Log-probability of the best token minus that of the second one."""
         top = self.odds.top
         return top[0][1] - top[1][1] if len(top) > 1 else None
 
@@ -184,9 +182,9 @@ class StoredRecord(Record):
 
 @dataclass(slots=True)
 class ExchangeRecord(Record):
-    """What an engine and its control runtime said to each other, on the main channel or at its `side`: a `request` and,
-    `seconds` later, the `reply`, as JSON; a text where it was none. `at` is when, in seconds since 1970. Such a record
-    is about many outputs and has number 0 for all of them; `step` counts exchanges."""
+    """Exchange of an engine with its control runtime, on the main channel or at its `side`: a `request` and,
+    `seconds` later, the `reply`, as JSON; a string where it was not JSON. `at` is its time, in seconds since 1970.
+    Such a record is about many outputs and has number 0 for all of them; `step` counts exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0
@@ -231,9 +229,9 @@ KINDS: dict[str, type[Record]] = {
 
 @dataclass(slots=True)
 class TraceHeader:
-    """What was asked for, as far as it takes to ask again. `sampling` has the parameters that are not the default, the
-    seed always; `controller` is its plain form, or its name alone if it is code of one process. The trace of a control
-    `runtime` says how that was started, and then has exchanges alone."""
+    """Request of a trace, complete enough to repeat it. `sampling` has the parameters that are not the default, the
+    seed always; `controller` is its plain form, or its name alone if it is code of one process. The trace of a
+    control `runtime` says how that was started, and then has exchanges alone."""
 
     request_id: str
     version: int = VERSION
@@ -256,7 +254,7 @@ Later = tuple[Callable[..., Record], *tuple[Any, ...]]
 
 
 class Trace:
-    """What happened to one request."""
+    """Trace of one request."""
 
     __slots__ = ("_ends", "_later", "_made", "header")
 
@@ -280,7 +278,7 @@ class Trace:
 
     @property
     def records(self) -> list[Record]:
-        """What happened, in order."""
+        """Records in order."""
         later, ends, self._later, self._ends = self._later, self._ends, [], []
         for start, end in zip([0, *ends], ends, strict=False):
             told = later[start:end]
@@ -289,12 +287,12 @@ class Trace:
 
     @property
     def num_records(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return len(self._made) + len(self._ends)
 
     @property
     def num_cut(self) -> int:
-        """How many records are missing."""
+        """Number of missing records."""
         return max((record.num_cut for record in self.records if isinstance(record, EndRecord)), default=0)
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a trace adds up to: the tokens and the text of each output, and where each of them came from."""
+"""Tokens and text of each output, rebuilt from a trace, with the origin of each."""
 
 from __future__ import annotations
 
