@@ -1,4 +1,4 @@
-"""Which backend computes a model: torch, or llama.cpp if the configuration says so."""
+"""Choice of the backend that computes a model: torch or llama.cpp."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which checkpoint to load, and how.
+    """Checkpoint to load, and settings for loading it.
 
     `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `backend` computes it. `dtype` `auto` is
     float32 on a CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto`

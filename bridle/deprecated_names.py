@@ -82,7 +82,7 @@ def old_names(module: str, more: Callable[[str], Any] | None = None) -> Callable
 
 
 def new_module(name: str) -> str | None:
-    """What a module is called now; None if it was not renamed."""
+    """Return the current name of a module, or None if it was not renamed."""
     head, rest = name, ""
     while head not in MODULES:
         head, dot, last = head.rpartition(".")

@@ -36,7 +36,7 @@ _MAX_ERROR_CHARS = 4_000
 
 
 class ErrorKind(Enum):
-    """What went wrong, in the sense that matters to who asked."""
+    """Kind of an error, as the client sees it."""
 
     UNAUTHORIZED = "unauthorized"
     INVALID = "invalid"  # the request cannot be served as it stands
@@ -82,7 +82,7 @@ _UNKNOWN = MappedError(ErrorKind.BUG, 500)
 
 
 def failure_of(error: BridleError) -> MappedError:
-    """What a client is told of an error."""
+    """Return the error as the client receives it."""
     return next((failure for kind, failure in _TABLE if isinstance(error, kind)), _UNKNOWN)
 
 
@@ -92,8 +92,8 @@ def retry_after(error: BridleError) -> float | None:
 
 
 def error_text(error: BridleError, *, hides_bugs: bool = True) -> str:
-    """What a client reads, of a bounded length. Unless told otherwise, of a bug it learns no more than that it is
-    one."""
+    """Return the text of an error for the client, of bounded length. Internal errors get a generic text unless
+    `hides_bugs` is False."""
     is_hidden = hides_bugs and isinstance(error, InternalError)
     text = "internal error; the server's log has more" if is_hidden else public_text(error)
     return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

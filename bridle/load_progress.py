@@ -85,7 +85,7 @@ class PrintedSteps:
             )
 
     def line(self, seconds: float) -> str:
-        """What is printed after so many seconds."""
+        """Return the line printed after `seconds`."""
         stage = f": {self._stage}, {100 * self._share:.0f}%" if self._stage else ""
         return f"{self._title}{stage}, {seconds:.0f} s so far"
 
@@ -131,7 +131,7 @@ def watched(report: Report) -> Iterator[None]:
 
 
 def on_download() -> Callable[[float], None]:
-    """What is told of a download in this thread."""
+    """Return a callback that reports a download in this thread."""
     report = _watching.get() or silent
     return lambda share: report("downloading", share)
 

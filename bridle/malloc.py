@@ -1,4 +1,4 @@
-"""What the C library's heap, which libraries in other languages share, keeps of freed memory.
+"""Memory that the C library's heap, which libraries in other languages share, keeps after it is freed.
 
 Freed memory stays with the process, in pieces between what is in use, until it is returned explicitly. A server whose
 clients make it build and drop hundreds of megabytes would keep all of them. Large buffers are the opposite: each is

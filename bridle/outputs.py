@@ -196,7 +196,7 @@ class Traced(Event):
 
     @property
     def record(self) -> Record:
-        """What happened."""
+        """Return the record, made on first use."""
         self.told = record = made(self.told)
         return record
 

@@ -1,8 +1,6 @@
-"""How tokens are chosen: one immutable value per request, validated once, at construction.
-
-Names and meanings follow the OpenAI API and vLLM where those exist. The object knows nothing of a model:
-what depends on one (vocabulary size, context length) is checked when the request is built.
-"""
+"""Sampling parameters: one immutable value per request, validated once, at construction. Names and meanings follow
+the OpenAI API and vLLM where those exist. The object is independent of the model: limits that depend on one
+(vocabulary size, context length) are checked when the request is built."""
 
 from __future__ import annotations
 
@@ -96,13 +94,11 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a field of `SamplingParams` is, for all that lists such fields.
-
-    Its `part` is `draw` if it chooses a token, `report` if it says what is told of one (whatever draws needs both), and
-    `output` if it is about the whole output. A controller `may_change` it for one draw. `names` are those that it has
-    on an API where they are not its own; None: it is not taken there, or said by other fields. A number lies `within`
-    two others, and is an integer if they are.
-    """
+    """Metadata of a field of `SamplingParams`, for all code that lists such fields. Its `part` is `draw` if it
+    chooses a token, `report` if it adds to what is returned about one (a sampler needs both), and `output` if it is
+    about the whole output. A controller `may_change` it for one token. `names` are its names in APIs that do not
+    use its own; None: it is not supported there, or set by other fields. A number lies `within` two others, and is
+    an integer if they are."""
 
     part: Part = "output"
     may_change: bool = False
@@ -275,7 +271,7 @@ class SamplingParams:
 
     @property
     def has_texts(self) -> bool:
-        """Whether texts among these stand for tokens that a model has to be asked for."""
+        """Return whether some texts stand for tokens, so that a tokenizer is needed."""
         return bool(self.bad_words or self.prediction or self.bias_texts) or (
             self.has_dry and bool(self.dry_sequence_breakers)
         )

@@ -30,7 +30,7 @@ _GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
 def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the standard variables ask for traces."""
+    """Return whether the standard variables ask for traces."""
     exporter = environment.get(_EXPORTER, "")
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
         return False
