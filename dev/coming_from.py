@@ -60,7 +60,7 @@ _CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", 
 
 
 def meaning(row: CompatField, system: System) -> str:
-    """What the page says of a field."""
+    """Return the page's text about a field."""
     bodies = BODIES.get(system, _USUAL)
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
         return f"the same; {row.why}" if row.here and row.why else "the same"
@@ -88,7 +88,7 @@ def tables() -> str:
 
 
 def flag_meaning(row: Flag) -> str:
-    """What the page says of a flag."""
+    """Return the page's text about a flag."""
     but = f"; {row.why}" if row.why else ""
     if row.is_same:
         return f"the same{but}"
@@ -128,7 +128,7 @@ def _samplers() -> Iterator[str]:
 
 
 def sampler_meaning(sampler: CompatSampler) -> str:
-    """What the page says of a sampler: its fields here, or why it is not."""
+    """Return the page's text about a sampler: its fields here, or why it is absent."""
     rows = [BY_NAME[name] for name in sampler.fields]
     here = list(dict.fromkeys(f"`{row.here}`" for row in rows if row.here))
     if here:
@@ -189,7 +189,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def sent(system: System) -> dict[str, list[str]]:
-    """What a library's clients of servers send: the fields, by what becomes of them here."""
+    """Return the fields that a library's server clients send, by their treatment here."""
     fields: dict[str, list[str]] = {}
     bodies: tuple[type[Fields], ...] = (*_USUAL, Parameters)
     for name in names(listed(system), "sends"):
@@ -219,7 +219,7 @@ def _words() -> Iterator[str]:
 
 
 def route_meaning(route: Route) -> str:
-    """What the page says of a route."""
+    """Return the page's text about a route."""
     if route.why:
         return f"absent: {route.why}"
     return f"the same, {route.but}" if route.but else "the same"

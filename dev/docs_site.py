@@ -47,7 +47,7 @@ def nav(index: str) -> list[Any]:
 
 
 def page_of(source: str) -> str:
-    """Where a file of the repository is in the site."""
+    """Return the site's path of a file in the repository."""
     if source in PROJECT:
         return PROJECT[source]
     if source.startswith("docs/"):
@@ -123,7 +123,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def slug(heading: str, separator: str) -> str:
-    """How a heading can be linked to."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
 
 

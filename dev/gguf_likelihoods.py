@@ -1,4 +1,4 @@
-"""How far log-likelihoods of a GGUF file are from those of its weights in float32: bridle's, and llama.cpp's.
+"""Error of a GGUF file's log-likelihoods compared to its weights in float32: bridle's, and llama.cpp's.
 
     python -m dev.gguf_likelihoods FILE... [--items 40]
 

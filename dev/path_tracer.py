@@ -1,4 +1,4 @@
-"""Which of bridle's files and functions one prompt passes on each API, over a scripted model.
+"""List bridle's files and functions that one prompt passes on each API, over a scripted model.
 
     python -m dev.path_tracer              # a table: files and functions of each API
     python -m dev.path_tracer chat         # every function that a chat passes, file by file

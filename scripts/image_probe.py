@@ -1,5 +1,5 @@
-"""What `scripts/image` runs inside a new image: the server starts without root, is healthy, answers with and without a
-controller, refuses strangers, and ends well. Standard library only."""
+"""Check that `scripts/image` runs inside a new image: the server starts without root, is healthy, answers with and
+without a controller, refuses strangers, and ends well. Standard library only."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `make` tells pip about PyTorch's indexes before it installs: nothing, or where the wheels without CUDA are.
+"""Print pip's arguments for PyTorch's indexes, which `make` passes on: nothing, or the index of wheels without CUDA.
 
 On Linux the wheel of PyPI brings CUDA along, gigabytes that a machine without an NVIDIA driver has no use for. The
 index is asked first, because pip asks a silent one for minutes. If it does not answer, pip goes on with its own.
@@ -24,7 +24,7 @@ PATIENCE = 5
 
 
 def has_torch() -> bool:
-    """Whether this Python has the pinned torch already, whichever build; pip then keeps it."""
+    """Return whether this Python has the pinned torch already, whichever build; pip then keeps it."""
     pinned = re.findall(r"^torch==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
     try:
         return importlib.metadata.version("torch").partition("+")[0] in pinned

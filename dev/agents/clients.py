@@ -38,7 +38,7 @@ stream_idle_timeout_ms = 1200000
 
 
 def _call(name: str, arguments: str) -> str:
-    """What a model says that calls a tool."""
+    """Return a model's text of one tool call."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 

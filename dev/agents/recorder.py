@@ -35,7 +35,7 @@ class Exchange:
 
     @property
     def has_results(self) -> bool:
-        """Whether the request carries the result of a tool."""
+        """Return whether the request carries the result of a tool."""
         return any(mark in self.request for mark in _RESULTS)
 
     @property

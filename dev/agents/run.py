@@ -30,7 +30,7 @@ _START_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run has shown. `status` is the client's exit status, None if it ran out of time."""
+    """Result of a run. `status` is the client's exit status, None if it ran out of time."""
 
     client: Client
     status: int | None
@@ -40,14 +40,14 @@ class Seen:
 
     @property
     def faults(self) -> list[str]:
-        """What went wrong between client and server."""
+        """Return the failures between client and server."""
         found = [f"{each.method} {each.path}: {each.status}" for each in self.exchanges if each.status >= 400]
         found += [f"{each.method} {each.path} was cut" for each in self.exchanges if not each.is_whole]
         return found if self.exchanges else ["no request came"]
 
     @property
     def has_round_trip(self) -> bool:
-        """Whether a tool was called and its result came back."""
+        """Return whether a tool was called and its result came back."""
         return any(each.has_results for each in self.exchanges)
 
     def row(self) -> str:
@@ -63,7 +63,7 @@ HEAD = "| Client | Packages | Requests | Tool round trip | End | Faults |\n| ---
 
 
 def folder_of(client: Client, prefix: Path) -> Path:
-    """Where the client's programs are."""
+    """Return the folder of the client's programs."""
     return prefix / client.name / ("bin" if client.is_python else "node_modules/.bin")
 
 

@@ -1,4 +1,4 @@
-"""What an agent costs that calls tools again and again: `bridle bench agents`.
+"""Benchmark of agents that call tools repeatedly: `bridle bench agents`.
 
 Several agents side by side, each with a long context, write a call, wait for its result, and go on. They run as a
 client's loop over parked KV, over the prefix cache, and without one; and inside of the engine, as a controller that
@@ -50,8 +50,8 @@ THREADS = 1
 
 @dataclass(slots=True)
 class AgentTally:
-    """What a run has cost. `firsts` are the seconds from each result to the first token after it, `steps` the steps
-    that the engine took meanwhile, for all agents and others together."""
+    """Counts and times of a run. `firsts` are the seconds from each result to the first token after it, `steps` the
+    steps that the engine took meanwhile, for all agents and others together."""
 
     firsts: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -142,7 +142,7 @@ async def _agents(client: AsyncEngine, work: AgentWork, way: str, is_scarce: boo
 async def _tool(
     client: AsyncEngine, work: AgentWork, number: int, call: int, is_scarce: bool, tally: AgentTally
 ) -> None:
-    """What happens while an agent waits: if the cache is scarce, somebody else asks for something."""
+    """Simulate the wait of an agent: if the cache is scarce, another user sends a request."""
     if not is_scarce:
         await asyncio.sleep(0)
         return

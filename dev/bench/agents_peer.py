@@ -22,7 +22,7 @@ _BATCH = 64
 
 
 def is_there() -> bool:
-    """Whether llama.cpp can be measured here."""
+    """Return whether llama.cpp can be measured here."""
     return has_llamacpp()
 
 

@@ -1,4 +1,4 @@
-"""What the agents of `bridle bench agents` do, whatever runs them."""
+"""Work of the agents of `bridle bench agents`, whatever runs them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class AgentWork:
-    """What the agents do: so many of them make so many calls, of `answer` tokens each, with results of `result` tokens,
-    after a context of `context` tokens. Others ask with `other` tokens during each call, if the cache is scarce."""
+    """Work of the agents: `agents` agents make `calls` calls each, of `answer` tokens, with results of `result`
+    tokens, after a context of `context` tokens. Others ask with `other` tokens during each call, if the cache is
+    scarce."""
 
     agents: int
     calls: int
@@ -25,6 +26,6 @@ class AgentWork:
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
-    """What is said of that number: always the same tokens."""
+    """Return the tokens of text number `seed`: always the same ones."""
     random = Random(seed)
     return tuple(random.randrange(8_000) for _ in range(count))

@@ -188,7 +188,7 @@ class _Bench:
     threads: int | None
 
     def run(self, flags: Sequence[str], use: Callable[[HttpServer], Coroutine[Any, Any, T]]) -> T:
-        """What `use` makes of a server with these flags."""
+        """Return the result of `use` with a server started with these flags."""
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *flags, threads=self.threads) as server:
             return asyncio.run(use(server))
 

@@ -1,4 +1,4 @@
-"""What constraints cost: `bridle bench constraints`.
+"""Benchmark of constraints: `bridle bench constraints`.
 
 Answers of the pool (commit, forced tokens, mask, and the way to a thread and back) beside llguidance's bare mask, on
 texts that fit, for each kind of constraint and vocabularies of 32k and 128k made-up tokens. Then the time that a step
@@ -133,7 +133,7 @@ def _num_steps(settings: BenchSettings) -> tuple[int, int]:
 
 
 def cases() -> dict[str, ConstraintCase]:
-    """What is measured."""
+    """Return the measured cases."""
     rng = random.Random(0)
     words = " ".join("".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(600))[:4096]
     record = {"name": words[:60], "email": "hello@there.org", "age": 42, "tags": ["alpha", "gamma"]}

@@ -55,7 +55,7 @@ RECORDS = JsonSchema(
 
 @dataclass(frozen=True, slots=True)
 class StepsRun:
-    """What came in some steps."""
+    """Counts of some steps."""
 
     seconds: float
     sampled: int

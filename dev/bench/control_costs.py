@@ -1,4 +1,4 @@
-"""What controllers cost outside of steps: to upload, to start, to fork, to keep."""
+"""Cost of controllers outside of steps: upload, start, fork and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CPU gives: decoding and prompts in every form of weights, through the whole engine, and what stands on it.
+"""Benchmark of a CPU: decoding and prompts in every form of weights, through the whole engine and its front ends.
 
 Models have real shapes and random weights, made on the spot. Beside bridle's forms stand llama.cpp, behind the same
 engine over the very same files, where `llama-cpp-python` is installed, and transformers' `generate`. Peers of a part

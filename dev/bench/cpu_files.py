@@ -1,6 +1,5 @@
-"""What `bridle bench cpu` makes: checkpoints of real shapes, and GGUF files of them with a vocabulary of nothing. Both
-are made once for a folder.
-"""
+"""Files of `bridle bench cpu`: checkpoints of real shapes, and GGUF files of them with a placeholder vocabulary.
+Both are made once for a folder."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ _FEATURES = {
 
 
 def can_write() -> bool:
-    """Whether such files can be made here."""
+    """Return whether such files can be written here."""
     return find_spec("gguf") is not None
 
 
 def has_llamacpp() -> bool:
-    """Whether llama.cpp is there to be compared with."""
+    """Return whether llama.cpp is available for comparison."""
     return can_write() and find_spec("llama_cpp") is not None
 
 
@@ -73,8 +72,8 @@ def made_checkpoint(name: str, folder: Path) -> BenchCheckpoint:
 
 
 def weight_bytes(checkpoint: BenchCheckpoint, folder: Path, form: str) -> float | None:
-    """What a step reads of the weights in the file of that form: all tensors, but not an embedding that is only looked
-    up. None if there is no such file."""
+    """Return the bytes of weights that a step reads from the file of that form: all tensors except an embedding
+    that is only looked up. None if there is no such file."""
     path = _file(checkpoint, folder, form)
     if not path.is_file():
         return None

@@ -54,7 +54,7 @@ class BenchPart:
 
 
 def cases(settings: BenchSettings) -> list[CpuCase]:
-    """What is measured of each group, the smallest first."""
+    """Return the measured cases, the smallest of each group first."""
     batches = settings.batches or ((1, 16) if settings.quick else (1, 4, 16, 64))
     contexts = (128,) if settings.quick else (128, 1024)
     prompts = (256,) if settings.quick else (256, 2048)
@@ -106,5 +106,5 @@ def guess_seconds(part: BenchPart, checkpoint: BenchCheckpoint, limits: CpuLimit
 
 
 def num_rounds(case: CpuCase, settings: BenchSettings) -> int:
-    """How often prompts are read."""
+    """Return the number of rounds in which prompts are read."""
     return 2 if settings.quick or case.batch * case.context > 1024 else 5

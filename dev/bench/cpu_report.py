@@ -38,7 +38,7 @@ def print_race(console: Console, part: BenchPart, figures: Sequence[CpuFigure]) 
 
 
 def print_limits(console: Console, limits: CpuLimits) -> None:
-    """What the machine gave in the same minute."""
+    """Print the limits of the machine, measured in the same minute."""
     console.print(
         f"limits: {limits.bandwidth / 1e9:.1f} GB/s read, {limits.operations / 1e9:.0f} 8-bit GOP/s, "
         f"{limits.float_operations / 1e9:.0f} float32 GFLOP/s"

@@ -1,4 +1,4 @@
-"""What stands on the engine, for `bridle bench cpu`: HTTP, controllers, LMTP. Weights are int8."""
+"""Services on top of the engine, for `bridle bench cpu`: HTTP, controllers, LMTP. Weights are int8."""
 
 from __future__ import annotations
 

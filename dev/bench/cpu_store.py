@@ -39,7 +39,7 @@ class Store:
             raise InvalidRequest(f"{self._path} is damaged ({error}); remove it", "folder") from None
 
     def find(self, part: str) -> dict[str, Any] | None:
-        """What was measured of a part."""
+        """Return the record of a part, or None."""
         return self._records.get(part)
 
     def keep(self, record: dict[str, Any], seconds: float) -> None:

@@ -42,7 +42,7 @@ def http_request(target: ServerTarget, path: str, body: Mapping[str, Any] | None
 
 @dataclass(slots=True)
 class CrowdTally:
-    """What a crowd came to: bytes sent in frames, seconds until an answer by its status, connections opened."""
+    """Result of a crowd: bytes sent in frames, seconds until an answer by its status, connections opened."""
 
     frame_bytes: int = 0
     answers: dict[int, list[float]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ResidentMemory:
-    """What the server had resident at some moment."""
+    """Resident memory of the server at one moment."""
 
     scene: str
     when: str
@@ -36,7 +36,7 @@ class ResidentMemory:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How much of something a scene had."""
+    """Count of one quantity in a scene."""
 
     scene: str
     what: str

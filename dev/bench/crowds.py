@@ -1,4 +1,4 @@
-"""What crowds and attacks cost those beside them: gaps in streams, probes of health that are late, memory that stays.
+"""Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that stays.
 
 Five scenes over `bridle serve demo`. Each is measured first with nobody else on the server and then beside the crowd,
 in one run, so that the two can be compared on a machine that does other work as well. Crowd and watchers are one
@@ -130,8 +130,8 @@ def settle(server: HttpServer, seconds: float = 120.0) -> None:
 
 @dataclass(slots=True)
 class Watched:
-    """What was seen of a server meanwhile; filled when the watching ends. `own` is how late this process itself was,
-    which is no fault of the server's."""
+    """Observations of a server; complete when the watching ends. `own` is how late this process itself was, which
+    is no fault of the server's."""
 
     late: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What streams of text notice while a picture is encoded beside them, and how fast that picture then is.
+"""Slowdown of text streams while an image is encoded, and the speed of that encoding.
 
 Each pair of turns is one with a picture, which lasts until it is encoded, and one of as many steps without; they
 alternate, so that whatever else the machine does falls on both, and the ratio is the median over pairs. Steps have

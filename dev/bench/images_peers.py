@@ -1,4 +1,5 @@
-"""Who answers prompts with pictures in `bridle bench images`: an engine, and the library over the same weights."""
+"""Programs that answer prompts with images in `bridle bench images`: an engine, and the library over the same
+weights."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class ImagePrompt:
 
 @dataclass(frozen=True, slots=True)
 class ImageRun:
-    """What one answer took, in seconds, and its tokens."""
+    """Times of one answer, in seconds, and its tokens."""
 
     first_token: float
     seconds: float

@@ -50,7 +50,7 @@ def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
 
 
 def has_lmql(python: Path) -> bool:
-    """Whether LMQL can be run by the interpreter `python`."""
+    """Return whether the interpreter `python` can run LMQL."""
     if not python.is_file():
         return False
     code = f"import importlib.metadata as m, sys; sys.exit(m.version('lmql') != '{VERSION}')"

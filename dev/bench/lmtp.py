@@ -44,7 +44,7 @@ _START_SECONDS = {"lmql": 20.0, "bridle": 9.0}  # of a server, and its end
 
 @dataclass(frozen=True, slots=True)
 class LmtpWorkload:
-    """How much each stream does."""
+    """Work of each stream."""
 
     num_shared: int = 256
     num_rounds: int = 4
@@ -56,8 +56,8 @@ _QUICK = LmtpWorkload(num_rounds=2, num_bursts=1)
 
 @dataclass(slots=True)
 class LmtpFigure:
-    """What a server did for `streams` queries at once. `ratio` and `score_ratio` are beside the genuine one; `same` is
-    the share of streams that got the same tokens from both."""
+    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are beside the genuine one;
+    `same` is the share of streams that got the same tokens from both."""
 
     model: str
     server: str

@@ -46,8 +46,8 @@ _PEFT = "PEFT"
 
 @dataclass(frozen=True, slots=True)
 class LoraScene:
-    """What runs: `num_adapters` in turn, on every sequence or on a `share` of them. `resident` is how many fit on the
-    device at once (0: all)."""
+    """Scene of a run: `num_adapters` in turn, on every sequence or on a `share` of them. `resident` is how many fit
+    on the device at once (0: all)."""
 
     name: str
     targets: str = "q and v"
@@ -58,7 +58,7 @@ class LoraScene:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured: sequences at once, tokens of all before the clock starts and under it, rounds."""
+    """Scale of the measurement: sequences at once, tokens of all before the clock starts and under it, rounds."""
 
     batch: int
     num_warm: int

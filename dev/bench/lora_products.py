@@ -1,4 +1,4 @@
-"""What the adapters of a step cost at one site on a GPU: the fused kernels beside plain torch.
+"""Cost of a step's adapters at one site on a GPU: the fused kernels compared to plain torch.
 
 The site is that of queries, keys and values of a model of 8 billion weights, all of them adapted. Each way runs many
 times over the same step; a figure is the median of rounds, in microseconds, launches included, since the engine pays

@@ -1,4 +1,4 @@
-"""What clients notice when a process behind `bridle serve` is lost: kill -9 and SIGSTOP under streams, many times.
+"""Effects on clients when a process behind `bridle serve` is lost: kill -9 and SIGSTOP under streams, many times.
 
 The whole server over HTTP with the demo model: one shard, a group of two ranks, two replicas. For each loss: when the
 clients that asked for it were told `resuming`, when readiness went and came back, and how long the stream that waited
@@ -74,7 +74,7 @@ class Loss:
 
 @dataclass(slots=True)
 class LossOutcome:
-    """What became of a service under losses. States are of an idle server, before and after."""
+    """State of a service under losses. States are of an idle server, before and after."""
 
     setting: str
     streams: int
@@ -193,7 +193,7 @@ class Service:
         self._num_blocks = self._metrics()["bridle_engine_blocks"]
 
     def victims(self) -> list[psutil.Process]:
-        """What may be killed now, the oldest first."""
+        """Return the processes that may be killed now, the oldest first."""
         found = []
         for child in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,5 @@
-"""How soon a short prompt has its first token next to a long one, and what that costs in throughput.
+"""Benchmark of shared prefill: time to the first token of a short prompt next to a long one, and the cost in
+throughput.
 
 Two engines over the same model take turns with the same loads: one shares each step's prompt budget between prompts,
 the other gives it to the oldest prompt whole. Steps and tokens are counted, so they are exact on any machine. Times are

@@ -1,4 +1,4 @@
-"""What bodies cost that nobody means well: the time until they are refused, and how long they keep others waiting.
+"""Benchmark of malicious bodies: the time until they are refused, and how long they keep others waiting.
 
 Every route of `bridle serve` that takes a body gets values that are large, deep or no numbers, whole and in a field, up
 to the limit of 4 MiB and beyond. Meanwhile a bystander asks for `/health/live` again and again over a connection of its
@@ -137,7 +137,8 @@ def _bodies(routes: Mapping[str, Mapping[str, Any]], value: bytes) -> dict[str, 
 
 
 def _raw_requests() -> dict[str, bytes]:
-    """What is wrong before any body is read: heads, and bodies of a gigabyte, announced or in chunks."""
+    """Return requests that are invalid before any body is read: heads, and bodies of a gigabyte, announced or in
+    chunks."""
     post = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     return {

@@ -1,4 +1,5 @@
-"""Which JSON schemas of the world are served, and what their masks cost: `bridle bench schemas --folder FOLDER`.
+"""Benchmark of public JSON schemas, the share that is served and the cost of masks: `bridle bench schemas --folder
+FOLDER`.
 
 The folder holds files of MaskBench's form: a `schema`, and `tests` with `data` that is `valid` or not. Its 11,306 files
 are the folder `maskbench/data` of guidance-ai/jsonschemabench (JSONSchemaBench, arXiv 2501.10868). The name of a file
@@ -61,7 +62,7 @@ _REASONS = (
 
 @dataclass(slots=True)
 class SchemaVerdict:
-    """What became of one schema and its texts."""
+    """Result for one schema and its texts."""
 
     collection: str
     outcome: str = "as it is"  # or: in other words, refused
@@ -119,7 +120,7 @@ class Judge:
         self._trials = CompileSandbox(limits or ConstraintLimits())
 
     def look_at(self, path: Path) -> SchemaVerdict:
-        """What becomes of one file's schema and texts."""
+        """Return the verdict on one file's schema and texts."""
         found = _NAME.fullmatch(path.name)
         verdict = SchemaVerdict(found[1] if found else path.stem)
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What it costs that the model is in another process: a step through a shard beside the same step in this process.
+"""Cost of a model in another process: a step through a shard compared to the same step in this process.
 
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
 nothing: all of its overhead shows, that of the sample rows too. `5 ms` is one that is busy for so long without the CPU,

@@ -28,7 +28,7 @@ _LOSSES = (0.0, 2.0, 6.0, 20.0)
 
 @dataclass(frozen=True, slots=True)
 class SimulationScale:
-    """How much is simulated. Rates are requests per second and replica."""
+    """Scale of the simulation. Rates are requests per second and replica."""
 
     checked_replicas: int = 100
     checked_requests: int = 50_000

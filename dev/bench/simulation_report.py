@@ -43,7 +43,7 @@ def _blank() -> str:
 
 
 def _scale_of(name: str, scale: dict[str, Any]) -> str:
-    """How much was simulated for a table, in words."""
+    """Return a text about the scale of a table's simulation."""
     kind = name if name in ("checked", "large") else "swept"
     size = f"{scale[f'{kind}_replicas']:,} replicas and {scale[f'{kind}_requests']:,} requests in each run"
     return f"{size}." if name == "load" else f"{size}, {scale['usual_rate']:g} requests a second and replica."

@@ -1,4 +1,4 @@
-"""What drafted tokens gain: the same requests without drafts, with a number of them, and with as many as pay.
+"""Gain from draft tokens: the same requests without drafts, with a number of them, and with as many as pay.
 
 Four questions. On real text (the demo model): editing and copying, alone and under a Wasm controller, JSON under a
 schema, free text. On a shape of real size: predictions of a chosen share of right tokens, from all to none, of texts
@@ -75,7 +75,7 @@ class DraftTask:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRun:
-    """What one way took for a task, in seconds, and what came of it."""
+    """Times of one mode for a task, in seconds, and its outputs."""
 
     seconds: float
     processor: float
@@ -203,7 +203,7 @@ def _compare(llm: LLM, model: str, task: DraftTask, batch: int, num_rounds: int)
 
 
 def _is_short(done: int, seconds: float, num_rounds: int) -> bool:
-    """Whether one more round is wanted: short ones scatter more, and cost less."""
+    """Return whether one more round is needed: short ones scatter more, and cost less."""
     return done < num_rounds or (done < _MORE * num_rounds and seconds < _ROUND_SECONDS * num_rounds)
 
 
@@ -272,7 +272,7 @@ def _draft_models(
 
 
 def _copying(num_rounds: int) -> dict[str, float]:
-    """How much faster prompt lookup makes copying, here and in others, each beside itself."""
+    """Return the speedup of copying by prompt lookup, here and in other programs, each compared to itself."""
     from bridle import LLM
 
     task = DraftTask("copying", _NOTE * 4, 96)

@@ -1,4 +1,4 @@
-"""How others draft, on the same weights and the same task: how much faster drafts make each of them, over itself.
+"""Speculation in other programs, on the same weights and the same task: the speedup of each over itself.
 
 transformers' prompt lookup and its assisted generation with a draft model, and llama.cpp's prompt lookup as its Python
 package has it. Each runs greedily, one sequence alone, in turns with itself without drafts.
@@ -20,7 +20,7 @@ from dev.bench.cpu_files import has_llamacpp
 
 
 def gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds: int) -> float:
-    """How many times faster `drafted` is than `plain`, in turns, after one of each that does not count."""
+    """Return the speedup of `drafted` over `plain`, in turns, after one uncounted run of each."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(num_rounds + 1):
         for run, found in zip((plain, drafted), times, strict=True):
@@ -32,7 +32,7 @@ def gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds:
 
 
 def prompt_lookup(ids: list[int], num_tokens: int, num_rounds: int) -> dict[str, float]:
-    """What copying gains on the demo model."""
+    """Return the gain of prompt lookup on the demo model."""
     model = _transformers_model(demo_model_path())
     found = {"transformers": _transformers_gain(model, ids, num_tokens, num_rounds, prompt_lookup_num_tokens=8)}
     if has_llamacpp():
@@ -43,7 +43,7 @@ def prompt_lookup(ids: list[int], num_tokens: int, num_rounds: int) -> dict[str,
 
 
 def assisted(target: Path, draft: Path, ids: list[int], num_tokens: int, num_rounds: int) -> float:
-    """What a draft model gains in transformers."""
+    """Return the gain of a draft model in transformers."""
     model, assistant = _transformers_model(target), _transformers_model(draft)
     return _transformers_gain(model, ids, num_tokens, num_rounds, assistant_model=assistant)
 

@@ -1,4 +1,4 @@
-"""What a step of the engine costs: a base, and so much for each row, token and position of context.
+"""Cost model of an engine step: a base, and a cost per row, token and position of context.
 
 Batches of several sizes are run to their end, prompts in chunks beside decodes as they come, and the cost is fitted to
 the times of all steps, each the least of its rounds. `dev.simulation` lets virtual time pass by it.

@@ -1,4 +1,4 @@
-"""What tracing costs: `bridle bench trace`. The same requests with a trace and without one, in turns.
+"""Benchmark of tracing: `bridle bench trace`. The same requests with a trace and without one, in turns.
 
 Figures are processor time of the whole process, so that a busy machine disturbs them little: of the engine, the sampler
 and the reader, with as many sequences at once as the benchmark says. The process is settled as a server's is: else a

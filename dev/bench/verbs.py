@@ -1,6 +1,6 @@
-"""What the engine's verbs do and save: a sequence that forces tokens beside its neighbours, a program by verbs against
-the same by requests over the prefix cache; and what controllers cost outside of steps. Medians of runs in turns.
-"""
+"""Benchmark of the engine's operations: a sequence that forces tokens next to its neighbours, a program by
+operations compared to the same by requests over the prefix cache; and the cost of controllers outside of steps.
+Medians of runs in turns."""
 
 from __future__ import annotations
 

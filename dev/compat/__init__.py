@@ -1,5 +1,5 @@
-"""What is no field, flag or route in other systems, and what it is here: data for docs/coming-from.md. Of the tables in
-`bridle.compat` the package itself tells its users."""
+"""Equivalents of other systems' names that are no field, flag or route: data for docs/coming-from.md. The tables in
+`bridle.compat` are those that the package itself uses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What guidance, outlines, LMQL and Ray's language models call things that are called rather than asked, and what that
-is here: functions, keywords, classes, and fields of settings."""
+"""Names of guidance, outlines, LMQL and Ray's language models, and their equivalents here: functions, keywords,
+classes, and fields of settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What steers or guards texts in other systems: processors of logits, guardrails, and the functions that an inferlet of
-Pie calls; and what a controller or a policy has in their place."""
+"""Programs that steer or guard texts in other systems, and the controllers or policies in their place: logits
+processors, guardrails, and the functions that an inferlet of Pie calls."""
 
 from __future__ import annotations
 

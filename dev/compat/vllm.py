@@ -1,5 +1,5 @@
-"""What vLLM has in Python, and what it is here: the calls of which the package itself tells, classes, and keywords that
-are the same."""
+"""Names of vLLM's Python API and their equivalents here: the calls that the package's errors name, classes, and
+keywords that are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the standard controllers are built from: sources, recipes, and `make controllers`, which builds them anew.
+"""Build of the standard controllers: sources, recipes, and `make controllers`, which rebuilds them.
 
 The modules themselves ship in `bridle.controllers.standard`.
 """

@@ -1,1 +1,1 @@
-"""What the native kernels in the package are built with: `make kernels`."""
+"""Build of the native kernels in the package: `make kernels`."""

@@ -58,7 +58,7 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """Whether all turns are answered."""
+        """Return whether all turns are answered."""
         return not (self._num_unasked or self._asked)
 
     def turn_of(self, request_id: str) -> SimulatedTurn:

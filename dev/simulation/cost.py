@@ -1,4 +1,4 @@
-"""How long a step takes: a sum over what is in its plan, fitted to steps that were measured.
+"""Duration of a step: a sum over the content of its plan, fitted to measured steps.
 
 A decoding step reads all weights once, computes something for each token, does something for each sequence (sampling,
 scheduling, events) and attends to each sequence's context. With few tokens the weights rule, with many the tokens do.
@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What is in a plan: its rows, the tokens they compute, and all the positions that these attend to at the end."""
+    """Size of a plan: its rows, the tokens they compute, and all the positions that these attend to at the end."""
 
     rows: int
     tokens: int
@@ -41,7 +41,7 @@ class SimulatedStepCost:
     context: float
 
     def seconds(self, rows: float, tokens: float, context: float) -> float:
-        """What a step takes."""
+        """Return the duration of a step."""
         return self.base + self.row * rows + self.token * tokens + self.context * context
 
     def error(self, steps: Iterable[tuple[StepSize, float]]) -> float:

@@ -1,4 +1,4 @@
-"""What a step costs where it was measured: the default of simulations."""
+"""Measured cost of a step: the default of simulations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation found: how long clients waited, what caches were worth, how evenly replicas worked."""
+"""Result of a simulation: waiting times of clients, use of caches, balance of replicas."""
 
 from __future__ import annotations
 

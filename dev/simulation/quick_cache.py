@@ -1,4 +1,4 @@
-"""What a prefix cache holds of whole chats: a model of `BlockManager` that counts a chat's blocks instead of each.
+"""Prefix cache of whole chats: a model of `BlockManager` that counts a chat's blocks instead of tracking each.
 
 Two chats share nothing but their system prompt. So a cache is known by how many blocks it has, from the front, of each
 system prompt and of what follows it in each chat: its *parts*. As in the real one, blocks in use stay, and of the
@@ -24,7 +24,8 @@ class _Part:
 
 @dataclass(slots=True)
 class Hold:
-    """What a sequence holds: parts, and `num_own` blocks that are in no part (yet). `num_found` were there before."""
+    """Blocks that a sequence holds: parts, and `num_own` blocks that are in no part (yet). `num_found` were there
+    before."""
 
     chain: Chain
     num_own: int
@@ -54,7 +55,7 @@ class QuickCache:
         return total
 
     def has_room(self, chain: Chain, num_blocks: int) -> bool:
-        """Whether a sequence of `num_blocks` that begins with the chain fits beside those that hold blocks."""
+        """Return whether a sequence of `num_blocks` that begins with the chain fits next to the blocks in use."""
         idle = sum(self._parts[key].num_blocks for key, _ in chain if key in self._idle)
         return self.num_held + idle + num_blocks - self.num_found(chain) <= self.num_blocks
 

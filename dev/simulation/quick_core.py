@@ -147,7 +147,7 @@ class QuickCore:
         return now + self._stretch.seconds(num_steps)
 
     def _chunks(self) -> list[tuple[_Sequence, int]]:
-        """What the next step computes of prompts: those begun first, then waiting ones as far as there is room."""
+        """Return the prompt chunks of the next step: those begun first, then waiting ones as far as they fit."""
         budget = self._info.max_num_batched_tokens - len(self._decoding)
         chunks = []
         for seq in self._prefilling:
@@ -263,5 +263,5 @@ class QuickCore:
 
 
 def _turn(seq: _Sequence) -> float:
-    """Where a sequence stands in the order of service."""
+    """Return the position of a sequence in the order of service."""
     return seq.request.place

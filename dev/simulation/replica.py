@@ -79,7 +79,7 @@ class SimulatedReplica:
 
     @property
     def work(self) -> CoreWork:
-        """What was done in all lives."""
+        """Work done in all lives."""
         return _sum(self._past, self.core.work) if self.is_up else self._past
 
     def lose(self, is_hung: bool) -> None:

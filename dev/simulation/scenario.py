@@ -57,7 +57,7 @@ class Scenario:
 
     @property
     def info(self) -> ExecutorInfo:
-        """What a replica says of itself."""
+        """Info of a replica."""
         return ExecutorInfo(
             model="simulated",
             vocab_size=VOCAB_SIZE,

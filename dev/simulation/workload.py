@@ -1,4 +1,4 @@
-"""What clients ask for: chats of several turns under shared system prompts, of mixed lengths, in bursts.
+"""Workload of clients: chats of several turns under shared system prompts, of mixed lengths, in bursts.
 
 A chat begins with one of the system prompts, some far more popular than others. Each turn adds a message; the next
 turn's prompt is all that was said before, the answers included. Everything follows from the seed, whatever the replicas
