@@ -1,4 +1,4 @@
-"""What the tests of Triton's kernels share: whether there is a Triton, and how their properties are run."""
+"""Common parts of the tests of Triton's kernels: availability of Triton, and running of properties."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _sweep(folder: Path) -> None:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What is left in a folder, with some of what lies in it."""
+    """Return the names left in a folder, with some of their content."""
     left = []
     for path in sorted(folder.iterdir()):
         if not path.name.startswith(_FOREIGN):

@@ -57,8 +57,8 @@ def _name_before(text: str) -> str | None:
 
 
 def shows(output: str, printed: str) -> bool:
-    """Whether `printed` is what a page shows. Spaces at the ends of lines do not count, nor does progress, which a busy
-    machine prints while it loads a model."""
+    """Return whether `printed` matches a page's output. Spaces at the ends of lines do not count, nor does
+    progress, which a busy machine prints while it loads a model."""
     lines = (r"(.*\n)*?" if line == "..." else _pattern(line) + r"\n" for line in output.strip("\n").split("\n"))
     told = "\n".join(line.rstrip() for line in printed.strip("\n").split("\n") if not _PROGRESS.match(line)) + "\n"
     return re.fullmatch("".join(lines), told) is not None
@@ -107,6 +107,6 @@ def run_commands(blocks: list[Block], folder: Path, path: str, server: str) -> N
 
 
 def path_without_this_python() -> str:
-    """Where a shell finds programs before an environment is activated."""
+    """Return the shell's path before an environment is activated."""
     own = Path(sys.executable).parent
     return os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if Path(part) != own)

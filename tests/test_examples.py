@@ -82,7 +82,7 @@ def form_over(kind: str) -> tuple[Any, Tokenizer]:
 
 @functools.cache
 def allowed_by(mask: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What a mask lets pass: tokens that go on with a field, and those that end it."""
+    """Return the tokens that a mask allows: those that continue a field, and those that end it."""
     allowed = [token for token in range(tokenizer.vocab_size) if mask_allows(mask, token)]
     closing = [token for token in allowed if tokenizer.token_text(token)[0] in '",']
     return [token for token in allowed if token not in closing], closing

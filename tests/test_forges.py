@@ -1,4 +1,4 @@
-"""What forges run of a change: the same in each of their formats, and nothing that a developer cannot run."""
+"""Tests of the commands that forges run: the same in each of their formats, and runnable by a developer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORGES = [".github/workflows/ci.yml", ".gitlab-ci.yml"]
 
 
 def commands(file: str) -> list[str]:
-    """What a file runs, whatever it calls the version of Python."""
+    """Return the commands in a file, with the version of Python replaced."""
     found = re.findall(
         r"^ *- (?:run: )?((?:make|scripts/)\S*.*)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE
     )

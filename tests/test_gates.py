@@ -1,4 +1,4 @@
-"""What must not be in the tree: ways to run code that arrived as data, and traces of somebody's machine."""
+"""Tests of forbidden content: ways to run code that arrived as data, and paths of a developer's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: arrows point down only. The order is the one of docs/structures.md."""
+"""Tests of the import rule: arrows point down only. The order is the one of docs/structures.md."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Who imports whom, wherever in a file and for whatever purpose, types included."""
+    """Return the imports of each module, wherever in a file and for whatever purpose, types included."""
     known = modules()
     return {name: {target for target, _ in imports(name) if target in known} - {name} for name in known}
 

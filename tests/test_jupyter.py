@@ -74,12 +74,12 @@ class Kernel:
         return shown
 
     def says(self, code: str) -> str:
-        """What a cell printed."""
+        """Return the output of a cell."""
         return "".join(each["text"] for each in self.run(code) if each["type"] == "stream")
 
     def interrupt(self) -> None:
-        """What the stop button does. The question after it wakes a kernel whose loop sleeps: it hears of the cancelling
-        of a cell with `await` when the loop turns next."""
+        """Interrupt as the stop button does. The question after it wakes a kernel whose loop sleeps: it hears of
+        the cancelling of a cell with `await` when the loop turns next."""
         self.manager.interrupt_kernel()
         self.client.kernel_info()
 

@@ -267,7 +267,7 @@ class OneByOne:
 
 
 def test_a_reader_in_time_gets_a_piece_for_each_token(llm: LLM) -> None:
-    """How many events come together depends on who is faster; that what came is shown at once does not."""
+    """The number of events read together depends on timing; that received text is shown at once does not."""
     client: Any = OneByOne(llm)
     stream = TextStream(client, llm.request(PROMPTS[0], GREEDY))
     shown = [(piece, len(stream.output.outputs[0].token_ids)) for piece in stream]

@@ -190,7 +190,7 @@ def test_an_interrupt_ends_a_turn_and_leaves_the_conversation(
 
 
 def in_a_fork(work: Callable[[], object]) -> str:
-    """What `work` raises in a fork of this process."""
+    """Return the error that `work` raises in a fork of this process."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,5 @@
-"""How far loading is: told by bytes, in the order of its stages, to a bar on a terminal and to the log elsewhere."""
+"""Tests of the progress of loading: by bytes, in the order of its stages, to a bar on a terminal and to the log
+elsewhere."""
 
 from __future__ import annotations
 
@@ -190,7 +191,7 @@ def test_a_model_that_pools_tells_too(tmp_path: Path) -> None:
 
 
 class Screen(io.StringIO):
-    """What is printed, and an event for each line."""
+    """Captured output, with an event for each line."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What docs/lora.md shows: its code runs, its flags, routes and fields are there."""
+"""Tests of docs/lora.md: its code runs, its flags, routes and fields exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks show, with a display that only remembers; tests/test_jupyter.py has a kernel."""
+"""Tests of output in notebooks, with a display that only records; tests/test_jupyter.py has a kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def llm() -> Iterator[LLM]:
 
 
 class Display:
-    """What a kernel would have been told: each place with its contents, one after the other."""
+    """Record of the kernel's displays: each place with its contents, one after the other."""
 
     def __init__(self) -> None:
         self.places: list[list[str]] = []

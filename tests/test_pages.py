@@ -1,4 +1,5 @@
-"""What README and pages show is there and runs as it stands: commands, programs, requests, links, names of files.
+"""Tests of README and pages, whose content must exist and run unchanged: commands, programs, requests, links, names of
+files.
 
 Programs and requests go to a server of the demo model in this process. A page whose programs run in a test of its own
 is named with it, so that none is forgotten.
@@ -218,7 +219,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """How headings can be linked to."""
+    """Return the anchors of headings."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

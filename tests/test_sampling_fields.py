@@ -1,9 +1,7 @@
-"""What a field of `SamplingParams` is, it is everywhere: on each API, on the command line, on wires to shards and
-replicas, to controllers.
-
-A field is written once, with its meaning. A list of fields that is not derived from that is compared with it here, so
-that a new one cannot be forgotten: `test_a_new_field_is_missed` adds one and looks who notices.
-"""
+"""Tests that each field of `SamplingParams` is supported everywhere: on each API, on the command line, on wires to
+shards and replicas, to controllers. A field is written once, with its metadata. Lists of fields that are not
+derived from it are compared with it here, so that a new one cannot be forgotten: `test_a_new_field_is_missed` adds
+one and checks who notices."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def test_a_field_goes_through_the_bodies_of_openai(name: str) -> None:
 
 
 def flags(name: str, value: Any) -> list[str]:
-    """How the command line says a value."""
+    """Return the command line's flags for a value."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
@@ -220,6 +218,6 @@ def test_a_new_field_travels() -> None:
 
 
 def test_a_new_field_is_missed() -> None:
-    """What is written by hand hears of it: the protocol of shards."""
+    """Handwritten lists notice it: the protocol of shards."""
     assert missing("openai", More) == missing("tgi", More) == {"top_a"}
     assert unsent(More) == {"top_a"}

@@ -35,7 +35,7 @@ FOUND = set(ModelConfig.__slots__) | set(EngineConfig.__slots__)
 
 
 def refusal(call: Callable[..., object], *given: object, **named: object) -> str:
-    """How an unknown keyword is refused; empty if it is none."""
+    """Return the error for an unknown keyword; empty if it is known."""
     try:
         call(*given, **named)
     except UnknownKeyword as error:

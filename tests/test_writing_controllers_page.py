@@ -62,7 +62,7 @@ def test_the_commands_do_what_the_page_says(
 
 
 def _do(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints. Ours run in this process, which saves seconds for each."""
+    """Return a command's output. Ours run in this process, which saves seconds for each."""
     words = shlex.split(line)
     if line.startswith(SKIPPED):
         return ""

@@ -102,7 +102,7 @@ def _branch(way: Way, sampling: SamplingParams) -> Branch:
 
 
 def lookup(root: Node, view: View) -> Node:
-    """Where the program is, by what the reference says happened."""
+    """Return the node of the program that the reference has reached."""
     forks, node = dict(view.path), root
     for ask in range(view.num_asks):
         node = node.children[forks.get(ask, 0)]

@@ -110,7 +110,7 @@ def test_a_write_that_is_none_is_no_reply(value: str, op: str) -> None:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a reply."""
+    """Return the paths of all values in a reply."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
 

@@ -1,4 +1,4 @@
-"""How long a compiler may take: by the clock, and longer only while the machine gives it no processor time."""
+"""Tests of the compiler's time limit: by the clock, extended only while the machine gives it no processor time."""
 
 from __future__ import annotations
 

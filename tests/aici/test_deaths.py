@@ -130,7 +130,7 @@ def nursery_of(llm: Llm) -> int:
 
 
 def test_a_killed_nursery(start: Start) -> None:
-    """What it made is lost; the runtime goes on with another one, and with what no process of its was part of."""
+    """Its modules are lost; the runtime continues with another nursery, and with unrelated processes."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     for round_number in range(2):

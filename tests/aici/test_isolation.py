@@ -1,4 +1,4 @@
-"""Who shares a process with whom, and forks by fork of the process."""
+"""Tests of the assignment of sequences to processes, and of forks by fork of the process."""
 
 from __future__ import annotations
 

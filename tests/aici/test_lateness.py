@@ -1,7 +1,6 @@
-"""Who is late is measured by the clock, who is too late by the processor time of its own.
-
-A guest that gets none, on a machine that is busy with others, only waits; one that uses it all is told after so many
-step limits, in both dialects."""
+"""Tests of late guests: lateness is measured by the clock, a timeout by the guest's own processor time. A guest
+that gets none, on a busy machine, only waits; one that uses it all fails after a number of step limits, in both
+dialects."""
 
 from __future__ import annotations
 

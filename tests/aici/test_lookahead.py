@@ -181,7 +181,7 @@ def test_a_proposal_that_cannot_be_ends_the_output_with_its_reason(
 
 
 def test_an_engine_that_knows_no_proposals_steers_as_before(sandbox: Sandbox, tmp_path: Path) -> None:
-    """What a guest proposes stands beside its branch, and no other word of its answer changes."""
+    """A guest's proposal is next to its branch, and the rest of its answer is unchanged."""
     plain, wordy = (
         host(sandbox, [sample([2, 3], VOCABULARY.size, **more)], tmp_path).step(0, [5], 5, [0], None, 5000)
         for more in ({}, {"draft": [2, 3]})

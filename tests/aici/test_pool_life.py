@@ -1,5 +1,5 @@
-"""What goes wrong around a controlled request stays there: late and waiting controllers, fork storms, cancels at any
-moment, runtimes that do not start, that die while nobody looks. Nothing is left behind."""
+"""Tests of failures around a controlled request: late and waiting controllers, fork storms, cancels at any moment,
+runtimes that do not start, or die while idle. Nothing is left behind."""
 
 from __future__ import annotations
 

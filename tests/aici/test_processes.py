@@ -1,4 +1,4 @@
-"""What the runtime's processes are built from: rings, frames, crews of threads, downloads."""
+"""Tests of parts of the runtime's processes: rings, frames, crews of threads, downloads."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def runner(checkpoint: Path, store: Path) -> Iterator[Runner]:
 
 
 def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
-    """What the model goes on with, computed from the whole list each time."""
+    """Return the model's greedy continuation, computed from the whole list each time."""
     tokens = list(tokens)
     for _ in range(count):
         with torch.inference_mode():

@@ -61,11 +61,11 @@ class Engine:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has started, or has ended before."""
+        """Return whether it has started, or has ended before."""
         return self._told.done()
 
     def num_calls(self) -> int:
-        """How many calls a whole start took."""
+        """Return the number of calls of a whole start."""
         return int(self._told.result())
 
     @property
@@ -98,7 +98,7 @@ class Engine:
 
 
 def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
-    """How many calls the engine makes for it, and how much processor time the runtime takes."""
+    """Return the engine's number of calls for a whole start, and the runtime's processor time."""
     engine = Engine(tokenizer, store, moment=-1)
     try:
         return engine.num_calls(), engine.cpu_of_the_runtime()

@@ -157,7 +157,7 @@ def test_a_stop_message_ends_all_processes(start: Start) -> None:
 
 
 def test_the_trie_of_the_host(llm2: Llm, tokenizer: Path) -> None:
-    """What a guest reads is what the format prescribes for this vocabulary: C13, as a guest sees it."""
+    """A guest reads the trie that the format prescribes for this vocabulary: C13, as a guest sees it."""
     dump = """(local $i i32) (drop (call $read_blob (call $token_trie) (i32.const 0x40000) (i32.const 0x80000)))"""
     show = dump.replace("(local $i i32) ", "") + "(call $print (i32.const 0x40000) (i32.const 28))"
     size = "(call $putn (call $read_blob (call $token_trie) (i32.const 0) (i32.const 0))) (call $print_out)"

@@ -1,4 +1,4 @@
-"""What `bridle bench lora` keeps running, and with which adapters. Times are never asserted."""
+"""Tests of the load of `bridle bench lora`, and of its adapters. Times are never asserted."""
 
 from __future__ import annotations
 

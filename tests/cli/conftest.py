@@ -18,7 +18,7 @@ def _no_variables_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the user will type; the end of the list is the end of input."""
+    """Input of the user; the end of the list is the end of input."""
     typed: list[str] = []
 
     def read(*_: object) -> str:

@@ -21,7 +21,7 @@ from tests.serving.fakes import fake_model
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """What was to be served."""
+    """Settings of the calls of `serve`."""
     calls: list[ServeSettings] = []
 
     def serve(settings: ServeSettings, *_: object, **__: object) -> None:

@@ -26,7 +26,7 @@ EXPECTED = EngineConfig(**KNOBS, max_num_seqs=9, chunked_prefill=False)
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """What `bridle serve` was asked to serve."""
+    """Settings of the calls of `serve`."""
     calls: list[ServeSettings] = []
     monkeypatch.setattr("bridle.http.server.run.serve", lambda settings, fronts=(): calls.append(settings))
     return calls

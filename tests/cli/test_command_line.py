@@ -1,4 +1,4 @@
-"""What a user meets first: help, mistakes, and where settings come from."""
+"""Tests of help, mistakes on the command line, and the precedence of settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = (
 
 @dataclass
 class Served:
-    """What `bridle serve` was asked to serve, and the error that it shall meet."""
+    """Settings of the calls of `serve`, and the error that it raises."""
 
     calls: list[ServeSettings] = field(default_factory=list)
     error: BaseException | None = None

@@ -57,7 +57,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def base(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the commands look for a server. No trailing slash: one is added."""
+    """Set the server's URL for commands. No trailing slash: one is added."""
     monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
 
 

@@ -38,14 +38,14 @@ def with_value(flag: str, arguments: dict[str, Any] = ARGUMENTS) -> list[str]:
 
 @cache
 def meaning(*words: str) -> dict[str, Any]:
-    """What a command line asks for, past the parser."""
+    """Return the parsed arguments of a command line."""
     _, bound, _ = app.parse_args(in_our_words(words), exit_on_error=False, print_error=False)
     bound.apply_defaults()
     return dict(bound.arguments)
 
 
 def takes(*words: str) -> bool:
-    """Whether the parser takes a flag, and something else than without it comes of it."""
+    """Return whether the parser takes a flag, and the flag has an effect."""
     return meaning("serve", "demo", *words) != meaning("serve", "demo")
 
 
@@ -54,7 +54,7 @@ def takes_no_value(flag: str) -> bool:
 
 
 def takes_by_default(flag: str) -> bool:
-    """Whether a flag says what holds without it, too."""
+    """Return whether a flag states the default."""
     return flag in ("--prefix-caching", "--chunked-prefill", "--warm-up")
 
 
@@ -184,7 +184,7 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=8).map(lambda groups: [word for group in groups for word in group]))
 def test_our_own_words_stay_as_they_are(words: list[str]) -> None:
-    """What has been read in our words is not changed again, nor what stands after `--` or belongs to the runtime."""
+    """Translated words are not changed again, nor are those after `--` or those of the runtime."""
     ours = in_our_words(["serve", *words])
     assert in_our_words(ours) == ours
     plain = [word for word in words if word not in ("-tp", "--model") and not word.startswith("--tp")]

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What is reported: title, stage and share."""
+    """Reported titles, stages and shares."""
     found: Told = []
 
     @contextmanager

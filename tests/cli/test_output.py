@@ -1,5 +1,5 @@
-"""What a terminal is told of a text: what stays of it, and its speed, for which only tokens count that came later than
-the first ones."""
+"""Tests of output to a terminal: the text that stays, and its speed, which counts only tokens later than the first
+ones."""
 
 from __future__ import annotations
 

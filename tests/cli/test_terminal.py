@@ -1,4 +1,4 @@
-"""What comes from elsewhere does not steer a terminal; pipes get it as it is."""
+"""Tests that foreign text cannot control a terminal; pipes get it unchanged."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_written_over_is_told(records: list[Record], shown: str) 
 
 
 def screen(text: str, width: int) -> list[str]:
-    """What a terminal shows of it. Text that was struck through is in upper case."""
+    """Return the rows of a terminal after printing `text`. Text that was struck through is in upper case."""
     rows: list[list[str]] = [[]]
     at, is_struck = 0, False
     for found in re.finditer(r"\x1b\[(\d*)D|\x1b\[([\d;]*)m|(.)", text, re.DOTALL):

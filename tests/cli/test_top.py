@@ -24,7 +24,7 @@ from tests.serving.fakes import fake_model
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    """What an idle server with one engine says."""
+    """Return the status of an idle server with one engine."""
     engine = {"num_running": 0, "num_waiting": 0, "num_blocks": 64, "num_free_blocks": 64, "num_sampled_tokens": 0}
     model = {
         "name": "demo",

@@ -61,7 +61,7 @@ def test_a_server_answers_many_calls_in_one_life(lab: Lab) -> None:
 
 
 def test_a_server_that_dies_is_started_again(lab: Lab) -> None:
-    """What was under way fails, the next call has a new server."""
+    """Pending calls fail, the next call has a new server."""
     waiting = lab.begin("it.echo")
     until(lambda: waiting.is_done)
     died = lab.ask("it.dies")

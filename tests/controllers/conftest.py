@@ -18,7 +18,7 @@ Run = Callable[..., Scripts]
 
 @pytest.fixture(scope="session")
 def script_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is compiled once need not be compiled again."""
+    """Shared store of compiled scripts."""
     return tmp_path_factory.mktemp("script-store")
 
 
@@ -53,7 +53,7 @@ def js(script_pool: RuntimePool) -> Run:
 
 @pytest.fixture(scope="session")
 def py_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where interpreters are kept once compiled, which takes a while: it outlives the session."""
+    """Store of compiled interpreters, which outlives the session because compiling is slow."""
     cache = getattr(request.config, "cache", None)  # its plugin can be turned off
     return tmp_path_factory.mktemp("py-store") if cache is None else Path(cache.mkdir("bridle-py-store"))
 

@@ -66,7 +66,7 @@ class Scripts(Steered):
         pool.wake = self._news.set
 
     def logs(self, name: str, index: int = 0) -> str:
-        """What the script said, but for the runtime's remarks that it is late: a machine may be busy."""
+        """Return the script's log without the runtime's remarks on lateness, since a machine may be busy."""
         return "".join(line for line in super().logs(name, index).splitlines(True) if "⏳" not in line)
 
     def script(self, source: str, prompt: str = "", name: str = "a", **sampling: object) -> str:
@@ -97,7 +97,7 @@ class Scripts(Steered):
         return str(end.error) if end.reason is FinishReason.ERROR else ""
 
     def variables(self, name: str = "a") -> dict[str, bytes]:
-        """What the script stored, appends applied."""
+        """Return the variables that the script stored, appends applied."""
         found: dict[str, bytes] = {}
         for event in self.events[name]:
             if isinstance(event, Stored):

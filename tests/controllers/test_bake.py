@@ -27,7 +27,7 @@ def module(start: str, more: str = "") -> bytes:
 
 
 def memory_of(wasm: bytes) -> bytes:
-    """What a fresh instance has; nothing is run."""
+    """Return the memory of a fresh instance, without running it."""
     engine = wasmtime.Engine()
     store, linker = wasmtime.Store(engine), wasmtime.Linker(engine)
     compiled = wasmtime.Module(engine, wasm)

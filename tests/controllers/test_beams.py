@@ -114,7 +114,7 @@ def test_texts_end_where_those_of_transformers_do(llm: LLM, original: Any, case:
 
 
 def searched(lab: Lab, searches: list[tuple[tuple[int, ...], BeamSearch]], others: int) -> list[Any]:
-    """What each search finds beside plain requests; the lab checks that nothing is left."""
+    """Return the result of each search, run next to plain requests; the lab checks that nothing is left."""
     asked = [
         make_request(prompt, controller=search, max_tokens=search.max_tokens, temperature=0.0, ignore_eos=True)
         for prompt, search in searches

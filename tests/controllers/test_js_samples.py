@@ -1,4 +1,4 @@
-"""What the original's sample scripts verify, in our own words, over a model that knows the answers."""
+"""Tests like the original's sample scripts, rewritten, over a model that knows the answers."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_thinking_budget(run: RunExample) -> None:
     [("", "The capital of France is Paris."), ("The capital of Italy is Ro", " Rome.")],
 )
 def test_token_healing(run: RunExample, prompt: str, text: str) -> None:
-    """What is taken back of the prompt is written again by the model, so it belongs to the output."""
+    """The rolled-back end of the prompt is generated again, so it belongs to the output."""
     assert run("token_healing", prompt).text == text
 
 

@@ -1,4 +1,4 @@
-"""What AICI's own samples check, written anew, over a model that knows the texts by heart."""
+"""Tests like AICI's own samples, rewritten, over a model that knows the texts."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ print("never")
 
 
 def test_a_step_that_claims_to_be_fixed_and_is_not(py: Run) -> None:
-    """What ran ahead of it is carried out first."""
+    """Steps that ran ahead are carried out first."""
     ran = py(
         script(
             """
@@ -215,7 +215,7 @@ assert await step == [aici.eos_token()] and step.finished
 
 
 def test_a_set_is_kept_beyond_its_step(py: Run) -> None:
-    """What a constraint allowed can be read steps later, when the host has forgotten its mask."""
+    """The tokens that a constraint allowed can be read steps later, when the host has dropped its mask."""
     ran = py(
         script(
             """

@@ -185,7 +185,7 @@ def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolExecutor) 
 
 
 def test_a_script_makes_more_calls_than_it_may_have_variables(js: Run, desk: ToolExecutor) -> None:
-    """What was read makes room, so the limit is that of calls."""
+    """A variable that was read makes room, so the limit is that of calls."""
     before = desk.counts()["add"].num_calls
     ran = js(
         """

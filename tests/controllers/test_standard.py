@@ -1,4 +1,4 @@
-"""What ships: every module is what the manifest says and what its sources give; and what the small ones do."""
+"""Tests of the shipped modules: each equals the manifest and its sources' build; and tests of the small ones."""
 
 from __future__ import annotations
 

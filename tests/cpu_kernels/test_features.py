@@ -1,4 +1,4 @@
-"""What is read off a processor's own description."""
+"""Tests of features read from a processor's description."""
 
 from __future__ import annotations
 

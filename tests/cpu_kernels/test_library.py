@@ -1,4 +1,4 @@
-"""Which object is taken, and what happens if none can be."""
+"""Tests of the choice of an object, and of the fallback without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every object that this machine can run finds in rows of logits, against plain torch and row by row."""
+"""Tests of every object that this machine can run on rows of logits, against plain torch and row by row."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_draws_are_those_of_torch(name: str, seed: int, num_rows: int, num_block
 def test_draws_after_cuts_are_those_of_torch(
     name: str, seed: int, num_blocks: int, levels: int, forbidden: float, params: list[SamplingParams]
 ) -> None:
-    """Which tokens stay is seen from the totals: two sums of so few weights are not equal by chance."""
+    """The remaining tokens follow from the totals: two sums of few weights are not equal by chance."""
     count = len(params)
     work = random_rows(seed, count, num_blocks, levels=levels, forbidden=forbidden)
     work[:, seed % work.shape[1]] = 1.0

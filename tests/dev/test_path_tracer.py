@@ -15,7 +15,8 @@ NUM_TRIES = 3
 
 
 def listing() -> dict[str, int]:
-    """How many functions of each file a chat passes. The tracer watches all threads: it has a process of its own."""
+    """Return the number of functions that a chat passes in each file. The tracer watches all threads: it has a
+    process of its own."""
     command = [sys.executable, "-m", "dev.path_tracer", "chat"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     return {name: int(number) for name, number in re.findall(r"^(bridle/\S+) \((\d+)\)$", told, re.M)}

@@ -1,4 +1,4 @@
-"""Who shares a machine with other tests shares its worst moments: silence means nothing, unless a test is about it."""
+"""Shared machines pause at random: silence does not count as a failure, unless a test is about it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def channel_to(host: Host) -> Iterator[grpc.Channel]:
 
 
 def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
-    """What a shard answers to one of the questions that operators ask."""
+    """Return a shard's answer to one of the operators' questions."""
     with channel_to(host) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
         return call(request, timeout=PATIENCE)
@@ -79,7 +79,7 @@ Said = dict[tuple[str, int], list[int]]
 
 
 def said_by(engine: Engine, wanted: Iterable[Request]) -> Said:
-    """What comes of requests that are added together, none of which fails."""
+    """Return the tokens of requests that are added together, none of which fails."""
     for request in wanted:
         engine.add(request)
     found: Said = {}

@@ -80,7 +80,7 @@ class _Router(ReplicaSet):
 
 
 class ReplicaLab:
-    """What a lab steps: the router's side of two replicas."""
+    """Router's side of two replicas."""
 
     @staticmethod
     def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ class ReplicaLab:
         self._router.release_retained_kv(request_id)
 
     def step(self) -> list[Event]:
-        """What has come from any replica by now, or comes soon."""
+        """Return the events of all replicas that have arrived, or arrive soon."""
         self._news.wait(_PATIENCE)
         self._news.clear()
         events: list[Event] = []

@@ -88,7 +88,7 @@ class Rank:
 
 
 def options_of(executor: ScriptedExecutor) -> dict[str, Any]:
-    """What another process needs to follow the same plans, and to fail where this one does."""
+    """Return the options with which another process follows the same plans, and fails at the same steps."""
     names = ("vocab_size", "num_blocks", "block_size", "kv", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
     info, model = executor.info, executor.model
     return {

@@ -52,7 +52,7 @@ def requests() -> list[Request]:
 
 
 def run(executor: Executor, folder: Path, between: Callable[[], None] = lambda: None) -> list[Said]:
-    """What is said twice, with something happening in between."""
+    """Return the outputs of two runs, with `between` called in between."""
     device = find_device(executor)
     assert device is not None
     engine = Engine(executor, adapters=make_pool(device, folder))
@@ -108,7 +108,7 @@ def host() -> Iterator[Host]:
 
 
 def calling(host: Host) -> CalledDevice:
-    """What asks the shard's own calls, with no stream beside."""
+    """Return a device over the shard's unary calls, without a stream."""
     return CalledDevice(
         {},
         lambda request: check(ask(host, "LoadAdapter", request, pb.LoadAdapterReply)),

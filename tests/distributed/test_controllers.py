@@ -1,4 +1,4 @@
-"""What steers a request crosses to another process, and comes again when its replica is lost."""
+"""Tests of steering across processes, and after the loss of a replica."""
 
 from __future__ import annotations
 

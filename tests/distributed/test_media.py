@@ -82,7 +82,7 @@ def engine_over(executor: Executor) -> Engine:
 def rounds(
     executor: Executor, folder: Path, between: Callable[[], None] = lambda: None, lost_at: int = 0
 ) -> tuple[list[Said], int]:
-    """What is said three times, with something happening before one of them, and how many pictures were encoded."""
+    """Return the outputs of three runs, with `between` called before one of them, and the number of encoded images."""
     engine = engine_over(executor)
     try:
         found = []

@@ -45,7 +45,7 @@ def test_a_busy_or_absent_home_is_left() -> None:
 
 
 def test_a_home_may_be_ahead_by_what_it_saves() -> None:
-    """What it has of the prompt would have to be computed elsewhere."""
+    """Its part of the prompt would have to be computed elsewhere."""
     router = PrefixRouter(2, block_size=100)
     for length in (2_000, 3_000):
         prompt = range(length, 2 * length + 1)

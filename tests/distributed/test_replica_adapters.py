@@ -157,7 +157,7 @@ def test_a_router_that_leaves_takes_its_adapters_along(wires: Wires, files: Adap
 
 
 async def say(model: LoadedModel, folder: Path) -> list[str]:
-    """What the model says without and with two adapters."""
+    """Return the model's outputs without and with two adapters."""
     assert isinstance(model.adapters, AdapterRegistry)
     for seed, name in enumerate(("poet", "clerk")):
         model.adapters.add(name, str(write_adapter(folder / name, rank=8, seed=seed)))

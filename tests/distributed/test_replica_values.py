@@ -1,4 +1,4 @@
-"""What a request is about, and what becomes of it, is the same on the other side of a replica's socket."""
+"""Tests that a request and its result are equal on both sides of a replica's socket."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
 
 
 def essence(events: dict[str, list[Event]]) -> object:
-    """What clients see, in what order replicas do not change."""
+    """Return the clients' view, in an order that replicas do not change."""
     found = {}
     for request_id, each in events.items():
         (got,) = replay([event for event in each if not isinstance(event, Resuming)]).values()
@@ -228,7 +228,7 @@ def test_what_is_not_understood_loses_the_replica_and_no_request(monkeypatch: py
 
 
 def test_what_no_frame_holds_breaks_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What many have to say in one step takes several frames."""
+    """Many long answers in one step take several frames."""
     requests = some_requests(40, n=1, max_tokens=8, stop=(), stop_token_ids=(), prompt_logprobs=None)
     wordy = make_request(tuple(range(30)) * 20, max_tokens=1, prompt_logprobs=5)
     with replicated(1) as made:

@@ -1,4 +1,4 @@
-"""What goes on from parked KV goes to the replica that has it."""
+"""Tests that a continuation goes to the replica with its parked KV."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.engine.support import make_request
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Where the spans of this process go, which are those of both ends here."""
+    """Exporter of the spans of both ends, which share this process."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace_context.trace, "get_tracer", lambda name: provider.get_tracer(name))

@@ -1,4 +1,4 @@
-"""What goes through the wire comes out equal, and what does not fit is refused with a sentence."""
+"""Tests of messages between processes: a round trip keeps them equal, and oversized ones are refused with an error."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class OneShard(Way):
         return self._last
 
     def behind(self, executor: Executor) -> Executor:
-        """What the shard serves."""
+        """Return the executor that the shard serves."""
         return executor
 
     def leave(self) -> None:
@@ -123,7 +123,7 @@ class TwoRanks(OneShard):
         return GroupExecutor(Rank(executor, 0), self._members)
 
     def _num_resets(self) -> int:
-        """How many resets rank 1 has done."""
+        """Return the number of resets on rank 1."""
         counted = resets_of(self._options)
         return int(counted.read_text()) if counted.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What the engine's tests share: making requests, running an engine under watch, reading events back."""
+"""Common parts of the engine's tests: making requests, running an engine with checks, reading events back."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields:
 
 @dataclass
 class Output:
-    """What a client has of one output after all events."""
+    """Output as a client has it after all events."""
 
     path: Path
     tokens: list[int] = field(default_factory=list)
@@ -293,7 +293,7 @@ class Lab:
         return self.run(make_request(prompt, **fields))[0]
 
     def reference(self, request: Request) -> dict[Path, ReferenceOutput]:
-        """What the naive oracle says of a request."""
+        """Return the outputs of the naive reference for a request."""
         info = self.executor.info
         return run_reference(
             self.executor.model,

@@ -186,7 +186,7 @@ def test_readers_in_several_loops() -> None:
 
 
 def cancelled(setup: Setup) -> int:
-    """How many outputs ended as cancelled, once the engine has come to rest."""
+    """Return how many outputs ended as cancelled, once the engine is idle."""
     setup.gate.open()
     setup.front.close(drain=60.0)
     return setup.front.statistics().finished["cancelled"]

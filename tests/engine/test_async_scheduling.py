@@ -139,7 +139,7 @@ def test_a_token_that_is_replaced_was_computed_in_vain(kv: str, splice: Splice) 
 
 
 def run_slow_controller(kind: type[Lab], delay: float) -> int:
-    """How many answers were late of a controller that takes `delay` for each."""
+    """Return the number of late answers of a controller that takes `delay` for each."""
     lab = busy_lab(kind, step_timeout=0.025)
     program = FakeController(lambda view: Reply(Decision.sample(), delay=delay))
     lab.run_one(max_tokens=8, ignore_eos=True, controller=program)

@@ -25,7 +25,7 @@ _notes = st.one_of(
 
 
 def told(events: list[Event]) -> tuple[dict[str, bytes], dict[int, str], list[Event]]:
-    """What a client knows after these events: variables, logs, everything else in its order."""
+    """Return a client's state after these events: variables, logs, other events in order."""
     variables: dict[str, bytes] = {"x": b"before"}
     logs: dict[int, str] = {}
     others = []

@@ -32,7 +32,7 @@ def run(kv: str = "paged", **fields: object) -> tuple[Lab, Replay]:
 
 
 def visible_texts(lab: Lab, replay: Replay) -> dict[int, list[str]]:
-    """What a client of each output has after each event that shows text."""
+    """Return the text of each output after each event that shows text."""
     seen: dict[int, list[str]] = {}
     again = Replay(replay.request_id)
     for event in lab.events:
@@ -78,7 +78,7 @@ def test_a_phrase_that_is_never_said_changes_nothing(seed: int) -> None:
 @more(2)
 @given(SEED, st.sampled_from(PHRASES), st.sampled_from(["paged", "sequences"]))
 def test_drafts_change_nothing_but_the_time(seed: int, phrases: tuple[str, ...], kv: str) -> None:
-    """What is drafted is right until a phrase is said, and often beyond what has to be taken back for it."""
+    """Drafts are right until a banned phrase appears, and often extend beyond the rollback."""
     random = Random(seed)
     fields = {
         "n": random.choice([1, 1, 2]),
@@ -171,7 +171,7 @@ def test_an_error_means_that_nothing_else_can_be_said(seed: int) -> None:
 
 
 def is_stuck(shown: str, possible: set[str]) -> bool:
-    """Whether what was settled before leads nowhere: text is sent as soon as no phrase can begin in it."""
+    """Return whether the settled text leads nowhere: text is sent as soon as no phrase can begin in it."""
     return not any(text.startswith(shown) for text in possible)
 
 

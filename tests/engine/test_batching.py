@@ -134,7 +134,7 @@ def test_steps_without_anything_do_not_count() -> None:
 
 @dataclass
 class Step:
-    """What one step computed: tokens of each prompt, and who decoded; and how many prompts were left in the queue."""
+    """Content of one step: tokens of each prompt, decoding sequences, and prompts left in the queue."""
 
     prompts: dict[int, int] = field(default_factory=dict)
     decodes: set[int] = field(default_factory=set)
@@ -218,7 +218,8 @@ def test_queued_prompts_wait_no_longer_than_they_may(seed: int) -> None:
 
 @given(SEED)
 def test_streams_have_their_time_unless_enough_prompts_wait(seed: int) -> None:
-    """Who is admitted while others decode came in force, or after `max_waiting_tokens` steps of decoding alone."""
+    """Prompts are admitted next to decodes if there are enough of them, or after `max_waiting_tokens` steps of
+    decoding alone."""
     random = Random(seed)
     ratio, most = random.choice([0.5, 1.0, 50.0]), random.randint(1, 8)
     loop = ample_loop(random, max_batch_prefill_tokens=64, gate=PrefillGate(ratio, most))
@@ -245,7 +246,7 @@ def test_the_batch_holds_no_more_than_it_may(seed: int) -> None:
 
 
 def test_a_sequence_too_long_for_any_step_of_its_own_is_computed_in_several() -> None:
-    """What was preempted has more tokens than a prompt may have; it must come back all the same."""
+    """A preempted sequence has more tokens than a prompt may have; it must still be resumed."""
     knobs: dict[str, Any] = {"max_batch_prefill_tokens": 10, "chunked_prefill": False}
     loop = Loop(num_blocks=400, budget=100, kv="sequences", **knobs)  # where no cache shortens it
     loop.add([1] * 4, 40)

@@ -22,7 +22,7 @@ PICK = st.integers(0, 1 << 16)
 
 
 def digests(seq: Sequence) -> list[int]:
-    """What correct KV of a sequence holds: tenants must not share, so they count as adapters here."""
+    """Return the digests of a sequence's correct KV: tenants must not share, so they count as adapters here."""
     return MODEL.extend(MODEL.root(f"{seq.request.adapter}/{seq.request.tenant}"), seq.tokens)
 
 

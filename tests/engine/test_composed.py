@@ -83,7 +83,7 @@ def with_neutral(random: Random, controller: object | None) -> object | None:
 @example(seed=76)  # a draw that one of several never hears of, as it is taken back with the phrase
 @given(seed=SEED)
 def test_banned_phrases_beside_several_controllers(seed: int) -> None:
-    """What is taken back is taken back for all: the output is that of the one controller that is not neutral."""
+    """Rollbacks apply to all controllers: the output is that of the one controller that is not neutral."""
     random = Random(seed)
     fields = {"stop": (), "banned_phrases": random.choice([("ab",), ("ca", "d"), ("abc", "x", "éa")])}
     request = random_request(random, controller=pure_mask(random.randrange(1 << 20), 0.8), **fields)
@@ -121,13 +121,13 @@ def random_crew(random: Random, delays: tuple[float, ...] = ON_TIME) -> Composed
 
 
 def num_scored(output: Output) -> int:
-    """How many tokens have a log-probability, from the first on."""
+    """Return how many tokens have a log-probability, from the first on."""
     return next((index for index, each in enumerate(output.logprobs) if each is None), len(output.logprobs))
 
 
 def seen(output: Output, beside: Output | None = None) -> tuple[object, ...]:
-    """What a client has of an output. One that fails does so with what was computed until then: of what it forced last,
-    the log-probabilities may be missing here and known `beside` it."""
+    """Return an output as its client has it. One that fails does so with what was computed until then: of what it
+    forced last, the log-probabilities may be missing here and known `beside` it."""
     assert output.finished is not None
     has_failed = beside is not None and output.reason is beside.reason is FinishReason.ERROR
     num_logprobs = min(map(num_scored, (output, beside))) if has_failed else len(output.logprobs)

@@ -1,5 +1,4 @@
-"""Which block is handed out next: nothing is lost, nothing is given twice, the cache goes last and oldest
-first."""
+"""Tests of the free block pool: no block is lost or given twice, cached blocks go last and oldest first."""
 
 from __future__ import annotations
 

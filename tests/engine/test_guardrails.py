@@ -1,5 +1,4 @@
-"""What an operator demands of texts holds whatever steers an output: nothing that a client has at any moment, with the
-end of the prompt before it, says what is forbidden."""
+"""Tests of guardrails under any steering: no client ever has forbidden text, including the end of the prompt."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ def says(guard: Guardrails, text: str, begin: int, *, is_over: bool) -> str | No
 
 
 def check(lab: Lab, request_ids: dict[str, tuple[Guardrails, str]]) -> None:
-    """What each client has after each event."""
+    """Check each client's text after each event."""
     again: dict[str, Replay] = {}
     for event in lab.events:
         if event.request_id not in request_ids:
@@ -181,7 +180,7 @@ def spelled(text: str) -> list[int]:
 
 
 def said(text: str, *rules: TextRule, **fields: object) -> Output:
-    """What is left of a text that a controller forces, letter by letter."""
+    """Return the output of a controller that forces a text letter by letter."""
     return run(guard=Guardrails(rules), pieces=LETTERS, script=spelled(text), **{"max_tokens": 200, **fields})
 
 
@@ -337,7 +336,7 @@ def wide(text: str) -> str:
 
 
 def through(guard: Guardrails, text: str) -> tuple[str, list[str]]:
-    """What is left of a text that is forced character by character, and what a client has after each event."""
+    """Return the output of a text that is forced character by character, and the client's text after each event."""
     prompt = ["(", ")", "(", ")"]  # of which no secret can be a part
     letters = [*prompt, *dict.fromkeys(text + "".join(REPLACEMENTS.values())), ""]
     lab = Lab(vocab_size=len(letters), decoder=PieceDecoder(letters), eos_token_ids=(len(letters) - 1,))

@@ -54,7 +54,7 @@ def go_on(lab: Lab, tokens: list[int], **fields: object) -> Replay:
 
 
 def computed_again(replay: Replay, tokens: list[int]) -> int:
-    """How many tokens that were said before the next prompt had to compute again."""
+    """Return how many earlier tokens the next prompt had to compute again."""
     return len(tokens) - replay.first.usage.cached_tokens
 
 

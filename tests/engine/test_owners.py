@@ -41,7 +41,7 @@ FILES = sorted((PACKAGE / "engine").rglob("*.py"))
 
 
 def written(node: ast.AST) -> Iterator[ast.expr]:
-    """What a statement or a call writes, as expressions."""
+    """Yield the targets that a statement or a call writes."""
     match node:
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             for target in targets:

@@ -1,4 +1,4 @@
-"""How prompts share a step: short ones come soon, long ones go on, and nothing else changes."""
+"""Tests of prompts that share a step: short ones finish soon, long ones continue, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ample_lab(**options: object) -> Lab:
 
 
 def steps_to_first_token(lab: Lab, request: Request, max_steps: int = 200) -> int:
-    """How many steps a request that is added now takes to its first token."""
+    """Return the number of steps until the first token of a request added now."""
     lab.engine.add(request)
     for number in range(1, max_steps):
         if any(isinstance(event, TokenEvent) and event.request_id == request.id for event in lab.step()):
@@ -41,7 +41,7 @@ def steps_to_first_token(lab: Lab, request: Request, max_steps: int = 200) -> in
 
 @given(SEED)
 def test_a_short_prompt_has_its_first_token_within_three_steps(seed: int) -> None:
-    """Where its 20 tokens fit into half of a step, beside any number of prompts that are much longer."""
+    """Its 20 tokens fit into half of a step, next to any number of much longer prompts."""
     random = Random(seed)
     budget = random.randint(40, 100)
     lab = ample_lab(max_batch_prefill_tokens=budget)

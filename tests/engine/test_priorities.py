@@ -201,7 +201,7 @@ def test_a_level_is_worth_some_time(seconds: float) -> None:
 
 
 def test_time_that_controllers_take_is_told() -> None:
-    """How long one was in the making, and how long it kept its output from going on."""
+    """The time to open a controller is reported, and the time for which it delayed its output."""
     engine, clock = deadline_engine()
     slow = FakeController(lambda view: Reply(Decision.sample(), delay=5.0 if view.num_asks == 1 else 0.0), open_delay=3)
     engine.add(make_request(id="plain", max_tokens=2))

@@ -1,5 +1,5 @@
-"""Where a policy replaces a part of what a controller forces or draws, all of the rest stays, in order; and what the
-controller was told, and where it was told its places went, is what the client has."""
+"""Tests of policies that replace a part of a controlled output: the rest stays, in order, and the controller is
+shown the client's text and positions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def spelled(text: str) -> tuple[int, ...]:
 
 
 def moved(place: int, ask: Ask) -> int:
-    """Where a place is, after what was changed."""
+    """Return a position after the changes."""
     for start, num_removed, num_added, _ in ask.changes:
         if place >= start + num_removed:
             place += num_added - num_removed

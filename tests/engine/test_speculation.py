@@ -197,7 +197,7 @@ def test_rows_that_always_come_with_other_tokens_say_nothing_of_what_a_row_costs
 
 
 def spoken(speculation: Speculation, num_right: int, num_drafted: int) -> int:
-    """How many tokens are drafted once so many of so many were right, many times."""
+    """Return the number of draft tokens after `num_right` of `num_drafted` were accepted, many times."""
     seq = make_sequence(0, [1, 2, 3, 1, 2, 3, 1, 2, 3], speculate=AUTO_DRAFTS)
     seq.draws.was_forked = True
     for _ in range(100):
@@ -241,8 +241,8 @@ class Guessing:
 
 
 def guessed(cost: float, num_right: int | None = None, num_sequences: int = 1) -> int:
-    """How many tokens a draft model is asked for, for each of some new sequences, where a row costs a tenth of a step
-    and so many of four were right for others."""
+    """Return the number of tokens requested from a draft model for each of some new sequences, where a row costs a
+    tenth of a step and `num_right` of four were accepted for others."""
     speculation = Speculation(None, Guessing(cost))
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
@@ -309,8 +309,8 @@ def test_a_number_of_drafts_is_the_most_once_costs_are_known(wanted: int) -> Non
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_copies_that_are_too_doubtful_are_watched_until_they_are_right(is_right: bool) -> None:
-    """What the text says is held against what is drawn also where it is not worth a row: so it is found out for nothing
-    that a text copies itself."""
+    """Copies are compared to sampled tokens even where they are not worth a row, so repetition is detected at no
+    cost."""
     speculation = Speculation()
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.8 * (number % 3))

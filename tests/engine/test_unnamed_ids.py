@@ -55,7 +55,8 @@ def run(executor: Executor, requests: Sequence[Request], unnamed: PaddedVocab, *
 
 
 def told(replays: dict[str, Replay]) -> list[Any]:
-    """What clients learn: tokens, their odds and those of the prompt, and what traced ones were drawn from."""
+    """Return the clients' data: tokens, their log-probabilities and those of the prompt, and distributions of
+    traced ones."""
     return [
         (
             each.prompt and each.prompt.logprobs,

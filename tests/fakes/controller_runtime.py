@@ -93,7 +93,7 @@ class FakeControllerPool(ControllerPool):
         return frozenset(self._instances)
 
     def accepts(self, controller: object) -> bool:
-        """Whether this is a `FakeController` or a function."""
+        """Return whether this is a `FakeController` or a function."""
         return isinstance(controller, FakeController) or callable(controller)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -224,7 +224,7 @@ def _controller_of(request: Request) -> FakeController:
 
 
 def _reply(program: Program, view: View) -> Reply:
-    """What the program says; an exception in it is an error of the controller."""
+    """Return the program's reply; an exception in it is an error of the controller."""
     try:
         said = program(view)
     except Exception as error:

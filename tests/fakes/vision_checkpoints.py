@@ -323,7 +323,7 @@ def names_of(family: str) -> tuple[str, ...]:
 
 
 def placeholder_of(family: str) -> str:
-    """What stands for a picture in a prompt; of most families the same that stands at each of its rows."""
+    """Return the placeholder of an image in a prompt; in most families it is the same as that of its rows."""
     name = names_of(family)[0]
     return _PLACEHOLDERS.get(name, name)
 

@@ -1,4 +1,4 @@
-"""What GGUF files are unpacked into goes to a folder of the tests' own."""
+"""Fixtures that unpack GGUF files into a temporary folder."""
 
 from __future__ import annotations
 

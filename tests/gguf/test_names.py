@@ -1,4 +1,4 @@
-"""How GGUF models are named: a file, a folder, a type in a hub repository; and what the command line does with them."""
+"""Tests of names of GGUF models: a file, a folder, a type in a hub repository; and of the command line with them."""
 
 from __future__ import annotations
 

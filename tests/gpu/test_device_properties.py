@@ -113,7 +113,7 @@ def test_every_drawn_token_is_the_oracles(family: str, seed: int, device: str) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
 def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
-    """Where both have the same tokens."""
+    """Holds if both have the same tokens."""
     config = ModelConfig(
         str(tiny_checkpoints.cached_checkpoint(family)), device="cuda", dtype="bfloat16", num_blocks=128
     )

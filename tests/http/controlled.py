@@ -140,5 +140,5 @@ def runs_of(items: Sequence[Any]) -> list[Any]:
 
 
 def last_fork(items: Sequence[Any], index: int = 0) -> Any:
-    """What the last item says of one fork."""
+    """Return the last item's data of one fork."""
     return next(fork for fork in runs_of(items)[-1]["forks"] if fork["index"] == index)

@@ -1,5 +1,5 @@
-"""What is answered at the door: refusals while the server is full, and probes of its health. Nothing of a body is
-needed for that, and a connection that was refused is heard again in its user's turn."""
+"""Tests of early answers: refusals while the server is full, and health probes. They need nothing of a body, and a
+refused connection is served again in its user's turn."""
 
 from __future__ import annotations
 

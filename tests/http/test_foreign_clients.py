@@ -1,4 +1,4 @@
-"""What real clients of other servers do that a server of one's own design would not think of."""
+"""Tests of unexpected behaviour of real clients of other servers."""
 
 from __future__ import annotations
 

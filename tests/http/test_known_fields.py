@@ -134,7 +134,7 @@ def test_the_list_has_the_fields_of_the_client(system: System) -> None:
 
 @pytest.mark.parametrize("system", VENDORS)
 def test_a_field_is_taken_or_told_of_where_the_client_sends_it(system: System) -> None:
-    """What is the same on some routes alone says so, and is refused on the others."""
+    """A field that is the same on some routes only is documented so, and is refused on the others."""
     version, bodies = VENDORS[system]()
     for body, params in bodies.items():
         for name in fields_of(body, params) - {f"{body.within}.{own}".lstrip(".") for own in body.model_fields}:

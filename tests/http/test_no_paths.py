@@ -1,4 +1,4 @@
-"""Where a model lies is the server's business: a model in a folder of telling name, and no answer that tells it."""
+"""Tests that no answer reveals the path of a model: its folder has a telling name."""
 
 from __future__ import annotations
 

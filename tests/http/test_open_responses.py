@@ -1,5 +1,5 @@
-"""What the Open Responses specification has beyond OpenAI's older API: required fields, phases, namespaces of tools,
-files, compaction. All of it in this process, streaming and not."""
+"""Tests of the Open Responses specification beyond OpenAI's older API: required fields, phases, namespaces of
+tools, files, compaction. All of it in this process, streaming and not."""
 
 from __future__ import annotations
 

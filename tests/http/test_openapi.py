@@ -1,4 +1,5 @@
-"""What the OpenAPI description allows, and much that it does not: never a bug, never a hang, nothing kept.
+"""Tests of requests that the OpenAPI description allows, and of many invalid ones: no internal error, no hang, nothing
+left.
 
 `BRIDLE_API_CASES` is the number of requests over all operations. To draw a body takes several times as long as to
 answer it, so each is used well: every operation that takes such bodies gets it, once more with `stream` turned around,
@@ -47,7 +48,7 @@ class Group:
 
     @property
     def num_requests(self) -> int:
-        """What is sent for each case that is drawn."""
+        """Return the number of requests sent per generated case."""
         return 3 * len(self.paths) + self.has_stream if self.paths else 1
 
 

@@ -284,7 +284,7 @@ def test_switched_off_the_template_says_everything() -> None:
 
 
 def shows_parked(client: TestClient, num_blocks: int) -> bool:
-    """Whether metrics and `bridle top` show one parked conversation of so many blocks."""
+    """Return whether metrics and `bridle top` show one parked conversation of `num_blocks` blocks."""
     metrics = client.get("/metrics").text
     console = Console(width=160, record=True, file=StringIO())
     console.print(frame(client.get("/v1/status").json(), None, "here"))

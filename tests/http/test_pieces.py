@@ -233,7 +233,7 @@ def test_cross_origin_calls_need_the_setting() -> None:
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """What went to standard error; the former settings of logging are put back afterwards."""
+    """Captured standard error; the former settings of logging are restored afterwards."""
     names = ("", "bridle", "uvicorn")
     levels = [logging.getLogger(name).level for name in names]
     handlers, config = logging.getLogger().handlers[:], structlog.get_config()

@@ -243,7 +243,7 @@ def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
 def test_a_length_beyond_the_context_is_no_reason_to_refuse(tmp_path: Path, route: str) -> None:
-    """Who asks for no number of tokens gets what there is room for."""
+    """A request without a limit gets as many tokens as fit."""
     path = tmp_path / "policies.toml"
     path.write_text("[[policy]]\nname = 'short'\nkind = 'length'\nmax_tokens = 4096\n", encoding="utf-8")
     model = scripted_model(next_token=saying("so"), max_model_len=256)

@@ -61,7 +61,7 @@ def leaks(said: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Attack:
-    """What one user sends: a controller with its argument, and fields of a completion."""
+    """Request of one user: a controller with its argument, and fields of a completion."""
 
     controller: str | None
     argument: Any

@@ -1,4 +1,4 @@
-"""What a server asks of its own process."""
+"""Tests of a server's settings of its own process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is refused before a route sees it has the shape of the API whose path was called: no key, a method that there is
-not, a bug."""
+"""Tests of refusals before a route is reached: they have the shape of the API whose path was called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor sees: first signal drains, second ends at once, and the exit is clean either way."""
+"""Tests of signals: the first drains, the second ends at once, and the exit is clean either way."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def routes(client: TestClient) -> dict[str, dict[str, Any]]:
 
 
 class Watch:
-    """What the parser built and the tokenizer read, where, and how long the loop was away."""
+    """Record of what the parser built and the tokenizer read, of their threads, and of the loop's longest pause."""
 
     def __init__(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.portal is not None

@@ -1,4 +1,4 @@
-"""Who asks decides whose cached prompts may be used, and who may ask at all."""
+"""Tests of tenancy: the user decides access, and the cached prompts that may be used."""
 
 from __future__ import annotations
 

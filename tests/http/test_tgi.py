@@ -177,7 +177,7 @@ def test_an_output_without_a_token_has_last_words_too(http: httpx.Client) -> Non
 
 
 async def _streamed(events: list[list[Event]], **parameters: Any) -> list[dict[str, Any]]:
-    """What a stream tells of a steered request with these events."""
+    """Return the stream of a steered request with these events."""
     model = fake_model(lambda request: events)
     request = Request("r", (97, 98), SamplingParams(max_tokens=9, logprobs=0), controller=object())
     serving = await served_by(model)

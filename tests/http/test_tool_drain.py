@@ -39,7 +39,7 @@ class Draining:
             self.server.run(sockets=[listener])  # type: ignore[list-item]
 
     def end(self) -> None:
-        """What the first signal does."""
+        """Send the first signal."""
         self.server.handle_exit(15, None)
         until(lambda: self.server._drain_task is not None)
 

@@ -193,7 +193,7 @@ def vocabulary() -> tuple[Tokenizer, GrammarVocabulary]:
 
 
 def passes(matcher: Matcher, text: str) -> bool:
-    """Whether a grammar lets the whole text pass, and end there."""
+    """Return whether a grammar accepts the whole text, and may end there."""
     tokenizer, _ = vocabulary()
     twin = matcher.copy()
     for token in tokenizer.encode(text, add_special_tokens=False):
@@ -249,7 +249,7 @@ def test_what_may_be_calls_is_right_where_it_is(kind: ToolFormat) -> None:
 
 
 class Learned:
-    """What a tokenizer tells of what its model has learned."""
+    """Fake tokenizer with the template and tokens of a model."""
 
     eos_token_ids = (2,)
 
@@ -298,7 +298,7 @@ BROKEN = [
     [(Hermes(), OPEN, CLOSE), (Llama(), "", ""), (Mistral(), "[TOOL_CALLS]", "")],
 )
 def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, text: str) -> None:
-    """Where no grammar vouches for what the model writes: an undeclared name, arguments that do not parse."""
+    """No grammar enforces the text: an undeclared name, arguments that do not parse."""
     rules = CallRules(frozenset({"f"}), is_held=True)
     shown = "" if kind.opening_token else before
     for pieces in ([before + text + after], [*before, *text, *after]):

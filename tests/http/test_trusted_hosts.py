@@ -79,7 +79,7 @@ def test_the_address_that_is_listened_on_is_allowed() -> None:
 
 
 def rebound() -> dict[str, str]:
-    """What a browser sends for a page of `evil.example.org` that points here: one site, to its eyes."""
+    """Return a browser's headers for a page of `evil.example.org` that points here: one site, to the browser."""
     return {"host": "evil.example.org:8080", "origin": "http://evil.example.org:8080"}
 
 

@@ -118,7 +118,7 @@ class Crowd:
 
 
 def expected(made: list[Request]) -> list[dict[int, list[int]]]:
-    """What an engine with its model in this process says."""
+    """Return the outputs of an engine with its model in this process."""
     with AsyncEngine(Engine(make_executor())) as engine:
         crowd = Crowd(engine, made)
         crowd.join()

@@ -1,4 +1,4 @@
-"""What must hold of the application on a real Ray; run by `test_ray_cluster` in an environment that has it.
+"""Checks of the application on a real Ray; run by `test_ray_cluster` in an environment that has it.
 
 Prints a line for each check that holds. The first argument is a folder for Ray's files; others name what to check.
 """
@@ -185,7 +185,7 @@ def check_wasm_controllers_run_on_every_engine(url: str) -> None:
 
 
 def scripted(url: str, script: str, **more: Any) -> dict[str, Any]:
-    """What a script writes; the interpreter may have to be compiled first."""
+    """Return a script's answer; the interpreter may have to be compiled first."""
     body = {"prompt": "Say", "controller": "jsctrl", "controller_arg": script, "max_tokens": 60} | more
     answers: list[httpx.Response] = []
 
@@ -291,7 +291,7 @@ def check_the_log_tells_of_no_probe(url: str) -> None:
 
 
 def logged() -> list[str]:
-    """What the replicas have logged."""
+    """Return the replicas' logs."""
     folder = Path(sys.argv[1], "session_latest", "logs", "serve")
     return [path.read_text(errors="replace") for path in folder.glob("replica_*")]
 

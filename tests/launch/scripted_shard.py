@@ -18,7 +18,7 @@ DEADLY_TOKEN = 31  # who computes it ends the process
 
 
 def make_executor(**options: Any) -> ScriptedExecutor:
-    """What the shard runs, and what a reference runs in the test's own process."""
+    """Return the executor of the shard, and of a reference in the test's own process."""
     return ScriptedExecutor(**{"vocab_size": 32, "num_blocks": 2048, "block_size": 4, **options})
 
 

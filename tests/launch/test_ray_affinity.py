@@ -1,4 +1,4 @@
-"""Which engine of a cluster takes a request, and how many there shall be. Nothing here needs Ray."""
+"""Tests of the choice of an engine in a cluster, and of the number of engines. Nothing here needs Ray."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ __all__ = ["tools"]  # a fixture
 
 
 class LocalEngine:
-    """What runs in an engine's process."""
+    """Parts that run in an engine's process."""
 
     def __init__(self, desk: ToolExecutor, address: str) -> None:
         far = RemoteToolExecutor(ToolsElsewhere(desk.names, desk.of_clients, desk.limits))

@@ -78,7 +78,7 @@ def test_an_output_goes_on_when_its_replica_is_killed(model: LoadedModel) -> Non
 
 
 def logs(reader: Reader) -> str:
-    """What the controller said, but for the runtime's remarks that it is late."""
+    """Return the controller's log without the runtime's remarks on lateness."""
     said = "".join(event.text for event in reader.events if isinstance(event, Log))
     return "".join(line for line in said.splitlines(True) if "⏳" not in line)
 

@@ -1,4 +1,5 @@
-"""Which PyTorch `make` installs: the one without CUDA on machines without an NVIDIA driver, where its index answers.
+"""Tests of the PyTorch build that `make` installs: the one without CUDA on machines without an NVIDIA driver, where its
+index answers.
 
 A checkout in miniature, with our Makefile, installs tiny wheels from folders and from a server on this machine.
 """
@@ -93,7 +94,7 @@ def pinned(checkout: Path) -> str:
 
 @pytest.fixture
 def usual(tmp_path: Path, pinned: str) -> Path:
-    """What pip is configured to look at: a folder with the build for CUDA, which needs another package."""
+    """Return pip's configured folder: it has the build for CUDA, which needs another package."""
     folder = tmp_path / "usual"
     wheel(folder, "torch", pinned, "nvidia_cuda")
     wheel(folder, "nvidia_cuda", "13")
@@ -117,7 +118,7 @@ def index(tmp_path: Path, pinned: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def install(checkout: Path, usual: Path, index: str, path: str = os.environ["PATH"]) -> tuple[set[str], str]:
-    """What is installed after `make install`, and what it said. pip reaches the folder `usual` and no network."""
+    """Return the packages after `make install`, and its output. pip reaches the folder `usual` and no network."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
     env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(usual), "PIP_INDEX_URL": usual.as_uri(), "PATH": path}
     done = subprocess.run(
@@ -172,7 +173,7 @@ def test_no_index_is_asked_where_none_is_named() -> None:
 
 
 def asked(index: str) -> tuple[str, str]:
-    """What the script prints and says where no package is installed."""
+    """Return the script's output and errors where no package is installed."""
     script = [sys.executable, "-S", str(ROOT / "scripts" / "torch_index.py"), index]
     done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout, done.stderr

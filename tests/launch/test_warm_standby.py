@@ -105,7 +105,7 @@ def test_it_comes_after_those_who_were_waiting(worker: Worker, monkeypatch: pyte
 
 
 def test_the_next_ones_are_told_more(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands for a flag of ours is for us alone."""
+    """A variable that replaces one of ours applies to our child alone."""
     first = worker.await_next()
     worker.child.keep()
     monkeypatch.setenv("BRIDLE_TOLD", "by the user")

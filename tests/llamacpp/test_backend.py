@@ -269,7 +269,7 @@ def _answers(config: ModelConfig, name: str) -> dict[str, Any]:
 
 
 def _bare(value: Any, key: str = "") -> Any:
-    """What was said, without numbers of requests, times, seeds, and the last digits of floats."""
+    """Return an answer without request ids, times, seeds, and the last digits of floats."""
     if isinstance(value, dict):
         dropped = ("id", "created", "created_at", "system_fingerprint", "completed_at", "seed")
         dropped += ("input_tokens", "cache_read_input_tokens", "cached_tokens")  # no prefix cache by sequence

@@ -1,5 +1,5 @@
-"""What llama.cpp's backend does not do is refused over HTTP at the edge: in words, with the status of each API, before
-anything is computed; and the server lives on."""
+"""Tests of features that llama.cpp's backend lacks: requests are refused over HTTP with a message and the status of
+each API, before anything is computed; and the server keeps running."""
 
 from __future__ import annotations
 

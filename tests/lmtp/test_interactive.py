@@ -223,7 +223,7 @@ def test_the_session_of_the_readme_at_a_terminal() -> None:
 
 
 def read_until(descriptor: int, end: str) -> str:
-    """What a terminal shows until `end` follows something new."""
+    """Return a terminal's output until `end` follows something new."""
     shown = ""
     while not shown.endswith(end):
         shown += os.read(descriptor, 1024).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What `docs/lmtp.md` shows is what the code reads and says."""
+"""Tests of `docs/lmtp.md` against the code."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ START = "Once upon a time"
 
 
 def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any]:
-    """What each query gave. The model's folder is a tokenizer that LMQL loads without a network."""
+    """Return the result of each query. The model's folder is a tokenizer that LMQL loads without a network."""
     words = (endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json"), *names)
     return run_program(python, folder, QUERIES, *words)
 
@@ -34,7 +34,7 @@ def results(request: pytest.FixtureRequest, python: Path, tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def story() -> str:
-    """What greedy decoding of the same model gives without LMQL."""
+    """Return the greedy output of the same model without LMQL."""
     from bridle import LLM, SamplingParams
 
     with LLM("demo") as llm:

@@ -38,7 +38,7 @@ def results(python: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def stories(folder: Path) -> dict[str | None, str]:
-    """What the same model says without LMQL, greedily."""
+    """Return the greedy outputs of the same model without LMQL."""
     names = [None, "pirate", "clerk"]
     adapters = {"pirate": folder / "pirate", "clerk": folder / "later" / "clerk"}
     with LLM("demo", adapters=adapters) as llm:
@@ -70,5 +70,4 @@ def test_certificates_name_the_adapter(results: dict[str, Any]) -> None:
 
 
 def test_lmql_sends_no_option_of_that_name(results: dict[str, Any], stories: dict[str | None, str]) -> None:
-    """Which is why the documentation says what it says."""
     assert results["option"] == stories[None]

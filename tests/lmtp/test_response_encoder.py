@@ -197,7 +197,7 @@ def test_events_for_those_who_asked() -> None:
 
 @st.composite
 def histories(draw: Any) -> list[list[EngineEvent]]:
-    """What a controller with a bound on rewinds may do to one output, in batches."""
+    """Generate batches of events of a controller with a bound on rewinds, for one output."""
     batches: list[list[EngineEvent]] = []
     length = 0
     for number in range(draw(st.integers(0, 12))):

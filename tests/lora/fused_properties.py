@@ -58,7 +58,8 @@ def test_any_step_gives_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
 
 @contextmanager
 def watched() -> Iterator[tuple[list[tuple[np.ndarray, int]], list[Tensor]]]:
-    """What kernels read and write meanwhile: addresses with the size of a number there; and sums between kernels."""
+    """Record the reads and writes of kernels meanwhile: addresses with the size of an element there; and sums
+    between kernels."""
     touched: list[tuple[np.ndarray, int]] = []
     hidden: list[Tensor] = []
 

@@ -25,7 +25,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of a GPU that need not be there."""
+    """Record the calls of a GPU that need not exist."""
     found: list[str] = []
 
     class Stream:

@@ -1,5 +1,5 @@
-"""What kernels read and write in Triton's interpreter. On a GPU, an address beyond a tensor is somebody else's memory,
-or the end of the process."""
+"""Record of the reads and writes of kernels in Triton's interpreter. On a GPU, an address beyond a tensor may
+belong to another one, or end the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Touched = list[tuple[npt.NDArray[np.uint64], int]]
 
 @contextmanager
 def watched() -> Iterator[Touched]:
-    """What kernels read and write meanwhile."""
+    """Record the reads and writes of kernels meanwhile."""
     touched: Touched = []
 
     def noting(access: Any, pointers: int, mask: int) -> Any:

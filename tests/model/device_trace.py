@@ -1,5 +1,5 @@
-"""What a device would be asked for, without one: torch code runs over tensors that only have shapes (torch's device
-`meta`), and every launch, every upload and every wait for the device is noted with the line of ours that caused it.
+"""Record of a device's operations, without a device: torch code runs over tensors that only have shapes (torch's device
+`meta`), and every launch, every upload and every wait for the device is recorded with our line that caused it.
 
 A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload is *quick*
 if it comes from pinned memory and nobody waits for it, and so is a download to such memory. A wait is whatever needs a
@@ -89,7 +89,7 @@ class DeviceTrace:
         return tensor
 
     def _is_pinned(self, tensor: object) -> bool:
-        """Whether this is pinned memory, or a part of it."""
+        """Return whether this is pinned memory, or a part of it."""
         return isinstance(tensor, Tensor) and _memory(tensor) in self._pinned
 
     @contextmanager
@@ -175,12 +175,12 @@ def is_device(value: object) -> bool:
 
 
 def _zeros(shape: Sequence[int]) -> Any:
-    """What a tensor of zeros would be as a list."""
+    """Return a tensor of zeros as a list."""
     return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
 class _Functions(TorchFunctionMode):
-    """What Python calls: the ways to a number that never reach an operation, and pinned memory."""
+    """Mode that records Python calls: those that read a value without an operation, and those that pin memory."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """What reaches the device."""
+    """Mode that records operations on the device."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         super().__init__()

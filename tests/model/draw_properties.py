@@ -61,7 +61,7 @@ def told(result: StepResult) -> list[Any]:
 
 
 def drawn(logits: torch.Tensor, batch: list[SampleRow], sampler: DeviceSampler | None = None) -> list[Any]:
-    """What the kernels give, in short."""
+    """Return the kernels' results, in short."""
     return told(run(logits, batch, histories=HISTORIES, sampler=sampler or DeviceSampler(CPU)))
 
 

@@ -39,7 +39,7 @@ class Ranks:
         self._meeting = threading.Barrier(count, timeout=PATIENCE)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """What `work(rank)` gives in each; the first error of any."""
+        """Return the results of `work(rank)` in each rank; raise the first error of any."""
 
         def one(rank: int) -> T:
             self._own.rank = rank

@@ -1,4 +1,4 @@
-"""What the sampler tests share: rows and batches in one line each."""
+"""Common parts of the sampler tests: rows and batches in one line each."""
 
 from __future__ import annotations
 

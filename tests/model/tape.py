@@ -22,7 +22,7 @@ Work = Callable[[], None]
 
 
 class Tape(TorchDispatchMode):
-    """What was done, to be done again."""
+    """Recorded operations, to be replayed."""
 
     current: Tape | None = None
 

@@ -115,7 +115,7 @@ def test_where_nothing_could_be_drawn_any_token_is_computed() -> None:
 def test_a_device_that_fails_for_good_ends_the_engine(
     executor: LateHere, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """What waits gets the error, health tells, and new requests are told the same."""
+    """Waiting requests get the error, health reports it, and new requests get the same error."""
 
     def fail(*args: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")

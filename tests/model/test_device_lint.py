@@ -56,7 +56,7 @@ VOCAB = 300
 
 
 def _agree(want: torch.Tensor, have: torch.Tensor) -> bool:
-    """What has no numbers cannot be compared; tests of the layers do that elsewhere."""
+    """Compare shapes only: meta tensors have no values; tests of the layers compare those elsewhere."""
     return want.shape == have.shape
 
 

@@ -1,4 +1,4 @@
-"""What traced tokens were drawn from, in torch: as plain numpy counts it, and without changing a draw."""
+"""Tests of the distributions behind traced tokens, in torch: compared to plain numpy, and without changing a sample."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_draws_agree_with_the_plain_reference(case: tuple[SampleRow, list[int]])
 
 
 def is_close_call(single: SampleRow, history: list[int], plain: Any, token: int) -> bool:
-    """Whether a nudge of the parameters by a rounding error makes the reference draw `token`."""
+    """Return whether a change of the parameters by a rounding error makes the reference sample `token`."""
     for nudge in (-1e-4, 1e-4):
         for name in ("temperature", "top_n_sigma", "xtc_threshold", "top_p"):
             value = getattr(single.sampling, name) * (1 + nudge)

@@ -1,4 +1,4 @@
-"""What a KV cache gets on machines of all sizes, if nobody says what it should have."""
+"""Tests of the default size of a KV cache on machines of all sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters may take is settled before anything is loaded, and is what they can take at most."""
+"""Tests of the memory of adapters: it is set before anything is loaded, and is their maximum."""
 
 from __future__ import annotations
 

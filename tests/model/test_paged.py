@@ -199,7 +199,7 @@ def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int,
 
 
 class Device:
-    """What a device knows of block tables, having been told news alone."""
+    """State of block tables on a device that receives only changes."""
 
     def __init__(self, num_seats: int, width: int) -> None:
         self.seats = BlockTableSlots()

@@ -1,4 +1,4 @@
-"""What quantizing costs is measured on a text, and `auto` keeps its bound."""
+"""Tests of the quality loss of quantization, measured on a text, and of the bound of `auto`."""
 
 from __future__ import annotations
 

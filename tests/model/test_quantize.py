@@ -15,7 +15,7 @@ from bridle.model.quantize import Int8Linear, int8_ratio, make_quantized
 
 
 class Toy(torch.nn.Module):
-    """What the loader asks of a model."""
+    """Model with the parts that the loader needs."""
 
     def __init__(self) -> None:
         super().__init__()

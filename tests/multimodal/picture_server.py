@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def served_pictures(certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
-    """Where the server is: address and port. With a certificate it speaks https."""
+    """Yield the server's address and port. With a certificate it uses https."""
     server = _Server()
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

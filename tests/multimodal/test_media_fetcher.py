@@ -90,7 +90,7 @@ def test_a_server_that_hangs_ends_the_wait(place: str) -> None:
 
 
 def test_an_answer_that_was_given_up_is_none(place: str) -> None:
-    """What `abort` cuts off looks like an answer without headers and without a body."""
+    """A connection cut off by `abort` looks like an answer without headers and without a body."""
     Files.asked.clear()
     bounds = HttpLimits(timeout=PATIENCE, private=networks_of(["127.0.0.1"]))
     exchange = HttpExchange(bounds, HttpTarget.of(f"http://{place}/hangs"))

@@ -1,4 +1,4 @@
-"""What a reader makes of pictures: the same each time, kept for the next time, without torch."""
+"""Tests of a reader of images: the same result each time, cached, without torch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def processor_of(reader: MediaReader) -> Any:
 
 
 def library_text(family: str, reader: MediaReader, results: Any) -> str:
-    """What the library's own processor puts in the place of a picture, of those that it can say without being made."""
+    """Return the library's own replacement of an image's placeholder, for processors that can compute it without
+    being created."""
     names = vision_checkpoints.names_of(family)
     marks = SimpleNamespace(image_token=names[0], image_processor=processor_of(reader))
     if family in ("smolvlm", "idefics3"):

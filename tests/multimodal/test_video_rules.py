@@ -1,4 +1,4 @@
-"""Which frames of a video are seen, how large, and in what order: the library's own rules say the same."""
+"""Tests of the selection, size and order of video frames, compared with the library's own rules."""
 
 from __future__ import annotations
 

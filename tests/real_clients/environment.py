@@ -75,12 +75,12 @@ def foreign_node(*packages: str) -> dict[str, str]:
 
 
 def run_in_node(variables: Mapping[str, str], script: Path, *arguments: str) -> str:
-    """What a script prints when Node runs it with these further variables; fails with its errors."""
+    """Return the output of a script run in Node with these further variables; fails with its errors."""
     return _printed(["node", str(script), *arguments], _environment() | variables)
 
 
 def run_script(python: Path, script: Path, *arguments: str) -> str:
-    """What a script prints; fails with its errors."""
+    """Return the output of a script; fails with its errors."""
     return _printed([str(python), str(script), *arguments], _environment())
 
 

@@ -56,7 +56,7 @@ async def _later() -> None:
 
 
 def check_modes_that_ask_for_it() -> None:
-    """What instructor sends is answered; whether so small a model writes what it reads is up to the model."""
+    """Requests of instructor are answered; whether so small a model copies what it reads is up to the model."""
     for mode in (Mode.JSON, Mode.MD_JSON, Mode.PARALLEL_TOOLS):
         kind = Iterable[get_weather] if mode is Mode.PARALLEL_TOOLS else Person
         messages = WEATHER if mode is Mode.PARALLEL_TOOLS else ABOUT

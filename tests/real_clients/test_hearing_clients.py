@@ -80,7 +80,7 @@ def asked(part: dict[str, Any], text: str, **more: Any) -> Any:
 
 
 def check_chats(client: openai.OpenAI, model: str, text: str, first: dict[str, Any], second: dict[str, Any]) -> str:
-    """What is said of the first part, whole and streamed; of the second, as long, something else is said."""
+    """Return the answer to the first part, checked whole and streamed; the second, as long, has another answer."""
     chat = client.chat.completions
     answers = [chat.create(model=model, **asked(part, text)) for part in (first, second)]
     texts = [answer.choices[0].message.content for answer in answers]

@@ -28,7 +28,7 @@ QUESTION = "What is in this image?"
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    """Where pictures are that have an address."""
+    """Serve images that have a URL."""
     with served_pictures() as place:
         yield f"http://{place}"
 
@@ -85,7 +85,7 @@ def test_openais_client(server: str, files: list[Path]) -> None:
 
 
 async def test_openais_helpers(server: str, files: list[Path]) -> None:
-    """What collects a stream, and the client for event loops; little detail is a smaller picture."""
+    """The helpers that collect a stream, and the asyncio client; low detail is a smaller image."""
     url = f"data:image/png;base64,{encoded(files[0])}"
     parts: Any = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
     asked: Any = {

@@ -1,4 +1,4 @@
-"""What is in flight is bounded in requests and in tokens, and every place comes back."""
+"""Tests of admission: requests and tokens in flight are bounded, and every place is returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model gets a control runtime, and what is said when it does not. A tiny checkpoint, real processes."""
+"""Tests of starting a control runtime, and of the message when it does not start. A tiny checkpoint, real processes."""
 
 from __future__ import annotations
 

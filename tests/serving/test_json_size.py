@@ -1,4 +1,4 @@
-"""What a JSON text holds is counted without building it, and exactly."""
+"""Tests of counting the values of a JSON text exactly, without building it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is heard next: nobody waits while there is time, then users in turn, and never more than the share."""
+"""Tests of the order of turns: no waiting while there is time, then users in turn, and never more than the share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator says of adapters, and what a name from the network can mean: nothing else."""
+"""Tests of the operator's settings of adapters, which alone decide the meaning of a name from the network."""
 
 from __future__ import annotations
 

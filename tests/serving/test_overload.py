@@ -33,7 +33,7 @@ class House:
         self._num_running = 0
 
     def run(self) -> list[float]:
-        """What each user got beside a fair share."""
+        """Return each user's share relative to a fair one."""
         for ticket in self._moments():
             if ticket is None:
                 self._arrive()

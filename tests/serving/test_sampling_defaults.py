@@ -1,4 +1,4 @@
-"""What `generation_config.json` recommends counts where a request says nothing, and nowhere else."""
+"""Tests that values of `generation_config.json` apply to omitted fields only."""
 
 from __future__ import annotations
 

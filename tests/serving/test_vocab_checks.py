@@ -117,7 +117,7 @@ def eager_checkpoint(folder: Path) -> Path:
 
 
 def drawn(model: str | LoadedModel, **options: Any) -> set[int]:
-    """Which ids outputs hold and alternatives show: greedy and drawn, drafted, held to a grammar, and of beams."""
+    """Return the ids in outputs and alternatives: greedy and sampled, drafted, under a grammar, and of beams."""
     base = SamplingParams(max_tokens=24, seed=3, logprobs=20, ignore_eos=True)
     sampling = [base.with_(temperature=t, speculate=number) for t in (0.0, 2.0) for number in (0, 4)]
     sizes = {"num_blocks": 64, "warm_up": False} if isinstance(model, str) else {}

@@ -1,4 +1,5 @@
-"""What the constraints' tests share: small vocabularies, matchers without a child process, an engine to run them."""
+"""Common parts of the constraints' tests: small vocabularies, matchers without a child process, an engine to run
+them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def text_vocabulary() -> GrammarVocabulary:
 
 
 def allows(vocab: GrammarVocabulary, constraint: Constraint, text: str) -> bool:
-    """Whether a whole text, character by character, is one that the constraint allows."""
+    """Return whether the constraint allows the whole text, character by character."""
     walk = matcher(vocab, constraint)
     for char in text:
         token = ord(char)
@@ -94,7 +95,7 @@ def generate(
 
 @dataclass
 class Output:
-    """What a client has of one output."""
+    """Output as a client has it."""
 
     tokens: list[int] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)

@@ -34,7 +34,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 
 def accepts(constraint: Gbnf, text: str) -> bool:
-    """Whether a whole text, character by character, is one that the constraint allows."""
+    """Return whether the constraint allows the whole text, character by character."""
     return allows(VOCABULARY, constraint, text)
 
 

@@ -47,7 +47,7 @@ def random_pattern(rng: random.Random, num_letters: int, repeats: bool = True) -
 
 
 class Oracle:
-    """What Python's own regexes say."""
+    """Reference with Python's own regexes."""
 
     def __init__(self, pattern: str) -> None:
         self.words = {text for text in TEXTS if re.fullmatch(pattern, text)}

@@ -1,5 +1,5 @@
-"""What a schema is rewritten to means the same, by the word of an independent validator; and what is generated under it
-is valid under the schema that was given."""
+"""Tests of rewritten schemas: they mean the same to an independent validator; and text generated under them is
+valid under the original schema."""
 
 from __future__ import annotations
 

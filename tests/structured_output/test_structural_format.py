@@ -27,7 +27,7 @@ def tag(begin: str, content: dict[str, Any], end: Any) -> dict[str, Any]:
 
 
 def accepts(form: dict[str, Any], text: str) -> bool:
-    """Whether the format allows a whole text, character by character."""
+    """Return whether the format allows a whole text, character by character."""
     return allows(VOCABULARY, structural_tag({"type": "structural_tag", "format": form}), text)
 
 

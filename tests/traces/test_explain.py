@@ -1,4 +1,4 @@
-"""What is said of a trace: counted on one made by hand, where every number is known."""
+"""Tests of explanations of a trace made by hand, where every number is known."""
 
 from __future__ import annotations
 

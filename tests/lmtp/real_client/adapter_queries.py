@@ -41,7 +41,7 @@ async def story(name, **options):
 
 
 async def told(name):
-    """What a model says, or why it says nothing."""
+    """Return a model's answer, or its error."""
     try:
         return await story(name)
     except Exception as error:
