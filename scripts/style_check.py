@@ -1,0 +1,157 @@
+"""Check the words of pages, docstrings, help texts and messages against the style sheet in CONTRIBUTING.md.
+
+    python scripts/style_check.py [--sentences]
+
+Banned phrases are errors, and so are too many docstrings that start with a question word. Sentences over 30 words are
+warnings: they are counted, and listed with `--sentences`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_WORDS = 30
+MAX_QUESTIONS = 100
+
+#: Each banned phrase, a regular expression over lower-case text, with the advice for its place.
+BANNED = {
+    r"(that|which) (is|are) none": "say what it is or is missing",
+    r"so many": "give the number or its name",
+    r"of late(?! \w+s\b)": "recently, recent",
+    r"held? to": "limited to, compared to, must match",
+    r"(tells?|told) of": "reports, names",
+    r"tak(e|es|en|ing) up": "occupies, resumes",
+    r"be it": "whether",
+    r"goes by": "uses, follows",
+    r"what is (told|asked|wanted)": "name it",
+    r"(?<!soon )(?<!long )(?<!far )as it is(?! \w+(ed|en|wn)\b)": "unchanged, or leave it out",
+    r"for good": "permanently",
+    r"a name that is nobody's": "unknown name",
+    r"whoever": "the user, client or operator that",
+    r"gone on": "resumed, continued",
+    r"(is|are|was|were|been) told(?! apart)": "gets, is reported, returned or logged",
+}
+#: Passages in which a phrase is right or a quotation: file, then a piece of the sentence.
+ALLOWED = {
+    ("CONTRIBUTING.md", "Ban:"),
+    ("CONTRIBUTING.md", '"as it is", "for good"'),
+    ("CONTRIBUTING.md", "(not gone on)"),
+}
+
+#: Sources whose bytes are those of a built module, and files that are generated or a history.
+EXCLUDED = ("dev/controllers/sources/", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "docs/log.md", "web/node_modules/")
+GENERATED = ("_pb2.py",)
+
+_BANNED = {re.compile(rf"\b{phrase}\b", re.IGNORECASE): advice for phrase, advice in BANNED.items()}
+_ANY = re.compile("|".join(rf"\b{phrase}\b" for phrase in BANNED), re.IGNORECASE)
+_QUESTION = re.compile(r"(What|Whether|Who|How|Where|Which)\b")
+_SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\"'(\[0-9-])|\n\s*\n|\n\s*[*-] |\|")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]*`|\(https?://\S+\)")
+_SUITE = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Passage(NamedTuple):
+    """One text: a page, a docstring, or a message. `is_docstring` marks those that open a module, class or function."""
+
+    file: str
+    line: int
+    text: str
+    is_docstring: bool = False
+
+
+def docstrings_of(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the docstring of each module, class and function."""
+    for node in ast.walk(tree):
+        if isinstance(node, _SUITE) and node.body and isinstance(node.body[0], ast.Expr):
+            value = node.body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
+
+
+def source_passages(file: str, source: str) -> Iterator[Passage]:
+    """Yield the docstrings of a Python file; of the package also messages: strings that contain a space."""
+    tree = ast.parse(source)
+    docs = {id(node): node for node in docstrings_of(tree)}
+    for node in docs.values():
+        yield Passage(file, node.lineno, str(node.value), is_docstring=True)
+    if not file.startswith("bridle/"):
+        return
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        if is_text and id(node) not in docs:
+            yield Passage(file, node.lineno, node.value)
+
+
+def page_passage(file: str, text: str) -> Passage:
+    """Return a page without its code, whose lines stay in place."""
+    without_blocks = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return Passage(file, 1, _CODE.sub("x", without_blocks))
+
+
+def passages(root: Path, files: Sequence[str]) -> Iterator[Passage]:
+    """Yield all passages of the files that the check covers."""
+    for file in files:
+        if file.startswith(EXCLUDED) or file.endswith(GENERATED):
+            continue
+        if file.endswith(".py"):
+            yield from source_passages(file, (root / file).read_text(encoding="utf-8"))
+        elif file.endswith(".md"):
+            yield page_passage(file, (root / file).read_text(encoding="utf-8"))
+
+
+def banned(passage: Passage) -> Iterator[str]:
+    """Yield an error for each banned phrase, with its place and advice."""
+    if not _ANY.search(passage.text):
+        return
+    for pattern, advice in _BANNED.items():
+        for found in pattern.finditer(passage.text):
+            start, end = passage.text.rfind("\n", 0, found.start()) + 1, passage.text.find("\n", found.end())
+            line = passage.text[start : end if end >= 0 else None].strip()
+            if not any(file == passage.file and piece in line for file, piece in ALLOWED):
+                number = passage.line + passage.text.count("\n", 0, found.start())
+                yield f"{passage.file}:{number}: {found[0]!r} ({advice}): {line[:100]}"
+
+
+def long_sentences(passage: Passage) -> Iterator[str]:
+    """Yield the sentences over `MAX_WORDS` words."""
+    for sentence in _SENTENCE.split(passage.text):
+        if len(sentence.split()) > MAX_WORDS:
+            yield f"{passage.file}:{passage.line}: {' '.join(sentence.split())}"
+
+
+def check(root: Path, files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the errors and the long sentences of the files."""
+    errors: list[str] = []
+    long: list[str] = []
+    questions: list[str] = []
+    for passage in passages(root, files):
+        errors += banned(passage)
+        if passage.is_docstring or passage.file.endswith(".md"):
+            long += long_sentences(passage)
+        if passage.is_docstring and _QUESTION.match(passage.text.strip()):
+            questions.append(f"{passage.file}:{passage.line}: docstring starts with a question word")
+    if len(questions) > MAX_QUESTIONS:
+        errors += questions
+    return errors, long
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print errors and the count of long sentences; return the exit status."""
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    errors, long = check(ROOT, [file for file in listed if (ROOT / file).is_file()])
+    print("\n".join([*errors, *(long if "--sentences" in arguments else ())]))
+    print(f"{len(errors)} errors; {len(long)} sentences over {MAX_WORDS} words (warning)")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
