@@ -2,8 +2,8 @@
 
     bridle run examples/chain_of_thought.py
 
-The model works in the open; then everything since the question is taken back, and the result is put in its place. Who
-reads the output, and whoever asks the model to go on, sees a question and an answer.
+The model works in the open; then everything since the question is taken back, and the result is put in its place. A
+reader of the output, or a client that continues it, sees a question and an answer.
 """
 
 import pyaici.server as aici

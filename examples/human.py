@@ -1,4 +1,4 @@
-"""A human who is asked in the middle of a text: the stream tells of the question, a POST answers it, the text goes on.
+"""A human who is asked in the middle of a text: the stream reports the question, a POST answers it, the text continues.
 
     bridle serve demo
     python examples/human.py
@@ -53,7 +53,7 @@ def main(server="http://127.0.0.1:8080", ask=input):
 
 
 def tell(server, variable, ask):
-    """Answer the call that a variable tells of."""
+    """Answer the call in a variable."""
     kind, _, call_id = variable["name"].partition(":")
     if kind == "tool_call":
         call = json.loads(bytes.fromhex(variable["value"]))

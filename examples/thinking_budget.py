@@ -2,7 +2,7 @@
 
     bridle run examples/thinking_budget.py
 
-After so many tokens of thought the script ends the thinking itself, and the model answers from what it has. The
+After a number of tokens of thought the script ends the thinking itself, and the model answers from what it has. The
 log-probabilities of the answer's first token tell how sure it is.
 """
 

@@ -91,7 +91,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("constrain", "; did you mean 'constraint'?"),
         ("timeot", "; did you mean 'timeout'?"),
         ("use_beam_search", ": LLM.beam_search searches beams"),
-        ("user", ": users are told by their keys"),
+        ("user", ": API keys identify users"),
         ("frobnicate", ""),
     ],
 )

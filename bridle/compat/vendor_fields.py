@@ -49,8 +49,8 @@ VENDORS: tuple[CompatField, ...] = (
     *(
         neutral("OpenAI", name, why, value)
         for name, why, value in (
-            ("user", "users are told by their keys", "me"),
-            ("safety_identifier", "users are told by their keys", "me"),
+            ("user", "API keys identify users", "me"),
+            ("safety_identifier", "API keys identify users", "me"),
             ("metadata", "nothing is kept", {"a": "b"}),
             ("store", "of chats nothing is kept; `/v1/responses` are", True),
             ("service_tier", "`priority` is here", "auto"),
@@ -80,8 +80,8 @@ VENDORS: tuple[CompatField, ...] = (
             ("speed", "how a server computes changes no text", "fast"),
             ("thinking.block_binding", "thoughts that are sent back are taken as they are", {"on_failure": "drop"}),
             ("thinking.display", _WHOLE, "omitted"),
-            ("user_profile_id", "users are told by their keys", "x"),
-            ("workspace_id", "users are told by their keys", "x"),
+            ("user_profile_id", "API keys identify users", "x"),
+            ("workspace_id", "API keys identify users", "x"),
         )
     ),
     neutral("OpenAI Anthropic", "context_management", _MEMORY, {"edits": []}),

@@ -50,7 +50,7 @@ GUIDANCE: tuple[LibrarySymbol, ...] = (
     LibrarySymbol("guidance", "json", ("json_schema",), ("parse",)),
     LibrarySymbol("guidance", "regex", ("regex",)),
     LibrarySymbol("guidance", "lark", ("grammar",), exports=("Lark",)),
-    LibrarySymbol("guidance", "gbnf_to_lark", ("grammar",), exports=("Gbnf",), why="taken as it is"),
+    LibrarySymbol("guidance", "gbnf_to_lark", ("grammar",), exports=("Gbnf",), why="accepted unchanged"),
     LibrarySymbol("guidance", "substring", ("constraint",), exports=("Substring",)),
     LibrarySymbol(
         "guidance", "string, sequence", ("constraint",), exports=("Concat",), why="and what is written `string + gen`"

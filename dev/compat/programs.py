@@ -77,7 +77,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
         why="scripts and modules have handles of constraints",
     ),
     _pie("session.send", "SequenceView.store", "SequenceView.log"),
-    _pie("session.receive", "SequenceView.tool", why="a tool of the client: its stream tells of it, a POST answers"),
+    _pie("session.receive", "SequenceView.tool", why="a tool of the client: its stream has the call, a POST answers"),
     _pie("session.send-file session.receive-file", why="variables hold bytes; files stay outside"),
     _pie(
         "messaging.push messaging.pull messaging.broadcast messaging.subscribe",

@@ -96,7 +96,7 @@ def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> N
     assert refusal.json()["error"] | {"message": ""} == {
         "message": "", "type": "invalid_request_error", "param": "user", "code": "unknown_field",
     }  # fmt: skip
-    assert "users are told by their keys" in refusal.json()["error"]["message"]
+    assert "API keys identify users" in refusal.json()["error"]["message"]
     loose = strict_server.post("/v1/completions", json=body | {"user": "me"}, headers={"x-strict-fields": "false"})
     assert loose.status_code == 200
     inner = strict_server.post("/v1/completions", json=body | {"stream_options": {"include_obfuscation": True}})
