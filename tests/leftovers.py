@@ -1,4 +1,4 @@
-"""Nothing stays in the folder for temporary files when the tests are over, and what does is told.
+"""Nothing stays in the folder for temporary files when the tests are over, and leftovers are reported.
 
 The process that pytest was started as makes a folder that all others take for the system's (`TMPDIR`), and looks into
 it at the end, when its workers are gone, however they went. What is kept for all tests of a process lies in folders

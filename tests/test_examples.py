@@ -177,7 +177,7 @@ def test_the_tiny_server_is_tiny() -> None:
 
 
 def test_a_human_waits_while_the_server_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks again when the server says so; any other refusal is told."""
+    """It asks again when the server says so; any other refusal is an error."""
     human, answers, slept = load("human"), [429, 429, 200], list[float]()
 
     def answer(request: Request) -> str:

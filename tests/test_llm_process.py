@@ -40,7 +40,8 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 class Interrupts(Controller):
-    """Sends this process what Ctrl-C sends, after so many tokens; then the output goes on until somebody ends it."""
+    """Sends this process what Ctrl-C sends, after a number of tokens; then the output continues until something ends
+    it."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens

@@ -1,4 +1,4 @@
-"""Tools and thoughts of the Python API: calls and thoughts are told apart as the server tells them."""
+"""Tools and thoughts of the Python API: calls and thoughts are separated as on the server."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class More(SamplingParams):
 
 
 def test_a_new_field_travels() -> None:
-    """Whoever adds one writes it once: bodies, flags, GENERATE and replicas derive it."""
+    """A new one is written once: bodies, flags, GENERATE and replicas derive it."""
     for api in ("openai", "tgi"):
         body = derived_fields(api, More).model_validate({"top_a": 0.5})
         assert getattr(body, "top_a") == 0.5  # noqa: B009 -- derived

@@ -114,7 +114,7 @@ def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
 
 
 def result(value: Any) -> str:
-    """Return JSON. Text is taken as it is."""
+    """Return JSON. Text is used unchanged."""
     template = value if isinstance(value, str) else json.dumps(value)
     parts = ["(global.set $length (i32.const 0))"]
     for piece in re.split(r"(\"?#\"?|\"?\$\d\"?)", template):

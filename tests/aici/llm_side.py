@@ -203,7 +203,7 @@ class Llm:
         return found
 
     def settle(self, data: dict[str, Any], seq: int, limit: float = math.inf) -> dict[str, Any]:
-        """Ask again, up to so many times, for as long as the sequence is only told that it is late."""
+        """Ask again, a limited number of times, while the sequence only reports that it is late."""
         answer = self.answer(data, seq)
         logs = ""
         end = time.monotonic() + PATIENCE

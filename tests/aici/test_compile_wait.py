@@ -18,7 +18,7 @@ LIMIT = 30  # ms
 
 @dataclass
 class Compiler:
-    """A process that had so much processor time at each look, and speaks after so many of them. Its clock moves by the
+    """A process that has a given processor time at each look, and speaks after a number of them. Its clock moves by the
     limit with each look."""
 
     voice: socket.socket

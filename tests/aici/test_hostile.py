@@ -121,7 +121,7 @@ def in_callback(where: str, *actions: str) -> bytes:
 
 
 def provoke(llm: Llm, neighbour: Neighbour, where: str, *actions: str) -> dict[str, Any]:
-    """The answer in which the error is told."""
+    """The answer that contains the error."""
     module = llm.upload(in_callback(where, say("so far\n"), *actions))
     if where == "mid":
         first = llm.start(module, 2)

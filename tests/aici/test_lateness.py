@@ -33,7 +33,7 @@ def stopped(start: Start) -> tuple[Llm, int]:
 
 
 def begun(llm: Llm, module: str, seq: int) -> dict[str, Any]:
-    """Instantiate and ask until the first step is answered: late it may be by itself, longer than is told of it."""
+    """Instantiate and ask until the first step is answered: it may be late by itself, for longer than reported."""
     answer = llm.start(module, seq)
     while is_waiting(answer):
         answer = llm.answer(llm.mid({"id": seq}), seq)
@@ -103,7 +103,7 @@ def sample_old(token: int) -> list[str]:
 
 
 def error_of_dialect1(llm: Llm, req_id: str) -> str:
-    """Drive a sequence, as an engine would, until it is told that it failed."""
+    """Drive a sequence, as an engine would, until it fails."""
     pre_ops, post_ops = [{"id": 1, "req_id": req_id}], []
     while True:
         reply = llm.main(op="post_pre_process", pre_ops=pre_ops, post_ops=post_ops, freed=[])

@@ -1,5 +1,5 @@
-"""Clones of Wasm guests are told of drafted tokens: the tokens, logs and variables are the same as without, in fewer
-steps, and nothing of a clone is left."""
+"""Clones of Wasm guests are shown draft tokens: the tokens, logs and variables are the same as without, in fewer steps,
+and nothing of a clone is left."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
 
 
 def probe(steered: Steered) -> None:
-    """As many instances as fit can be made: whoever was here before has left none."""
+    """As many instances as fit can be made: earlier tests have left none."""
     settle(steered)
     names = [f"probe {number}" for number in range(ROOM)]
     module = steered.upload(SHORT)

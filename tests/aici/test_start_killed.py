@@ -73,7 +73,7 @@ class Engine:
         return [name for name in os.listdir("/dev/shm") if f"bridle-{self.process.pid}-" in name]
 
     def runtime(self) -> list[int]:
-        """Whatever was started for this engine, by the prefix that it was told."""
+        """All processes of this engine, by its prefix."""
         prefix, found = f"/bridle-{self.process.pid}-".encode(), []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The router's knobs as flags, in the environment and in a settings file; and what a shard is told to make room for."""
+"""The router's knobs as flags, in the environment and in a settings file; and what a shard has to make room for."""
 
 from __future__ import annotations
 

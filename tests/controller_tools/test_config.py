@@ -1,4 +1,4 @@
-"""An operator's file of tools: what it may say, and how it is told what is wrong with it."""
+"""An operator's file of tools: its content, and the errors for mistakes in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP as a tool: what is allowed, which addresses are connected to, and how every fault is told."""
+"""HTTP as a tool: permitted requests, addresses that are connected to, and the error for every fault."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_random_programs_under_a_draft_model_change_nothing(seed: int) -> None:
 
 
 class Counting(Controller):
-    """Logs and stores what it is told, call by call."""
+    """Logs and stores each call's view."""
 
     def __init__(self) -> None:
         self.num_calls = 0

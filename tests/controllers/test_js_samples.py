@@ -220,7 +220,7 @@ def test_json_by_pieces(js: Run) -> None:
 
 
 def test_one_question_for_many_texts(js: Run) -> None:
-    """A long common text stays; what is asked behind it is replaced again and again."""
+    """A long common text stays; the questions after it are replaced again and again."""
     source = """
         import { appendVar, Label, test } from "aici"
         test(async () => {

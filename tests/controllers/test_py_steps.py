@@ -53,7 +53,7 @@ assert anything == [98], anything
 
 
 def test_a_step_of_the_first_generation(py: Run) -> None:
-    """Asked before, in the middle and after; told of tokens alone; ended by its own answer."""
+    """Asked before, in the middle and after; shown tokens alone; ended by its own answer."""
     ran = py(
         script(
             """

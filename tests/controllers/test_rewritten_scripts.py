@@ -27,7 +27,7 @@ RETRY = Guardrails((TextRule("fruit", "red apple", max_length=10),))
 
 
 class Guarded(Scripts):
-    """One whose outputs are held to a guard. Its model says `line` from the prompt on, whatever was forced."""
+    """A pool whose outputs have a guard. Its model says `line` from the prompt on, whatever was forced."""
 
     def __init__(self, pool: RuntimePool, module: str, guard: Guardrails, lines: tuple[str, ...]) -> None:
         super().__init__(pool, module)

@@ -167,7 +167,7 @@ start(() => {})
 
 
 def test_callbacks_of_the_second_generation(py: Run) -> None:
-    """One callback is told what was done and says what comes next; a driver may be looked over the shoulder."""
+    """One callback receives what was done and returns what comes next; a driver may be looked over the shoulder."""
     source = f"""{PRELUDE}
 class Two(aici.AiciCallbacks):
     seen = []

@@ -1,4 +1,4 @@
-"""A script that does not end is told the line where it was, and in which function: in both languages."""
+"""The error of a script that does not end has the line where it was, and in which function: in both languages."""
 
 from __future__ import annotations
 

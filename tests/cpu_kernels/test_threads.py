@@ -1,4 +1,4 @@
-"""torch is held to one thread around kernels: in the calling thread alone, and for as long as is said."""
+"""torch is limited to one thread around kernels: in the calling thread alone, and for the given time."""
 
 from __future__ import annotations
 

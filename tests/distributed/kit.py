@@ -25,8 +25,8 @@ PATIENT = Timings(patience=PATIENCE, connect=PATIENCE, least_step=PATIENCE)
 
 
 class Host:
-    """A shard whose executor can be exchanged between two routers. A lost device is there again at once, as it is for
-    the next process."""
+    """A shard whose executor can be exchanged between two routers. A lost device is there again at once, like for the
+    next process."""
 
     def __init__(self, executor: Executor, address: str) -> None:
         self.shard = Shard(executor, on_device_lost=self._find_again)

@@ -64,7 +64,8 @@ class Rank:
         return self._executor.info
 
     def forward(self, plan: StepPlan) -> None:
-        """The executor's own forward with the model split; whoever asks the model meanwhile has the whole one again."""
+        """The executor's own forward with the model split; other callers of the model meanwhile have the whole one
+        again."""
         whole = self._executor.model
         self._executor.model = SplitModel(whole, self._rank)
         try:
@@ -112,7 +113,7 @@ class Follower(Rank):
         super().__init__(ScriptedExecutor(), 1)
 
     def reset(self) -> None:
-        """Begin again. Rank 0 is told how many resets were done, so that it changes the file at none that is late."""
+        """Begin again. Rank 0 gets the number of resets, so that it changes the file at none that is late."""
         self._begin_again()
         self._num_resets += 1
         resets = resets_of(self._path)

@@ -197,7 +197,7 @@ def test_a_model_of_text_alone_takes_none() -> None:
 
 
 class Eyes:
-    """A device that notes what it is asked for, and breaks on what it is told to."""
+    """A device that records its requests, and breaks on chosen ones."""
 
     def __init__(self) -> None:
         self.epoch, self.max_bytes, self.row_bytes = 0, 100, 4

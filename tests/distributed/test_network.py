@@ -26,7 +26,7 @@ _NOW = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
 
 
 class Proxy:
-    """Passes on what comes to `address`, `delay` seconds late, unless it is told otherwise."""
+    """Passes on what comes to `address`, `delay` seconds late, unless it is stopped."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -51,7 +51,7 @@ class Proxy:
             each.close()
 
     def stall(self) -> None:
-        """Nothing passes any more; nobody is told."""
+        """Nothing passes any more, without notice."""
         self._flows.clear()
 
     def flow(self) -> None:

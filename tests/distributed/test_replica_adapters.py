@@ -1,4 +1,4 @@
-"""Adapters at several replicas: each is told of all, and a registry sees them as one."""
+"""Adapters at several replicas: each gets the list of all, and a registry sees them as one."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ class Output:
 
 @dataclass
 class Replay:
-    """All outputs of one request, by index, as its events tell of them; checks the order of events on the
-    way."""
+    """All outputs of one request, by index, rebuilt from its events; checks the order of events on the way."""
 
     request_id: str
     outputs: dict[int, Output] = field(default_factory=lambda: {0: Output(())})

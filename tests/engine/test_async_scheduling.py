@@ -23,7 +23,7 @@ from tests.fakes.controller_runtime import FakeController, Reply, View
 
 @pytest.mark.parametrize("seed", range(6))
 def test_events_are_those_of_a_device_that_answers_at_once(seed: int) -> None:
-    """Each client is told the same in the same order."""
+    """Each client gets the same in the same order."""
     told = []
     for kind in (Lab, LateLab):
         random = Random(seed)
@@ -46,7 +46,7 @@ def busy_lab(kind: type[Lab], **options: object) -> Lab:
 
 
 def seconds_of(lab: Lab, num_tokens: int, **fields: object) -> float:
-    """The time of an output of so many tokens, each of which costs the host 4 ms of it."""
+    """The time of an output of `num_tokens` tokens, each of which costs the host 4 ms of it."""
 
     def think(tokens: object, num_prompt: int) -> None:
         lab.clock.advance(HOST)

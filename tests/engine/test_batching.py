@@ -1,6 +1,6 @@
 """The knobs of batching: what each comes to, what contradicts itself, and the promise that each makes for every step.
 
-A step's rows are told apart from outside: one that ends within the prompt belongs to a prompt, any other decodes.
+A step's rows are distinguished from outside: one that ends within the prompt belongs to a prompt, any other decodes.
 """
 
 from __future__ import annotations

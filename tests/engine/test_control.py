@@ -46,7 +46,7 @@ def test_sampling_overrides_hold_for_one_draw() -> None:
 
 @pytest.mark.parametrize("asked", [None, 1])
 def test_a_controller_sees_the_candidates_of_a_draw(asked: int | None) -> None:
-    """Among what mask and bias leave, also when the draw is taken back; the client is told no more than it wants."""
+    """Among what mask and bias leave, also when the sample is rolled back; the client gets only what it asked for."""
     seen: list[object] = []
 
     def program(view: View) -> Decision:

@@ -17,7 +17,7 @@ ROW = 4  # bytes
 
 
 class Device:
-    """Holds a row's bytes for each row of a medium; what it is told to refuse or to break on, it does."""
+    """Holds a row's bytes for each row of a medium; refuses or breaks on chosen ones."""
 
     def __init__(self, max_bytes: int) -> None:
         self.epoch = 0

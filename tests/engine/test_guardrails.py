@@ -157,7 +157,7 @@ def attack(seed: int, kv: str, pieces: list[str | bytes] = PIECES, guards: list[
 
 
 def run(*, guard: Guardrails, pieces: list[str], script: list[int] | None = None, **fields: object) -> Output:
-    """The output of a model that says certain tokens, as far as it is let."""
+    """The output of a model that says certain tokens, as far as the guard allows."""
     lab = Lab(vocab_size=len(pieces), decoder=PieceDecoder(pieces), eos_token_ids=(len(pieces) - 1,))
     if script is not None:
         fields["controller"] = FakeController(lambda view: forced(view, tuple(script)))
@@ -380,7 +380,7 @@ def test_more_that_nobody_sees_than_there_may_be_hides_nothing(name: str) -> Non
 
 @pytest.mark.parametrize("name", list(SECRETS))
 def test_what_is_held_back_is_bounded(name: str) -> None:
-    """Whoever says half of it, and then what nobody sees for ever, gets on."""
+    """A model that says half of it, and then invisible characters for ever, makes progress."""
     guard = rules_of(name)
     watch = GuardrailMatcher(guard, "")
     hits = [watch.push(piece) for piece in SECRETS[name][:4] + ZERO * 300]

@@ -1,4 +1,4 @@
-"""Parked KV: a conversation that goes on computes what is new, however full the cache is; whoever runs comes first."""
+"""Parked KV: a continued conversation computes what is new, however full the cache is; running requests come first."""
 
 from __future__ import annotations
 

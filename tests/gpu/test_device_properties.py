@@ -134,7 +134,7 @@ def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
 
 
 def filled_with(num_tokens: int, block_size: int, vocab_size: int) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Short prompts of so many tokens, all of which give logits."""
+    """Short prompts of `num_tokens` tokens in total, all of which give logits."""
     plans: list[PlanRow] = []
     mirrors: list[CachedRequestState] = []
     block = 0

@@ -59,7 +59,7 @@ def test_a_json_schema_in_a_stream(steered: openai.OpenAI) -> None:
 
 
 def test_a_long_answer_streams_as_it_comes() -> None:
-    """Nothing is held back: what is decided is told before the rest is."""
+    """Nothing is held back: decided deltas are sent before the rest is decided."""
     is_read = threading.Event()
 
     def next_token(prefix: Any) -> int:

@@ -68,7 +68,7 @@ class Server:
         return found
 
     def end(self) -> list[dict[str, Any]]:
-        """End it; the events of its log. Raises for a line that is none."""
+        """End it; the events of its log. Raises for an invalid line."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE) == 0
         return [json.loads(line) for line in self.log.read_text().splitlines()]

@@ -696,7 +696,7 @@ def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path
 
 
 def test_sentences_are_told_as_they_come(browser: Any) -> None:
-    """A screen reader is told whole sentences, once each, and the end; what was there before it is not told."""
+    """A screen reader gets whole sentences, once each, and the end; earlier content is not read."""
     said = "One fine day. It was late, and the sun had gone! Then nothing"
     with served(scripted_model(next_token=saying(said))) as url, opened(browser, url) as page:
         complete(page, "Tell")
@@ -742,7 +742,7 @@ BURSTS = """(() => {
 
 
 def answer_with(page: Any, num_tokens: int) -> None:
-    """Let each completion be so many tokens, all of them there at once."""
+    """Let each completion have the given number of tokens, all of them at once."""
     odds = {"logprob": -0.7, "rank": 1, "top": [[1, -0.7], [2, -1.2]], "texts": [" dog", " cat"]}
     record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
     prompt = {"type": "prompt", "output": 0, "step": 1, "tokens": [7], "texts": ["Once"]}

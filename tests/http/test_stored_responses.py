@@ -1,4 +1,4 @@
-"""Stored responses with the real OpenAI client, in this process: gone on from, read, listed, deleted."""
+"""Stored responses with the real OpenAI client, in this process: continued, read, listed, deleted."""
 
 from __future__ import annotations
 

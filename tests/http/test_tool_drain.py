@@ -46,7 +46,8 @@ class Draining:
 
 @contextmanager
 def asking(grace: float) -> Iterator[tuple[Draining, Iterator[str], str]]:
-    """A server with a stream that waits for its client, what that says, and the call that it has told of."""
+    """A server with a stream that waits for its client, the content of the stream, and the call that it has
+    reported."""
     server = Draining(grace)
     try:
         with httpx.stream(

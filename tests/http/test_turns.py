@@ -1,4 +1,4 @@
-"""Thoughts and calls of an assistant's turn: told apart however the text arrives, held to budgets and grammars, also
+"""Thoughts and calls of an assistant's turn: separated however the text arrives, limited by budgets and grammars, also
 where a special token begins the calls."""
 
 from __future__ import annotations

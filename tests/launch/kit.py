@@ -97,7 +97,7 @@ class Crowd:
             return self._more.wait_for(lambda: self.num_tokens >= goal or self.is_over, PATIENCE)
 
     def wait_each(self) -> bool:
-        """Until every stream that is not over has gone on."""
+        """Until every unfinished stream has resumed."""
         before = [reader.num_tokens for reader in self.readers]
 
         def have_gone_on() -> bool:

@@ -282,7 +282,7 @@ def check_a_rolling_update_breaks_no_stream(url: str) -> None:
 
 
 def check_the_log_tells_of_no_probe(url: str) -> None:
-    """Nor of calls between fronts and engines; what a client asked is told once, by its front."""
+    """Nor of calls between fronts and engines; a client's request is logged once, by its front."""
     httpx.get(f"{url}/health/ready", timeout=60)
     wait_for(lambda: bool(logged()), "logging")
     told = "".join(logged())

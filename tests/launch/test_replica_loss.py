@@ -62,7 +62,7 @@ def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: sig
 
 
 def test_the_next_replica_has_as_many_blocks(replicas: LaunchedReplicas) -> None:
-    """It is told: what is free by then is what the others have left."""
+    """It is reported: what is free by then is what the others have left."""
     assert [child.command[-2:] for child in replicas.children] == [["--num-blocks", str(1 << 15)]] * 2
 
 

@@ -1,4 +1,4 @@
-"""`bridle serve --replicas 2` as it is run: tools, tools of clients, and policies, read again while streams run."""
+"""`bridle serve --replicas 2` in normal use: tools, tools of clients, and policies, read again while streams run."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def _token(stream_id: Any, token: int, reason: str | None, top: bool = True) -> 
 
 
 class CutCarrier:
-    """Breaks each connection after so many bytes: `cuts` are (to the client, to the server) for one connection after
-    another; later ones hold. What is half sent never arrives."""
+    """Breaks each connection after a number of bytes: `cuts` are (to the client, to the server) for one connection
+    after another; later ones hold. What is half sent never arrives."""
 
     name = "a carrier that breaks"
 

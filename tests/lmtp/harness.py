@@ -36,8 +36,8 @@ class Wire:
         await self.link.send(f"{kind} {body if isinstance(body, str) else json.dumps(body)}")
 
     async def next(self) -> tuple[str, Object]:
-        """The next object that the server sent, with its type. Whether a request waits so long that it is told of
-        depends on the machine; that is passed over unless `tells_waiting`."""
+        """The next object that the server sent, with its type. Whether a waiting request is reported depends on the
+        machine; that is ignored unless `tells_waiting`."""
         found = await self._next()
         while found[1].get("event") == "queued" and not self.tells_waiting:
             found = await self._next()

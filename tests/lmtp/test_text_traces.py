@@ -1,4 +1,4 @@
-"""Traces of texts over LMTP: what a stream is told adds up to its tokens, and its server keeps the same."""
+"""Traces of texts over LMTP: a stream's records add up to its tokens, and its server keeps the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools under GENERATE: the operator's answer into the stream, a client is told of the calls that it has to answer."""
+"""Tools under GENERATE: the operator's answer into the stream, a client receives the calls that it has to answer."""
 
 from __future__ import annotations
 

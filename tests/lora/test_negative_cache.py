@@ -1,4 +1,4 @@
-"""Failures are remembered until files change or time has passed, so many of them and no more, without what was read."""
+"""Failures are remembered until files change or time has passed, up to a limit, without what was read."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(result: StepResult) -> list[Any]:
-    """A result, but for which of equal tokens are the last that are told: that is anybody's choice."""
+    """A result, except for which of equal tokens are the last that are reported: that choice is free."""
     tops = [None if one is None else one.top for one in result.logprobs]
     sure = [top and [pair for pair in top if pair[1] > top[-1][1]] for top in tops]
     values = [top and [value for _, value in top] for top in tops]

@@ -104,7 +104,7 @@ def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: Tap
 
 
 def mirrors_of(chunks: list[tuple[int, int]], rng: random.Random) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Sequences with so many tokens behind so many others, in scattered blocks."""
+    """Sequences with the given numbers of new and computed tokens, in scattered blocks."""
     free = list(range(NUM_BLOCKS))
     rng.shuffle(free)
     plans, mirrors = [], []

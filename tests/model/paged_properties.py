@@ -55,7 +55,7 @@ def large_pools(draw: st.DrawFn) -> Pool:
 
 
 def grown(pool: Pool, contexts: list[tuple[int, int]]) -> tuple[PackedStep, torch.Tensor]:
-    """A step in which each sequence computes so many tokens after so many others."""
+    """A step in which each sequence computes a number of tokens after a number of others."""
     for number, (before, _) in enumerate(contexts):
         pool.mirrors.append(CachedRequestState())
         pool.computed.append(0)

@@ -123,7 +123,7 @@ def prompt(seq_id: int, length: int, first_block: int = 0) -> PlanRow:
 
 
 def decoded(trial: Trial, num_seqs: int) -> DeviceTrace:
-    """A decode step after the prompts of so many sequences."""
+    """A decode step after the prompts of `num_seqs` sequences."""
     trial.forward([prompt(n, 3, n) for n in range(num_seqs)])
     rows = [
         PlanRow(n, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)

@@ -59,7 +59,7 @@ class _Trial(ScriptedExecutor):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A machine with so many bytes free, and what the largest step takes of them."""
+    """A machine with the given bytes free, and what the largest step takes of them."""
     sizes = {"free": 100 * BLOCK_BYTES, "step": 20 * BLOCK_BYTES}
     monkeypatch.setattr(kv_profiling, "free_memory", lambda device: sizes["free"])
     monkeypatch.setattr(kv_profiling, "run_with_peak", lambda device, run: (run(), sizes["step"]))

@@ -1,4 +1,4 @@
-"""Paged attention of our own: when it is chosen, what its kernels are told; and, where Triton is, the kernels
+"""Paged attention of our own: when it is chosen, the input of its kernels; and, where Triton is, the kernels
 themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
 
 from __future__ import annotations

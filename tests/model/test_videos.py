@@ -145,7 +145,7 @@ def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: A
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_text_stands_behind_all_times_of_a_long_video(family: str, watchers: Any, executor: Any) -> None:
-    """As these models were trained: behind the largest position of what comes before. The library's own count goes by
+    """As these models were trained: behind the largest position of what comes before. The library's own count uses
     height and width alone, and would put text among the last times."""
     mine: Watcher = watchers(family)
     prompt = mine.prompt("see ", mine.video(5, 16, None, height=12, width=12), " say")

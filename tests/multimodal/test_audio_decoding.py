@@ -56,7 +56,7 @@ def test_channels_are_mixed() -> None:
 
 
 def header_of_wav(rate: int = RATE, channels: int = 1, num_bytes: int = 0, actual: bytes = b"") -> bytes:
-    """A WAV file of 8 bits that claims so many bytes."""
+    """A WAV file of 8 bits that claims `num_bytes` bytes."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, rate * channels, channels, 8)
     head = form + struct.pack("<4sI", b"data", num_bytes)
     return b"RIFF" + struct.pack("<I", 4 + len(head) + len(actual)) + b"WAVE" + head + actual

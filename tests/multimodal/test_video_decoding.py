@@ -119,7 +119,7 @@ def test_limits_of_files() -> None:
 
 
 def claiming(count: int) -> bytes:
-    """An MP4 that says it has so many samples of one size."""
+    """An MP4 that claims `count` samples of one size."""
     head, table, rest = FILES["MP4"].partition(b"stsz")
     return head + table + bytes(4) + (1).to_bytes(4, "big") + count.to_bytes(4, "big") + rest[12:]
 

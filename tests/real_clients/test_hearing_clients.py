@@ -132,7 +132,7 @@ def test_videos_in_chats(eyes: openai.OpenAI) -> None:
 
 
 def test_what_a_model_does_not_read_is_refused(ears: openai.OpenAI, eyes: openai.OpenAI) -> None:
-    """And what it reads is told."""
+    """And the file's content affects the answer."""
     models = [client.models.retrieve(name).model_dump() for client, name in ((ears, "ears"), (eyes, "eyes"))]
     assert [model["input_modalities"] for model in models] == [["text", "audio"], ["text", "image", "video"]]
     with pytest.raises(openai.BadRequestError, match="reads only text, pictures and videos"):

@@ -1,5 +1,5 @@
-"""Files of policies: what is wrong with one is told by file, policy, key and value; which policies a request gets; and
-what each kind is for the engine."""
+"""Files of policies: the error for a mistake names file, policy, key and value; which policies a request gets; and what
+each kind is for the engine."""
 
 from __future__ import annotations
 

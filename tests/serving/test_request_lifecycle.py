@@ -88,7 +88,7 @@ async def test_a_full_house_refuses_before_it_waits(host: AppState) -> None:
 
 
 async def test_what_was_broken_off_is_counted() -> None:
-    """A sink that has seen enough ends the request; what was made is told and charged."""
+    """A sink that has seen enough ends the request; generated tokens are returned and charged."""
     host, seen = AppState(ModelRegistry([leisurely_model()]), Admission()), 0
 
     async def sink(part: SubRequest, events: list[Event]) -> bool:

@@ -50,7 +50,7 @@ PLACES: list[tuple[Constraint, str]] = [
 
 @pytest.mark.parametrize(("constraint", "told"), PLACES, ids=["lark", "regex", "schema", "several"])
 def test_a_refusal_is_in_the_words_of_the_constraint(constraint: Constraint, told: str) -> None:
-    """Places are told where the author wrote what was tried."""
+    """Places in errors are those in the author's grammar."""
     with pytest.raises(InvalidRequest) as refusal:
         check_usable(constraint)
     assert str(refusal.value).startswith(told) and refusal.value.param == "constraint"

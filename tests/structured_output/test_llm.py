@@ -1,4 +1,4 @@
-"""Constraints on real models and tokenizers: texts fit, forced tokens are canonical, mistakes are told."""
+"""Constraints on real models and tokenizers: texts fit, forced tokens are canonical, mistakes are reported."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_another_seed_is_told_with_its_surroundings(llm: LLM) -> None:
 
 
 class Says(Controller):
-    """Forces what it was told."""
+    """Forces the tokens that it was given."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens
