@@ -157,7 +157,7 @@ async def _tool(
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Ends an output after so many tokens, as a call that is complete does."""
+    """Ends an output after a fixed number of tokens, as a call that is complete does."""
 
     count: int
 

@@ -38,7 +38,7 @@ class _Server:
         self.num_computed = 0
 
     def complete(self, prompt: list[int], count: int) -> tuple[list[int], float]:
-        """So many tokens after a prompt, and the seconds until the first of them."""
+        """The given number of tokens after a prompt, and the seconds until the first of them."""
         model, began, first = self._model, time.perf_counter(), 0.0
         with_state = self._cache._find_longest_prefix_key(tuple(prompt))
         if with_state is not None:

@@ -2,9 +2,9 @@
 
 The same requests arrive again and again, as a Poisson process with short and long prompts and outputs, each time at a
 `bridle serve` of its own with other flags. `one at a time` is a batch of one. Static batches are what a client without
-a router does: so many requests are gathered, sent together, and the next ones only when all of these are answered. A
-request's first token counts from its arrival, wherever it waited. Arrivals come as fast as the flags that are compared
-first can bear for long; the rate is measured in the same run.
+a router does: it gathers a number of requests, sends them together, and sends the next ones only when all of these are
+answered. A request's first token counts from its arrival, wherever it waited. Arrivals come as fast as the flags that
+are compared first can bear for long; the rate is measured in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _START_SECONDS = 9.0  # of a server, and its end
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes `at` so many seconds, or later if it has to wait."""
+    """A request that arrives `at` a time in seconds, or later if it has to wait."""
 
     at: float
     prompt: tuple[int, ...]
@@ -161,7 +161,7 @@ async def as_they_come(target: ServerTarget, arrivals: Sequence[Arrival]) -> lis
 
 
 async def in_batches(target: ServerTarget, arrivals: Sequence[Arrival], *, size: int) -> list[Sample]:
-    """So many together, once the last of them has arrived and all of the batch before are answered."""
+    """A full batch, once the last of its requests has arrived and all of the batch before are answered."""
     begin = time.perf_counter()
     samples: list[Sample] = []
     for first in range(0, len(arrivals), size):

@@ -5,7 +5,7 @@ engine over the very same files, where `llama-cpp-python` is installed, and tran
 take turns, and memory and arithmetic units are measured in between. Over the engine stand HTTP with 16 streams beside
 the same engine without it, what controllers cost, and LMTP beside LMQL's own server, where that is installed.
 
-Parts are measured one by one, and with `folder` each is kept as soon as it is done.
+Parts are measured one by one, and with `folder` each is saved when it is done.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ class CpuLimits:
     def seconds(
         self, checkpoint: BenchCheckpoint, form: str, case: CpuCase, step_tokens: int, weight_bytes: float | None = None
     ) -> float:
-        """The least time of one step that reads all weights once and computes so many tokens. Without `weight_bytes`
-        all weights have the same form. Contexts are numbers of 32 bits here, though backends may keep fewer."""
+        """The least time of one step that reads all weights once and computes the given number of tokens. Without
+        `weight_bytes` all weights have the same form. Contexts are numbers of 32 bits here, though backends may keep
+        fewer."""
         weights = checkpoint.step_bytes / 4
         context = checkpoint.token_bytes * case.batch * case.context
         read = weights * BYTES[form] if weight_bytes is None else weight_bytes

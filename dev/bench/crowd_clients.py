@@ -112,7 +112,7 @@ FRAMES = (b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0", b"\x81\x84\0\0\0\0NONE")
 
 
 class Asker(Member):
-    """Asks, and asks again as soon as it is answered, whatever the answer."""
+    """Sends a request, and the next one after each answer, regardless of its content."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)

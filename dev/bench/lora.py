@@ -258,7 +258,7 @@ class _Feed:
         return str(int(number * scene.share) % scene.num_adapters)
 
     def run(self, num_tokens: int) -> None:
-        """Step until so many tokens more were generated; counts anew."""
+        """Step until `num_tokens` more tokens were generated; counts anew."""
         self.num_tokens = self.num_base_tokens = self.num_steps = self.num_distinct = 0
         while self.num_tokens < num_tokens:
             seen: set[str] = set()

@@ -74,7 +74,7 @@ def time_mix(
     sides: tuple[int, Sequence[int]] = (4096, (4096, 1024, 1024)),
     num_repeats: int = 100,
 ) -> ProductFigure:
-    """One mix at a site that goes from so many features to parts of so many."""
+    """One mix at a site with the given numbers of input and output features."""
     num_inputs, columns = sides
     segments = _segments(mix, num_inputs, columns, like)
     num_tokens = segments[-1].stop

@@ -20,7 +20,7 @@ _PAUSE_SECONDS = 0.2
 
 
 class StreamingClient:
-    """One client. `times` are those of events with text, `resumed` those of being told of a loss; `faults` say what was
+    """One client. `times` are those of events with text, `resumed` those of reported losses; `faults` say what was
     wrong with streams that broke."""
 
     def __init__(self, address: tuple[str, int], number: int, max_tokens: int, note: Callable[[], None]) -> None:

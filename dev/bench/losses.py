@@ -1,7 +1,7 @@
 """Effects on clients when a process behind `bridle serve` is lost: kill -9 and SIGSTOP under streams, many times.
 
 The whole server over HTTP with the demo model: one shard, a group of two ranks, two replicas. For each loss: when the
-clients that asked for it were told `resuming`, when readiness went and came back, and how long the stream that waited
+clients that asked for it received `resuming`, when readiness went and came back, and how long the stream that waited
 longest was without text. Afterwards, what is left of it all: KV blocks, memory, descriptors, wrong texts.
 """
 
@@ -153,7 +153,7 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
 async def _lose(
     service: Service, crowd: StreamCrowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
 ) -> Loss:
-    """Take one process away; come back when everybody has gone on and the service is whole."""
+    """Take one process away; return when all streams have resumed and the service is whole."""
     victim = service.victims()[number % service.setting.num_victims]
     began = time.perf_counter()
     victim.send_signal(how)

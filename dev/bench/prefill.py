@@ -37,7 +37,7 @@ _KINDS = ((1_000, 2_000, 4), (16, 64, 24), (100, 400, 8), (16, 64, 24))
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes after so many steps."""
+    """A request that arrives after a number of steps."""
 
     step: int
     request: Request

@@ -192,7 +192,7 @@ def reason_of(message: str) -> str:
 
 
 def collections(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """A row for each collection, and one for all: schemas by what became of them, texts by whether they were told."""
+    """A row for each collection, and one for all: schemas by outcome, texts by correct verdicts."""
     rows: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         for name in (verdict.collection, "all"):
@@ -210,7 +210,7 @@ def _row(name: str, counts: Counter[str]) -> dict[str, Any]:
 
 
 def reasons(verdicts: Iterable[SchemaVerdict]) -> list[dict[str, Any]]:
-    """A row for each reason to refuse a schema as it is: how many, and how many of them are served in other words."""
+    """A row for each reason to refuse a schema unchanged: how many, and how many of them are served in other words."""
     refused, served = Counter[str](), Counter[str]()
     for verdict in verdicts:
         if verdict.reason:

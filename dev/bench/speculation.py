@@ -105,8 +105,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each question takes: so many ways and rounds of tasks, a step for each token that is drawn
-    without drafts. The demo model's are Python's rather than a memory's."""
+    """About how many seconds each question takes: modes and rounds of tasks, times a step for each token that is
+    sampled without drafts. The demo model's are Python's rather than a memory's."""
     batches = _batches(settings)
     length = 48 if settings.quick else 128
     lengths = (length, length, 64, 400, length, length)  # of all tasks over real text

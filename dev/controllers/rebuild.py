@@ -7,7 +7,7 @@ Every folder `sources/NAME` has a `build.py` with
 * `TOOLS: dict[str, str]`: the Python packages that build, with their versions;
 * maybe `precompile(wasm: bytes) -> dict[str, Code]`: machine code, by the settings that it is for.
 
-The same sources and tools give the same bytes, so whoever doubts a shipped file can make it.
+The same sources and tools give the same bytes, so anyone can rebuild a shipped file to verify it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make kernels`: compile the kernels for every instruction set and compare them with what is shipped.
 
-The same sources and the same compiler give the same bytes, so whoever doubts a shipped object can make it.
+The same sources and the same compiler give the same bytes, so anyone can rebuild a shipped object to verify it.
 """
 
 from __future__ import annotations

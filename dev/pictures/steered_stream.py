@@ -1,10 +1,10 @@
-"""The picture at the head of the README: one steered request, token by token, as the engine told of it.
+"""The image at the head of the README: one steered request, token by token, from the engine's events.
 
     python -m dev.pictures.steered_stream docs/pictures/steered.svg
 
 The demo model fills in a record. Its controller writes the fixed parts itself, masks what the model may write into each
-field, takes a name back that it was told to refuse, and forks the output for a second city. The story is recorded from
-the engine's events; the same model and seed give the same picture.
+field, rolls back a name that it has to refuse, and forks the output for a second city. The story is recorded from the
+engine's events; the same model and seed give the same picture.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Lane:
 
 
 def record(llm: LLM) -> list[Lane]:
-    """Run the request and note what the engine tells of it."""
+    """Run the request and record the engine's events."""
     tokenizer = llm.tokenizer
     prompt = tuple(tokenizer.encode(PROMPT))
     sampling = SamplingParams(temperature=1.0, max_tokens=80, seed=SEED)

@@ -96,7 +96,7 @@ class EngineCore:
                 self._events.append(Finished(message.request.id, 0, FinishReason.ERROR, error=error))
 
     def begin(self, now: float) -> float | None:
-        """Run a step now; what came of it is told when its time is over."""
+        """Run a step now; its results are reported when its time is over."""
         self._clock.now = now
         if self.engine.has_work:
             self._events += self.engine.step()

@@ -2,8 +2,8 @@
 
 It makes the plans that `Scheduler` makes: running sequences first, a token each, then prompts in order of their turns,
 in chunks, as far as a step's tokens go. But where nothing but decoding happens it takes many steps at once, it counts
-tokens instead of keeping them, and it does not preempt: a sequence is admitted when all of it has room. Tokens are told
-only when somebody must know them: the first one and, when the replica is lost, all that were drawn.
+tokens instead of keeping them, and it does not preempt: a sequence is admitted when all of it has room. Tokens are
+reported only when needed: the first one and, when the replica is lost, all that were sampled.
 """
 
 from __future__ import annotations

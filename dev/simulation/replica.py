@@ -29,7 +29,7 @@ class Timing:
 
 class SimulatedReplica:
     """A `ReplicaConnection`, and what is behind it. `make_core` begins a life; `on_news(number, events)` is called
-    after the router was told of events, `on_loss(number)` after it was told of a loss."""
+    after the router received events, `on_loss(number)` after it learned of a loss."""
 
     def __init__(
         self,
