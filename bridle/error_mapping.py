@@ -1,4 +1,4 @@
-"""From bridle's errors to what a client is told, whichever API it speaks: one table.
+"""Mapping of bridle's errors to those of clients, for every API: one table.
 
 Each API has words of its own for a kind of failure, and its own shape; which error is of which kind, which status it
 has over HTTP, and whether asking again may help is the same everywhere.

@@ -115,7 +115,7 @@ def _shown_on(title: str, console: Console, *, prints: bool) -> AbstractContextM
 
 @contextmanager
 def bar(title: str) -> Iterator[Report]:
-    """As `shown`, but nobody is told if standard error is no terminal."""
+    """As `shown`, but without output if standard error is no terminal."""
     with shown(title, is_wanted=sys.stderr.isatty()) as report:
         yield report
 

@@ -2,7 +2,7 @@
 
 Freed memory stays with the process, in pieces between what is in use, until it is returned explicitly. A server whose
 clients make it build and drop hundreds of megabytes would keep all of them. Large buffers are the opposite: each is
-returned as it is freed, and the next one is handed out page by page again. Without glibc these functions do nothing.
+returned when it is freed, and the next one is handed out page by page again. Without glibc these functions do nothing.
 """
 
 from __future__ import annotations

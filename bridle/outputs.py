@@ -72,7 +72,7 @@ class Usage:
         return self.drafted_tokens - self.accepted_tokens
 
     def predictions(self) -> dict[str, int]:
-        """The drafted tokens in OpenAI's words, whoever guessed them."""
+        """The draft tokens in OpenAI's fields, from any proposer."""
         return {
             "accepted_prediction_tokens": self.accepted_tokens,
             "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,

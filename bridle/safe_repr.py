@@ -61,7 +61,7 @@ def short_repr(value: object) -> str:
 
 
 def public_text(error: BridleError) -> str:
-    """An error's message for a client. A message about the request is passed on as it is; all others lose the server's
+    """An error's message for a client. A message about the request is passed on unchanged; all others lose the server's
     folders."""
     text = str(error)
     return text if _is_about_the_request(error) else without_folders(text)

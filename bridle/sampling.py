@@ -168,8 +168,8 @@ class SamplingParams:
     `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The text never
     holds any of `banned_phrases`, however it is put into tokens: what would complete one is taken back unseen, and
     drawn anew.
-    Whoever builds a request turns texts to tokens: `dry_breaker_ids`, `bad_words_ids` and `prediction_ids` are theirs,
-    and `bias_texts` are what they find of `logit_bias`.
+    The builder of a request turns texts to tokens: it sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`, and
+    `bias_texts` are the entries that it resolves of `logit_bias`.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)

@@ -148,7 +148,7 @@ class MaskReader:
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
         """A row of any type, converted to a bit row of `ceil(V/32)` words, which the engine's sampler takes. Raises
-        `ProtocolError` for a row that is none of that type."""
+        `ProtocolError` for a row of another type."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)
         if dtype == "bool":

@@ -95,11 +95,10 @@ class MidOp(Struct, omit_defaults=True):
 
     D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
     has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
-    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
-    `variables` are set before it is asked: names, and values in hexadecimal; `ahead` are tokens that are likely to come
-    next, of which clones of it are told; the first `foreseen` of `tokens` were drawn as its clones had been told;
-    `changes` are what was done otherwise than it wanted: from which place on, how many tokens went, how many others
-    came, and the policy that put these there.
+    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once, `variables` are
+    set before it is asked: names, and values in hexadecimal; `ahead` are draft tokens, which are shown to clones of it;
+    the first `foreseen` of `tokens` were sampled as shown to its clones; `changes` are the engine's changes to what it
+    wanted: the position, the number of removed tokens, the tokens inserted there, and the policy that inserted them.
     """
 
     id: SeqId
@@ -121,8 +120,8 @@ class MidProcess(Message, tag="mid_process"):
     """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
 
     Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, when the engine
-    wants the reply at the latest: a sequence that is not done by then is told to wait like a late one, but counts as
-    late only once its time is over.
+    wants the reply at the latest: a sequence that is not done by then gets a wait like a late one, but counts as late
+    only once its time is over.
     """
 
     ops: list[MidOp]
@@ -168,7 +167,7 @@ class Instantiate(Message, tag="instantiate"):
 
     @property
     def argument(self) -> str:
-        """The argument as the controller sees it: a string as it is, anything else as its JSON text."""
+        """The argument as the controller sees it: a string unchanged, anything else as its JSON text."""
         text = bytes(self.module_arg)
         if text[:1] == b'"':
             return msgspec.json.decode(text, type=str)

@@ -87,7 +87,7 @@ class Runner:
         return answers
 
     def free(self, *seq_ids: int) -> None:
-        """Note that these sequences are over; the runtime is told with the next `begin`."""
+        """Note that these sequences are over; the next `begin` reports it to the runtime."""
         self._freed.extend(seq_ids)
 
     def allowed(self, mask: bytes) -> npt.NDArray[np.bool_]:

@@ -38,7 +38,7 @@ class SemaphoreChannel:
         self.max_message = size - _LENGTH.size
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """Put a message into the buffer as soon as it is free. Raises `ProtocolError` for a message that does not fit
+        """Put a message into the buffer once it is free. Raises `ProtocolError` for a message that does not fit
         (nothing is changed then), for a peer that is gone, and for one that did not read for `timeout` seconds."""
         if len(message) > self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")

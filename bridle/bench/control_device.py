@@ -150,8 +150,8 @@ def critical_path(
     argument: str = "",
     num_neutral: int = 0,
 ) -> CriticalPath:
-    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`. So many neutral controllers in
-    Python steer beside the module."""
+    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`. `num_neutral` neutral
+    controllers in Python steer next to the module."""
     device = TimedDevice(num_seqs, _PROMPT_TOKENS + num_steps + 64, seconds, blocks=blocks)
     vocab_size = device.info.vocab_size
     homes: list[Any] = [Borrowed(pool), PythonControllerPool(vocab_size)]

@@ -113,7 +113,7 @@ def data_at(address: int, content: bytes) -> str:
 
 
 def build(body: str, pages: int) -> bytes:
-    """A controller whose functions are `body`, with so many pages of memory."""
+    """A controller whose functions are `body`, with `pages` pages of memory."""
     import wasmtime
 
     return bytes(wasmtime.wat2wasm(_MODULE.replace("%PAGES%", str(pages)).replace("%BODY%", body)))

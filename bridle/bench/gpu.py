@@ -1,9 +1,9 @@
 """Benchmark of a GPU and of bridle on it: `bridle bench gpu`, in ten minutes at most, without files or a network.
 
 Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while. Each
-figure is a line of JSON as soon as it is there, so that a run that is broken off loses no more than the figure it was
-at. A part that fails, or that has used up its time, leaves the others as they are. On a CPU the same code runs in a
-tiny form (`--quick`), whose figures say nothing.
+figure is printed as a line of JSON immediately, so that an interrupted run loses only the figure in progress. A part
+that fails, or that has used up its time, leaves the others as they are. On a CPU the same code runs in a tiny form
+(`--quick`), whose figures say nothing.
 """
 
 from __future__ import annotations

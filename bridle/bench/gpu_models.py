@@ -105,7 +105,7 @@ def _fill(empty: nn.Parameter, device: torch.device) -> nn.Parameter:
 def make_executor(
     name: str, device: torch.device, dtype: torch.dtype, *, num_tokens: int, num_seqs: int
 ) -> tuple[LocalExecutor, Sizes]:
-    """The size called `name` as bridle runs it, with room for so many tokens of so many sequences."""
+    """The size called `name` as bridle runs it, with KV for the given numbers of sequences and tokens of each."""
     attention.register()
     model = make_model(name, device, dtype, attention.ATTENTION_NAME)
     config = ModelConfig(

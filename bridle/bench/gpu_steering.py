@@ -76,7 +76,7 @@ class SteeringScene:
 
 
 def scenes(batch: int, vocab_size: int) -> list[SteeringScene]:
-    """So many sequences each."""
+    """Return the scenes, each with `batch` requests."""
     masked = Masked(vocab_size)
     return [
         SteeringScene("none", batch, lambda number: None),

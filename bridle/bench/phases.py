@@ -1,9 +1,9 @@
 """The parts of a benchmark: how long all of them will take, told at the start, and which of them runs.
 
-Every benchmark guesses its parts before it begins: so many points, times what one of them takes. That is made of the
-work itself: bytes that steps read and products that prompts need, over what memory and arithmetic units give just now;
-waits whose length is set; and for what is Python's own, rough seconds that the benchmark declares, over how fast Python
-is now. What parts then take corrects what is left.
+Every benchmark estimates its parts before it begins: the number of points, times the duration of one. That is made of
+the work itself: bytes that steps read and products that prompts need, over what memory and arithmetic units give just
+now; waits whose length is set; and for what is Python's own, rough seconds that the benchmark declares, over how fast
+Python is now. What parts then take corrects what is left.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class MachineLimits:
         return (prompts + num_steps * checkpoint.step_bytes / self.bandwidth) / _REACHED
 
     def python(self, seconds: float) -> float:
-        """About how long takes what took so many seconds where `_LOOPS` were measured."""
+        """Scale a duration from a machine with `_LOOPS` loops a second to this one."""
         return seconds * _LOOPS / self.loops
 
 
 class Phases:
     """Parts by their names, and the seconds that each is guessed to take. They run in this order.
 
-    All is told on standard error: what is measured has standard output for itself."""
+    Everything is printed on standard error: standard output is for the figures."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Phases:
             self._console.print("nothing is left to measure")
             return
         parts = "1 part" if count == 1 else f"{count} parts"
-        self._console.print(f"{parts}, about {show_seconds(total)} if the machine stays as busy as it is now")
+        self._console.print(f"{parts}, about {show_seconds(total)} if the load of the machine stays the same")
 
     @property
     def guessed(self) -> float:

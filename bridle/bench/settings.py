@@ -26,8 +26,8 @@ class BenchSettings:
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:
-    """Choose the threads, `threads` unless the settings say, and quiet the library. Raises `InvalidRequest` for a
-    number of threads that is none."""
+    """Choose the threads, `threads` unless the settings say, and quiet the library. Raises `InvalidRequest` for an
+    invalid number of threads."""
     import torch
     from transformers.utils import logging
 

@@ -30,9 +30,9 @@ Message = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
-    for as many as it likes); `is_thinking` and `effort` are told to its template, as are `variables`. `template` is
-    used instead of the model's own. The answer goes on after `prefill`. Unless one `reads_calls`, tools are for the
-    template alone, in whatever shape it expects."""
+    without a limit); `is_thinking` and `effort` are passed to its template, as are `variables`. `template` is used
+    instead of the model's own. The answer goes on after `prefill`. Unless one `reads_calls`, tools are for the template
+    alone, in whatever shape it expects."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -53,8 +53,8 @@ class Conversation:
         return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def options(self) -> dict[str, Any]:
-        """Variables of the chat template: what is asked of the model's thinking, under the names that templates use,
-        and what the client sets itself."""
+        """Variables of the chat template: the settings of the model's thinking, under the names that templates use, and
+        what the client sets itself."""
         found: dict[str, Any] = {}
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")

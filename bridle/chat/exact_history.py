@@ -3,8 +3,8 @@
 After a tool call the client sends the answer back as text and calls. A template writes those in its own way: other
 spaces, keys in another order, thoughts left out. The KV of what the model wrote is then of no use. So answers with
 calls are remembered, and the next prompt gets the model's own tokens in place of the template's rendering. That is done
-only if the client sends back what it was told, thoughts included, and if the template writes the same text before the
-answer, and ends it as the model did. In any doubt the prompt is what the template says.
+only if the client sends back exactly what it received, thoughts included, and if the template writes the same text
+before the answer, and ends it as the model did. In any doubt the prompt is what the template says.
 """
 
 from __future__ import annotations

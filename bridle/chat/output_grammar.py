@@ -1,6 +1,6 @@
 """Constraints on an assistant's turn: tools, reasoning and a constraint become one output form.
 
-Calls are held to their grammar as far as there is one, thoughts stay free before it, and a budget bounds them. This
+A grammar constrains calls where there is one, thoughts stay free before it, and a budget bounds them. This
 module knows no prompts and no readers.
 """
 

@@ -75,7 +75,7 @@ class ToolOptions:
     "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."
 
     def desk(self) -> ToolExecutor | None:
-        """The tools of the file, started; whoever takes them closes them."""
+        """Start the tools in the file. The caller must close them."""
         if self.tools is None:
             return None
         from bridle.controller_tools.config import read_tools

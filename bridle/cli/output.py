@@ -33,7 +33,7 @@ class TerminalTextStream:
         marks: bool = False,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        """`on_record` is told how tokens came to be, of a request that is traced."""
+        """`on_record` gets the trace records of a request that is traced."""
         self.story = RequestRecord(id=request.id)
         self._client = model.client
         self._request = request

@@ -120,7 +120,7 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
 def _verdicts(
     cases: list[TraceCase], tokenizer: str, model: str | None, options: ModelOptions
 ) -> Iterator[tuple[TraceCase, TraceTestResult]]:
-    """Each case with what came of it: texts first, then what runtimes were told."""
+    """Each case with its results: texts first, then runtimes' messages."""
     texts = [case for case in cases if case.exchanges is None]
     if texts:
         with _player(texts, tokenizer, model, options) as (loaded, play):

@@ -1,6 +1,6 @@
 """A call of a tool, as its controller sees it: a handle that is there at once, and some time later an answer.
 
-A call ends once, in one way: with a text, or with an error in words. Whoever ends it first decides which. It knows
+A call ends once, in one way: with a text, or with an error in words. The first to end it decides which. It knows
 nothing of what runs it.
 """
 
@@ -63,7 +63,7 @@ class Call:
             raise ToolFailed(f"tool {self.name!r}: its answer is no JSON: {error}") from None
 
     def cancel(self) -> None:
-        """Give the call up: it is done, and whatever runs it is told to stop. No effect on one that is done."""
+        """Give the call up: it is done, and its executor is stopped. No effect on one that is done."""
         self.end(error="was cancelled")
 
     def end(self, answer: str = "", error: str | None = None) -> bool:

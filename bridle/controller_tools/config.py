@@ -10,7 +10,7 @@
     mcp = ["mcp-server-time"]
     users = ["ann"]
 
-Whatever is wrong with it is told at the start, with the name of the table.
+Any mistake in it is reported at the start, with the name of the table.
 """
 
 from __future__ import annotations

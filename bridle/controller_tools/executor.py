@@ -1,7 +1,7 @@
 """Runs the calls of tools on an event loop in a thread of its own, so that no tool holds up the engine's steps.
 
-What happens to a call is told by its handle alone: a tool that fails, is late, says too much or does not exist ends it
-with an error in words, never with an exception in whoever made the call. Knows nothing of engines and of HTTP.
+The result of a call is reported by its handle alone: a tool that fails, is late, says too much or does not exist ends
+it with an error message, never with an exception in the caller. Knows nothing of engines and of HTTP.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tool(Protocol):
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
-        with what may be told of a failure. Cancelled when nobody waits for it any more."""
+        with the public part of a failure. Cancelled when nobody waits for it any more."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class Tool(Protocol):
 
 
 class _Job(NamedTuple):
-    """A call as it is run: the tool `name`, and its part `member`."""
+    """A running call: the tool `name`, and its part `member`."""
 
     name: str
     member: str
@@ -180,7 +180,7 @@ class ToolExecutor:
         return call_id in self._asked and self._asked[call_id][0] == user
 
     def answer(self, call_id: str, user: str, text: str, error: str | None = None) -> None:
-        """End a call that a client was told of. Raises `InvalidRequest` if there is none of that user's, and for an
+        """End a call that was reported to a client. Raises `InvalidRequest` if there is none of that user's, and for an
         answer that is too long."""
         owner, call = self._asked.get(call_id, (None, None))
         if call is None or owner != user:

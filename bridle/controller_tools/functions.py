@@ -57,8 +57,8 @@ class Threads:
 
 
 class FunctionTool:
-    """A function as a tool: called with the arguments as keywords. A text that it returns is the answer as it is,
-    anything else its JSON."""
+    """A function as a tool: called with the arguments as keywords. A string that it returns is the answer, anything
+    else is answered as JSON."""
 
     def __init__(self, function: Callable[..., Any], name: str, threads: Threads) -> None:
         if not callable(function):

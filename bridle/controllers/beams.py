@@ -3,7 +3,7 @@
 The beams of a request are its outputs: forks of one sequence, which share the blocks of what they have in common. After
 each draw the pool compares what all of them could say next, and decides once for all. A beam that no way goes through
 is not ended: it takes back what it has alone, and follows another one, so that there are never more than `width` of
-them. Which texts were best is told at the end, as a variable, since a text may be complete long before that.
+them. The best texts are reported at the end, as a variable, since a text may be complete long before that.
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
 log-probabilities, divided by its length to the power of `length_penalty`; the search ends when `width` texts are
@@ -185,7 +185,7 @@ class _Group:
         return Decision.fork([self.search.draw])
 
     def read_texts(self) -> tuple[StoredValue, ...]:
-        """The finished texts, once they are known, to whoever asks first."""
+        """The finished texts, once they are known, for the first caller."""
         if self.is_told or not self.is_over:
             return ()
         self.is_told = True

@@ -1,4 +1,4 @@
-"""One of several controllers on one output: what it was told, and what it wants."""
+"""One of several controllers on one output: the tokens that it was shown, and its decision."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One output that several controllers steer: what each of them was told, what it wants, and what they want together.
+"""One output that several controllers steer: what each of them was shown, its decision, and their joint decision.
 
 Each controller is asked as if it were alone. What it forces is its *script*: it is shown to the others token by token,
-each checked against what they allow there, and only then applied. So the others may have been told of tokens that the
+each checked against what they allow there, and only then applied. So the others may have been shown tokens that the
 engine has not applied yet (`shown`). The owner of a script hears of it once all of it was applied. This module sends
 nothing; `composite_pool.py` does.
 """
@@ -65,7 +65,7 @@ class CompositeSequence:
     # -- what the engine says ----------------------------------------------------------------------------
 
     def fork(self, ask: Ask, ids: Sequence[int]) -> CompositeSequence:
-        """The output that `ask` introduces, made from this one as it is."""
+        """The output that `ask` introduces, a copy of this one's current state."""
         numbers = branch_numbers(self.counts, ask.branch or 0)
         parts = []
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):

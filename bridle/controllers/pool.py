@@ -26,8 +26,8 @@ SLOW_SECONDS, ENOUGH_SECONDS = 0.01, 0.002
 
 @dataclass(slots=True)
 class _Instance:
-    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, which took so many
-    `seconds_ahead`; `awaited` is what it said it waits for."""
+    """The controller of an output. `ahead` are copies of it that were shown draft tokens, which took `seconds_ahead`
+    seconds; `awaited` is what it said it waits for."""
 
     controller: Controller
     view: SequenceView
@@ -46,7 +46,7 @@ class _Instance:
 
 
 class _Told(NamedTuple):
-    """A copy that was told of a token, and what it said."""
+    """A copy that was shown a token, and its answer."""
 
     token: int
     copy: _Instance
@@ -119,7 +119,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
                 self._answers[ask.seq_id] = self._go_on(instance, ask)
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
-        """Call the controller, or the copy of it that was told of the first tokens before they were drawn."""
+        """Call the controller, or the copy of it that was shown the first tokens before they were sampled."""
         ahead, instance.ahead, instance.seconds_ahead = instance.ahead, [], 0.0
         if not ask.num_foreseen:
             return _call(instance, ask)
@@ -133,7 +133,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """Tell copies of a pure controller of the tokens, one after the other, up to one after which it does not draw,
-        or until that has taken too long. Copies that were told of the first of them already are not told again."""
+        or until that has taken too long. Copies that have seen the first of them already are not shown them again."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or not instance.controller.is_pure:
             return []

@@ -104,8 +104,8 @@ class Controller:
 
     An exception in any method ends that output with a `ControllerError` and touches no other.
 
-    A class whose answers follow from its own state and what it is told, and that does nothing else (no file, no clock,
-    no random numbers, nothing shared), may say so with `is_pure = True`. Then copies of it are asked ahead about tokens
+    A class whose answers follow from its own state and its view, and that does nothing else (no file, no clock, no
+    random numbers, nothing shared), may say so with `is_pure = True`. Then copies of it are asked ahead about tokens
     that are drafted, so that its output is as fast as one without a controller. A copy whose tokens are drawn takes its
     place, with what it logged and stored; the others are dropped. Without that, nothing is drafted.
     """

@@ -140,7 +140,7 @@ def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
 
 
 def _try_masks(found: SamplingKernels, work: Tensor) -> None:
-    """The first row as it is, the second under a mask of every other token."""
+    """The first row unchanged, the second under a mask of every other token."""
     odd = b"\xaa" * (work.shape[1] // 8)
     want, have = work.clone(), work.clone()
     want[1, ::2] = -torch.inf

@@ -2,8 +2,7 @@
 
 The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
 may be idle. Within a forward pass the ranks meet in collectives, which have a time limit. Each rank shows signs of life
-from a thread of its own. When one rank ends or falls silent, all end, and whoever started rank 0 starts the group
-again.
+from a thread of its own. When one rank ends or falls silent, all end, and the parent of rank 0 starts the group again.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def run_shard(
     losses: list[ShardUnavailable] = []
 
     def lose(error: ShardUnavailable) -> None:
-        """Stop serving: the router has been told, and only a new process can find the lost device again."""
+        """Stop serving: the router has been notified, and only a new process can find the lost device again."""
         _log.error("the device is lost, this shard ends: %s", error)
         losses.append(error)
         ended.set()

@@ -1,6 +1,6 @@
 """The replica's end of calls: a desk that passes them on to the router, whose process has the tools.
 
-Whoever asks it sees a desk like any other. Without a router no call is made, and those under way end with an error.
+Its callers see an ordinary desk. Without a router no call is made, and those under way end with an error.
 """
 
 from __future__ import annotations

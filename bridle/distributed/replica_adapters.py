@@ -1,5 +1,5 @@
-"""The adapters of several replicas behind one `LoRAStore`. Each replica is told of all adapters, and reads those that
-its requests name.
+"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and reads those
+that its requests name.
 
 The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
 """
@@ -89,7 +89,7 @@ class ReplicatedLoRAStore:
     # -- for the links -----------------------------------------------------------------------------------------
 
     def note_up(self, number: int, limits: AdapterLimits | None) -> None:
-        """Note that a replica is connected. It is told of all adapters before it gets any request."""
+        """Note that a replica is connected. It gets the list of all adapters before any request."""
         with self._lock:
             self._limits = limits
             self._up[number] = {}

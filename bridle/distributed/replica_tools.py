@@ -92,7 +92,7 @@ class ReplicaCalls(Generic[Replica]):
         self._follow(request.id, made, asker)
 
     def _follow(self, request_id: str, made: _Made, asker: tuple[Replica, int]) -> None:
-        """Tell whoever asked of the end of a call."""
+        """Report the end of a call to its caller."""
 
         def tell() -> None:
             with self._lock:

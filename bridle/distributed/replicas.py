@@ -65,7 +65,7 @@ class ReplicaSet:
     `on_loss(number, pid)` is called for a lost replica and may end what is left of it. `on_proven(number, pid)` is
     called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
     replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs what controllers
-    call; whoever made it closes it.
+    call; its creator must close it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Affinity of conversations to replicas: a request goes to the replica that has parked the KV of its conversation.
 
 A prompt that begins with all whole blocks of a parked conversation belongs to its replica, however busy that is:
-elsewhere all of it would be computed again. What is remembered is a guess, as it is for prompts: a replica may have
-given the KV up. No I/O; times are given.
+elsewhere all of it would be computed again. The record is a guess, like that of prompts: a replica may have given the
+KV up. No I/O; times are given.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class ToolMessage(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class ToolAsked(ToolMessage):
-    """A replica's controller calls a tool. `arguments` are JSON, `call_id` is what its client was told, if that is to
+    """A replica's controller calls a tool. `arguments` are JSON, `call_id` is the id that its client got, if that is to
     answer. `replica` is where the answer goes, where the carrier does not tell."""
 
     request_id: str

@@ -1,5 +1,5 @@
 """An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
-called; also when its device is lost for good.
+called; also when its device is lost permanently.
 
 This is for a process that computes the model itself. Its signs of life come from another thread and go on while a step
 hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
@@ -124,7 +124,7 @@ class WatchedExecutor:
         self._executor.close()
 
     def _note(self, error: BaseException) -> None:
-        """A device that is lost for good is as bad as a step that hangs."""
+        """A device that is lost permanently is as bad as a step that hangs."""
         if isinstance(error, DeviceLost):
             self._on_stuck(f"the device is lost: {error}")
 

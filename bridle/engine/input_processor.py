@@ -2,8 +2,8 @@
 
 `InputProcessor` knows the model's limits, and nothing that changes while the engine runs. `ControllerOpenings` has the
 sequences whose controller is still being made. Such a sequence holds no blocks and is in no queue. If it ends
-meanwhile, its controller is dropped as soon as it is made. A controller may rewrite the prompt, so the sequence begins
-only after that.
+meanwhile, its controller is dropped once it is made. A controller may rewrite the prompt, so the sequence begins only
+after that.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class InputProcessor:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
-        """The length at which an output is complete, with a prompt of so many tokens; raises `ContextOverflow`. No room
-        is needed beside a prompt whose vector is wanted."""
+        """The length at which an output is complete, for a prompt of `num_prompt` tokens; raises `ContextOverflow`. No
+        room is needed beside a prompt whose vector is wanted."""
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size
         limit = min(self._info.max_model_len, capacity)

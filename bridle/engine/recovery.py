@@ -14,8 +14,8 @@ from bridle.outputs import Resuming
 
 
 class Recovery:
-    """Remembers between steps what failed. A device that is lost for good ends the engine: `recover` raises the error,
-    for who runs the engine."""
+    """Remembers between steps what failed. A device that is lost permanently ends the engine: `recover` raises the
+    error, for the thread that runs the engine."""
 
     def __init__(
         self, executor: Executor, scheduler: Scheduler, branching: SamplePlanner, progress: OutputProcessor

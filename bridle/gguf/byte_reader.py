@@ -84,7 +84,7 @@ class ByteReader:
         return start
 
     def stretch(self, start: int, least: int, what: str) -> bytes:
-        """Bytes from `start` on, at least so many of them."""
+        """At least the given number of bytes from `start` on."""
         if start + least > self.size:
             raise self.fail(f"{what} reaches beyond the end of the file")
         return self.read(start, min(start + max(least, READ_AHEAD_BYTES), self.size))

@@ -1,8 +1,8 @@
 """One GGUF file, with a header that was checked against the file before anything else is read.
 
 Every length, count, offset and type is compared with the bytes that are really there, and with a bound. So a damaged or
-hostile file gives one clear sentence, and never a read outside of the file. Files are read and not mapped: one that is
-cut off while it is in use costs whoever reads it an error, and not the process. This module knows nothing of models.
+hostile file gives one clear sentence, and never a read outside of the file. Files are read and not mapped: a file
+truncated during use causes an error in its reader instead of ending the process. This module knows nothing of models.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class HttpState(AppState):
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body that is taken now: pictures need room, and are text to whoever counts a body's bytes."""
+        """The largest body that is accepted now: images need room, and count as text in a body's bytes."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
         return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES

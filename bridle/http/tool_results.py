@@ -1,5 +1,5 @@
-"""`POST /v1/tool_results/{call_id}`: a client answers a call that its stream has told of, and the stream goes on.
-`GET /v1/tool_results` lists what waits, for those whose stream tells of no calls, or who have none."""
+"""`POST /v1/tool_results/{call_id}`: a client answers a call that its stream has reported, and the stream continues.
+`GET /v1/tool_results` lists waiting calls, for clients whose stream does not report calls, or that have none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToolResultBody(InnerFields):
 
 @router.post("/v1/tool_results/{call_id}", summary="Answer a call of a tool", status_code=204)
 async def answer(call_id: str, body: ToolResultBody, request: Request) -> Response:
-    """The id is in the name of the variable that told of the call. Each call is answered once, by its own user."""
+    """The id is in the name of the variable that reported the call. Each call is answered once, by its own user."""
     models = http_state(request).registry
     answer_call(models, identity_of(request).user, call_id, body.result, body.error)
     return Response(status_code=204)

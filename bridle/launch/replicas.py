@@ -122,7 +122,7 @@ def load_replicated(
 ) -> LoadedModel:
     """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
     own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
-    process, which whoever made them closes. Raises `ShardUnavailable` if a replica does not start."""
+    process, which their creator must close. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.backends import check_backend
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling

@@ -176,8 +176,8 @@ class LLM(LoadedModelMixin):
     ) -> list[RequestOutput]:
         """The likeliest texts, as far as `beam_width` beams find them: of each prompt that many outputs, best first,
         with a `score`, as transformers' `generate(num_beams=...)` finds them. `early_stopping` True ends a search when
-        so many texts are complete, False when none of the beams can get better by its present length, "never" by the
-        longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
+        `beam_width` texts are complete, False when none of the beams can get better by its present length, "never" by
+        the longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
         count, too; whatever else would change a draw is refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
@@ -227,7 +227,7 @@ class LLM(LoadedModelMixin):
 
         An embedding model makes it as its folder says, behind its prompt `prompt_name`, if that is given; of a model
         that generates it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1:
-        what the model takes). `normalize` False leaves the length as it is. Nothing is generated."""
+        what the model takes). `normalize` False leaves the length unchanged. Nothing is generated."""
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
             self._model, prompts, dimensions, how, given, lambda made: self._calls.run(made, use_tqdm)

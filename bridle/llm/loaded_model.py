@@ -1,4 +1,4 @@
-"""A model that a program holds open: loaded, told of, given adapters and controllers, and closed."""
+"""A model that a program holds open: loaded, inspected, given adapters and controllers, and closed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LoadedModelMixin:
-    """A loaded model and its engine. What is asked of it goes through `_calls`."""
+    """A loaded model and its engine. Its calls go through `_calls`."""
 
     def __init__(
         self,

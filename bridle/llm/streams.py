@@ -85,8 +85,7 @@ class _Source(RequestHandle):
 
 
 class TextStream(Reader[str]):
-    """The text of a request's first output, in pieces, as soon as it is certain; of a conversation's answer its
-    content.
+    """The text of a request's first output, in pieces, once it is certain; of a conversation's answer its content.
 
     Text that a controller may still take back is held until it cannot be; a controller that never takes
     anything back says so with an attribute `max_rewind = 0`. To see everything at once, and what is taken
@@ -101,7 +100,7 @@ class TextStream(Reader[str]):
         on_finish: Callable[[RequestOutput], None] | None = None,
         turn: ChatRequest | None = None,
     ) -> None:
-        """`on_finish` is told the whole output; `turn` says how a conversation's is read."""
+        """`on_finish` gets the whole output; `turn` says how a conversation's is read."""
         self._collector = OutputCollector(request, prompt)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
         self._turn_plan, self._turn = turn, None if turn is None else turn.reader()

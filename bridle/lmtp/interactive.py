@@ -124,7 +124,7 @@ class Interactive:
 
 
 def _object(token: Token) -> dict[str, Any]:
-    """A token as it is on the wire."""
+    """A token in the wire format."""
     known: dict[str, Any] = {"token": token.token, "stream_id": token.stream_id, "logprob": token.logprob}
     known["finish_reason"] = token.finish_reason
     known["top_logprobs"] = {str(key): value for key, value in (token.top_logprobs or {}).items()}

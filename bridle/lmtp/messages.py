@@ -54,7 +54,7 @@ class Generate:
     default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
-    `position`. With `rewind` = `event` the client is told of rewinds and forks instead of waiting for final tokens.
+    `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens.
     `images` are the pictures of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
     `video` the videos. `trace` asks the server to keep how each token came to be (true), and to tell it as well
     (`events`).
@@ -152,8 +152,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """Extension: answer a call of a tool that an event `tool_call` has told of, by its `id`: with a `result`, text or
-    JSON, or with an `error` in words. Any connection of the same user may. Answered by a `MSG`."""
+    """Extension: answer a call of a tool that an event `tool_call` has reported, by its `id`: with a `result`, text or
+    JSON, or with an `error` message. Any connection of the same user may. Answered by a `MSG`."""
 
     stream_id: StreamId
     id: str

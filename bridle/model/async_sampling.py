@@ -23,7 +23,7 @@ _LOOK = 1e-4
 
 class AsyncSampling:
     """The last draw of an executor, and how far its device is. A drawing has `take()`, which waits for its result, and
-    perhaps `tokens`, a tensor [rows] on the device; without it whoever names a token waits."""
+    perhaps `tokens`, a tensor [rows] on the device; without it a user of a token waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

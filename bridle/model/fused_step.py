@@ -56,7 +56,7 @@ class FusedStep:
         return layer_kernels
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
+        """Have the angles of `num_positions` positions in memory, so that no step computes them, if there is room."""
         with torch.inference_mode():
             self._tables = make_tables(compute, num_positions, self._machine.device)
 
@@ -167,12 +167,12 @@ def try_fused_step(
 
 
 def warps_for(block: int) -> int:
-    """Of a program that holds a row of so many numbers."""
+    """Return the number of warps of a program that holds a row of `block` values."""
     return min(max(block // _WARP_NUMBERS, 1), _MAX_WARPS)
 
 
 def _power(size: int) -> int:
-    """The power of two that holds so many numbers, at least 16."""
+    """Return the smallest power of two that is at least `size` and 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 

@@ -273,7 +273,7 @@ def _most_blocks(needs: PoolNeeds) -> int:
 
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
-    """So many bytes as blocks, if one request of the longest length fits into them; raises an error otherwise."""
+    """A memory size as blocks, if one request of the longest length fits into them; raises an error otherwise."""
     return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 

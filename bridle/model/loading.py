@@ -111,6 +111,6 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
-    """The draft model, to be given a pool of so many tokens, for which memory was set aside."""
+    """The draft model with a KV pool of `num_tokens` tokens, for which memory was set aside."""
     block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

@@ -52,7 +52,7 @@ class LocalMedia:
                 self.kept_features[medium.key] = features
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
-        """On a CPU each is alone: there it costs little, and a picture keeps its bits whoever its neighbours are."""
+        """On a CPU each is alone: there it costs little, and an image keeps its bits with any neighbours."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):

@@ -42,7 +42,7 @@ class NativeStep:
         self.angles: Rotation | None = None  # of all positions, [tables, P, D]
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Have the angles of so many positions in memory, so that no step computes them, if there is room."""
+        """Have the angles of `num_positions` positions in memory, so that no step computes them, if there is room."""
         with torch.inference_mode():
             if fits_memory(compute, num_positions):
                 edges = [*range(0, num_positions, POSITIONS), num_positions]

@@ -141,7 +141,7 @@ def _eager_logits(model: Any, tokens: list[int], device: torch.device) -> Tensor
 def trial_runner(
     model: nn.Module, geometry: Geometry, kernel: str, dtype: torch.dtype, device: torch.device, num_tokens: int
 ) -> ModelRunner:
-    """A runner with room for so many tokens in small blocks."""
+    """A runner with room for the given number of tokens in small blocks."""
     chosen = create_kernel(kernel, device, dtype)
     block_size = 256 if chosen.name == "varlen" else TRIAL_BLOCK
     cache = KVCache(geometry, num_tokens // block_size + 8, block_size, dtype, device)

@@ -77,7 +77,7 @@ def _difference(rows: Sequence[SampleRow], want: StepResult, have: StepResult) -
         if want.tokens[i] != have.tokens[i]:
             return f"token {have.tokens[i]} was drawn in place of {want.tokens[i]} with {row.sampling.to_dict()}"
         if not _is_close(want.logprobs[i], have.logprobs[i]):
-            return f"{have.logprobs[i]} was told in place of {want.logprobs[i]}"
+            return f"{have.logprobs[i]} is reported instead of {want.logprobs[i]}"
     return None
 
 

@@ -38,7 +38,7 @@ class Queue(Protocol):
     """Queue of operations that a device executes in order."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy pinned `source`, which must stay as it is until a later mark is reached."""
+        """Copy pinned `source`, which must not change until a later mark is reached."""
 
     def mark(self) -> Mark:
         """The place behind all copies so far."""

@@ -198,7 +198,8 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_experts(name: str, size: int, inner: int) -> None:
-    """Files of this family have the experts' matrices either way round, and the library goes by their shapes."""
+    """Files of this family have the experts' matrices either way round, and the library distinguishes them by their
+    shapes."""
     if size in (inner, 2 * inner):
         raise UnsupportedModel(
             f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "

@@ -102,7 +102,7 @@ def _internvl_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_the_middle(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """The middle frame of each of so many like parts."""
+    """Return the middle frame of each of several equal parts: one per frame to show, at most `many`."""
     by_rate = int(clip.count / clip.rate * frames.rate) if frames.rate else _INTERNVL_FRAMES
     num = max(min(frames.many or by_rate, many, clip.count), 1)
     step = clip.count / num
@@ -131,8 +131,8 @@ def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """So many frames of each second, or of a long video as many as of the longest that is seen so. That an odd number
-    of them gets the last one twice, those who cut patches see to."""
+    """A fixed rate of frames per second, or of a long video as many frames as of the longest one at that rate. That an
+    odd number of them gets the last one twice, those who cut patches see to."""
     last, seconds = clip.count - 1, clip.count / clip.rate
     most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
     num = max(math.floor(seconds * frames.rate), 1)

@@ -17,8 +17,8 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
     """A prompt as the library's processor writes it: the token that begins a text stands behind the last picture, and a
-    line end behind all. Pictures come first where the prompt has no places for them. One that has the beginning there
-    already is taken as it is."""
+    line end behind all. Pictures come first where the prompt has no places for them. A prompt that begins with it
+    already is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:
         tokens = [placeholder] * num_pictures + (tokens[1:] if tokens[:1] == [bos] else tokens)

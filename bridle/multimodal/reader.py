@@ -64,7 +64,7 @@ class MediaReader:
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
-        """Let a video take at most half of a sequence of so many tokens."""
+        """Let a video take at most half of a sequence of `num_tokens` tokens."""
         rows = max(min(self.limits.max_video_rows, num_tokens // 2), 1)
         self.limits = replace(self.limits, max_video_rows=rows)
 

@@ -118,7 +118,7 @@ class FrameSampling:
     resample: Image.Resampling = Image.Resampling.BICUBIC
 
     def draw(self, frame: Image.Image, clip: Clip, frames: Frames, height: int, width: int) -> NDArray[np.uint8]:
-        """A frame [height, width, 3] as it is shown."""
+        """A frame [height, width, 3] for display."""
         frame = frame.convert("RGB")
         if self.via is not None:
             tall, wide = self.via(clip, frames)

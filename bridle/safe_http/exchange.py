@@ -1,6 +1,6 @@
 """One request and its answer: over a connection to an address that was checked, within bounds of size and time.
 
-Redirects are told, not followed. A connection serves one request.
+Redirects are reported, not followed. A connection serves one request.
 """
 
 from __future__ import annotations

@@ -2,4 +2,4 @@
 
 
 class OutboundFailed(Exception):
-    """One sentence that a client may read; whoever asked makes an error of its own kind of it."""
+    """One sentence that a client may read; the caller makes its own kind of error from it."""

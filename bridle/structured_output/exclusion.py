@@ -146,7 +146,7 @@ def _number(value: Any, otherwise: float) -> float:
 
 
 def _keys(values: Iterable[Any]) -> set[str]:
-    """JSON values, each as a text of its own: true is not 1, as it is in Python, and 1.0 is."""
+    """JSON values, each as a text of its own: true is not 1 (unlike in Python), and 1.0 is."""
     whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in values)
     return {json.dumps(value, sort_keys=True) for value in whole}
 

@@ -170,7 +170,7 @@ class Matcher:
 @contextmanager
 def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
     """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one.
-    The constraint's own words may be what the policy forbids, so only its kind is told."""
+    The constraint's own messages may contain what the policy forbids, so only its kind is reported."""
     try:
         yield
     except ControllerError as error:

@@ -39,8 +39,8 @@ _MAX_PART = 16
 @dataclass(slots=True, eq=False)
 class _Instance:
     """One output under its constraint. `ahead` is a copy that may run ahead of it, made as long as it `is_led`:
-    threads use the matcher itself between a question and its answer. `masks` are what it said after tokens that may
-    come, for which it took so many `seconds_ahead`."""
+    threads use the matcher itself between a question and its answer. `masks` are those after draft tokens, which took
+    `seconds_ahead` seconds."""
 
     matcher: Matcher
     constraint: Constraint | None = None

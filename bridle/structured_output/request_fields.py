@@ -45,7 +45,7 @@ _PLACES = {
 
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
-    """The constraint among named values, of which those that are None count as absent. None if there is none. The same
+    """The constraint among named values; values of None count as absent. None if there is none. The same
     constraint under two names counts once: clients send it so to servers of several ages. Raises `InvalidRequest` that
     names the field."""
     given = {name: value for name, value in given.items() if value is not None}

@@ -32,7 +32,7 @@ _OPEN = frozenset({"additionalProperties", "patternProperties", "dependentRequir
 
 @dataclass(frozen=True, slots=True)
 class SchemaBounds:
-    """Numbers without bounds have at most so many `digits` before the point, and so many `decimals` after it. Objects
+    """Numbers without bounds have at most `digits` digits before the point, and `decimals` after it. Objects
     that are `closed` have no properties but those that the schema names, unless it says something of others."""
 
     digits: int = 15
@@ -45,7 +45,7 @@ _MOST: Mapping[str, int] = {"digits": _MAX_DIGITS, "decimals": _MAX_DECIMALS, "c
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema within its limits. Raises `InvalidRequest` for limits that are none."""
+    """The schema within its limits. Raises `InvalidRequest` for invalid limits."""
     limits = _limits(schema.get(OPTION))
     plain = {name: value for name, value in schema.items() if name != OPTION}
     if limits is None or any(map(_is_entangled, _nodes(plain))):

@@ -1,8 +1,8 @@
 """JSON schemas in the keywords that llguidance knows: what it refuses, written in another way that means the same.
 
-A rule either gives an equivalent or leaves a keyword as it is, and then llguidance refuses it by name; nothing is ever
-dropped that says anything. Used only for schemas that were refused as they are, since equivalents can be long.
-Keywords mean what they mean in the draft that has them, whatever draft a schema names. Knows no grammar.
+A rule either gives an equivalent or leaves a keyword unchanged, and then llguidance refuses it by name; nothing is ever
+dropped that says anything. Used only for schemas that were refused as they are, since equivalents can be long. Keywords
+mean what they mean in the draft that has them, whatever draft a schema names. Knows no grammar.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _pattern_of(names: Schema) -> str | None:
         return f"^(?:{'|'.join(map(re.escape, listed))})$"
     if set(said) <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
-    raise NoEquivalent("names are told by more than a regex")
+    raise NoEquivalent("property names have more constraints than a regex")
 
 
 def _distinct(made: _Made, dialect: SchemaDialect) -> list[Schema]:
@@ -263,7 +263,7 @@ def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
         made["minItems"] = max(made.get("minItems", 0), low)
     elif low == 1 and "maxItems" in made and made["maxItems"] <= _MAX_PLACES:
         if "prefixItems" in made or isinstance(made.get("items"), list):
-            raise NoEquivalent("its items are told one by one already")
+            raise NoEquivalent("its items are already listed one by one")
         return _somewhere(made, wanted, dialect)
     else:
         raise NoEquivalent("there is no bound on where it may be")

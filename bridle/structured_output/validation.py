@@ -53,7 +53,7 @@ def check_usable(constraint: Constraint) -> None:
 
 def _told(constraint: Constraint, message: str) -> str:
     """A refusal in the words of the constraint. Places are those of the grammar that was tried, so they mean something
-    to its author alone if that was written as it is."""
+    to its author alone if that was not rewritten."""
     reason = message.removeprefix(NOT_USABLE)
     place = r"line \1, column \2: " if isinstance(constraint, Lark) else ""
     called = _CALLED.get(type(constraint), "the constraint's grammar")

@@ -8,7 +8,7 @@
 
 Quoted text is a keyword, `/.../` inside the quotes a regex; nothing is escaped. The rule `SKIP` lists what may
 stand between tokens. Declarations of precedence are read over: they choose among derivations, and a text needs
-only one. Tokens are told apart by where they may stand, so a keyword is no reserved word.
+only one. Tokens are distinguished by where they may stand, so a keyword is no reserved word.
 """
 
 from __future__ import annotations

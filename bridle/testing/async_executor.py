@@ -1,7 +1,7 @@
 """A scripted executor that answers late, as one does whose device works on while its caller does other things.
 
-Calls only queue work. It is done when somebody waits for it, in order and never earlier, so that whoever reads a token
-before it was taken finds none. The names of tokens in a plan are looked up by the device, which has drawn them.
+Calls only queue work. It is done on the first wait for it, in order and never earlier, so that reading a token before
+it was taken finds none. The names of tokens in a plan are looked up by the device, which has drawn them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_what_is_left_is_told_and_corrected() -> None:
         pass
     assert phases.left == 60.0
     told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
-    assert "3 parts, about 60 s if the machine stays as busy as it is now" in told
+    assert "3 parts, about 60 s if the load of the machine stays the same" in told
     assert "part 1 of 3: one, about 60 s left" in told and "part 2 of 3: two, about 2 minutes left" in told
 
 
@@ -55,7 +55,7 @@ def test_a_file_gets_the_first_line_alone() -> None:
     phases.announce()
     with phases.part("one"):
         pass
-    assert file.getvalue() == "1 part, about 10 minutes if the machine stays as busy as it is now\n"
+    assert file.getvalue() == "1 part, about 10 minutes if the load of the machine stays the same\n"
 
 
 def module_of(name: str) -> ModuleType:
@@ -106,7 +106,7 @@ def test_each_part_that_was_announced_runs(name: str, capfd: pytest.CaptureFixtu
     phases = measured(module_of(name), BenchSettings(quick=True, batches=(1, 2)), screen(is_terminal=False)[0])[1]
     assert phases.left == 0.0 and phases.spent > 0.0
     told = capfd.readouterr()
-    assert re.fullmatch(r"\d+ parts?, about .* if the machine stays as busy as it is now\n", told.err)
+    assert re.fullmatch(r"\d+ parts?, about .* if the load of the machine stays the same\n", told.err)
     assert not told.out
 
 

@@ -1,4 +1,4 @@
-"""The sampler of a GPU: what its kernels are told, the ring of masks, and when it is chosen; and, where Triton is, the
+"""The sampler of a GPU: the input of its kernels, the ring of masks, and when it is chosen; and, where Triton is, the
 kernels themselves: in its interpreter, and compiled for GPUs that need not be there."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_the_trial_tells_samplers_that_fail_or_differ() -> None:
     assert find_problem(StandardSampler(), CPU, torch.bfloat16, VOCAB) is None
     assert find_problem(broken, CPU, torch.float32, VOCAB) == "RuntimeError: no such instruction"
     assert "was drawn in place of" in str(find_problem(greedy, CPU, torch.float32, VOCAB))
-    assert "None was told in place of Logprob" in str(find_problem(silent, CPU, torch.float32, VOCAB))
+    assert "None is reported instead of Logprob" in str(find_problem(silent, CPU, torch.float32, VOCAB))
 
 
 def test_it_need_not_be_waited_for() -> None:
@@ -179,7 +179,7 @@ CHANGES = st.tuples(st.integers(0, 5), st.sampled_from(["grow", "rewind", "other
 
 
 class Device:
-    """Keeps histories as the kernel does, and counts what it is told."""
+    """Keeps histories as the kernel does, and counts its calls."""
 
     def __init__(self, max_words: int) -> None:
         self.kept, self.histories = DeviceTokenHistory(CPU, max_words), Histories()

@@ -256,7 +256,7 @@ async def test_admins_unload_by_hand() -> None:
     await registry.unload("a")
     assert registry.state_of("a") is ModelState.LOADABLE
     await registry.unload("a")
-    with pytest.raises(UnsupportedFeature, match="'good' is served for good"):
+    with pytest.raises(UnsupportedFeature, match="'good' is served permanently"):
         await registry.unload("good")
 
 

@@ -132,5 +132,5 @@ def test_controllers_come_back(controller: object) -> None:
 
 
 def test_a_controller_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="has a controller that is none"):
+    with pytest.raises(InvalidRequest, match="cannot read the controller recorded"):
         controller_of({"name": "x", "y": {}})

@@ -2,7 +2,7 @@
 
 Its processes, its workers and its limits are apart from those of users' controllers, so nothing that users start can
 take room from it. Most servers have no such policy, so the runtime starts when the first request needs it. This module
-does not know where the runtime's files are: whoever makes the pool says how to start one.
+does not know where the runtime's files are: the pool's creator passes a factory of the runtime.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The engine's `ControllerPool` over a control runtime, masks as bits in shared memory.
 
 The main channel carries one exchange at a time. `ask` sends it, the callbacks run while the forward pass does, and
-`collect` takes the reply, which a listener has decoded by then. What is asked while an exchange is under way goes out
-with the next one. When the runtime dies, the sequences it steered fail with a clear error, and a new runtime is started
-in the background; requests that open meanwhile wait for it.
+`collect` takes the reply, which a listener has decoded by then. Asks that arrive during an exchange are sent with the
+next one. When the runtime dies, the sequences it steered fail with a clear error, and a new runtime is started in the
+background; requests that open meanwhile wait for it.
 """
 
 from __future__ import annotations

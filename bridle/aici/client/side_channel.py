@@ -24,7 +24,7 @@ _LOOK = 0.25
 
 class SideChannel:
     """Carries many calls at once over the side channel of one runtime process. It begins with `start` and ends with the
-    process, or with a reply that is none; then it calls `on_end` from its own thread, with the reason."""
+    process, or with an invalid reply; then it calls `on_end` from its own thread, with the reason."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process

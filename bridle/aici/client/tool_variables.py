@@ -36,7 +36,7 @@ _decoder = msgspec.json.Decoder(_Wanted)
 
 @dataclass(slots=True)
 class _Group:
-    """The outputs of a request. `calls` are those whose answers the guests were not told of yet, by variable."""
+    """The outputs of a request. `calls` are those whose answers the guests have not received yet, by variable."""
 
     caller: ToolSession
     num_outputs: int = 1

@@ -1,6 +1,6 @@
 """mid_process of dialect 2, from the engine's message to the reply: the supervisor's part.
 
-Ops are checked one by one: an error in one sequence is told in its own result and disturbs no other.
+Ops are checked one by one: an error in one sequence is in its own result and disturbs no other.
 """
 
 from __future__ import annotations

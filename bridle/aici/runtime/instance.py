@@ -122,7 +122,7 @@ class Instance:
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Why the running callback must end now, or None. A guest that asks by itself is told first, and then has a
+        """Why the running callback must end now, or None. A guest that asks by itself learns it first, and then has a
         moment to say where it was."""
         reason = self._overdue()
         if reason is not None and self._listens:
@@ -152,8 +152,8 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """The error with the text of a guest that gave up because it was told to end; the text follows the reason that
-        it was told."""
+        """The error with the text of a guest that gave up because it had to end; the text follows the reason that it
+        was given."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 

@@ -1,4 +1,4 @@
-"""A guest's answers to tokens that may come: clones of it are told of them, one after the other.
+"""A guest's answers to draft tokens: clones of it are shown them, one after the other.
 
 What a clone prints and writes goes along with its answer, and counts once its token was drawn. The clone then takes the
 guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next ones. A
@@ -34,7 +34,7 @@ _MAX_HELD, _MAX_MASKS = 64 << 10, 1 << 20
 
 @dataclass(slots=True)
 class _Told:
-    """A clone that was told of a token, and what it wrote."""
+    """A clone that was shown a token, and its output."""
 
     token: int
     hosted: GuestSequence

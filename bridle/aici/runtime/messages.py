@@ -23,8 +23,8 @@ class WorkerMessage(Struct, array_like=True, tag=True):
 
 class Step2(WorkerMessage):
     """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
-    `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were drawn as clones
-    of the guest had been told; clones are told of those `ahead`, after its answer. `changes` are passed on to it."""
+    `variables` are set first: names, and values in hexadecimal. The first `foreseen` of the tokens were sampled as
+    shown to clones of the guest; clones are shown those `ahead`, after its answer. `changes` are passed on to it."""
 
     key: int
     seq_id: int

@@ -29,7 +29,7 @@ class SequenceSlot:
         self.is_dropped = False
 
     def take_foreseen(self, op: Op, budget_ms: float) -> None:
-        """Let the clone that was told of the op's foreseen tokens take the guest's place, and forget the others."""
+        """Let the clone that was shown the op's foreseen tokens take the guest's place, and drop the others."""
         if isinstance(op, m.Step2) and op.foreseen:
             known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
             self.hosted = self.ahead.accept(self.hosted, known, budget_ms)

@@ -56,7 +56,7 @@ def fork_watched() -> tuple[int, int]:
 
 
 def _handle_of_an_end() -> int:
-    """The handle of a child that does nothing but end: it tells of an end as that of a killed one would."""
+    """The handle of a child that does nothing but end: it reports an end as that of a killed one would."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

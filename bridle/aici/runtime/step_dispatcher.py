@@ -83,7 +83,7 @@ class Steps:
             self._judge(waiting, limit)
 
     def catch_up(self, sequences: Iterable[RuntimeSequence], deadline: float) -> None:
-        """Take in the answers of late sequences that are not in this step. There is time until `deadline`."""
+        """Collect the answers of late sequences that are not in this step. There is time until `deadline`."""
         waiting = {each.key: Job(each, each.last_op) for each in sequences if each.is_outstanding and each.last_op}
         self._collect(waiting, deadline)
         for job in waiting.values():

@@ -49,7 +49,7 @@ _TIDY_INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """The settings of a runtime. `dialect` is what the engine speaks, as far as it is known: 1, 1b or 2. `prepared` are
+    """The settings of a runtime. `dialect` is the engine's protocol, if known: 1, 1b or 2. `prepared` are
     the shipped controllers to compile at the start."""
 
     dialect: str
@@ -264,8 +264,7 @@ class Supervisor:
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: Exception) -> None:
-        """End the runtime: the engine is gone, or broke the channel for good, and can no longer clean up
-        behind itself."""
+        """End the runtime: the engine is gone, or broke the channel permanently, and can no longer clean up."""
         if self._engine_lives():
             _log.error("%s; ending", error)
         else:  # nobody is there to be told

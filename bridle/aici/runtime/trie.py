@@ -122,7 +122,7 @@ def _parents(depth: Array) -> Array:
 
 
 def _dense_words(shape: _Shape) -> list[bytes]:
-    """All one-byte extensions of nodes that have so many children that they get every one."""
+    """All one-byte extensions of nodes that have enough children to get every one."""
     parent = _parents(shape.depth)
     children = np.bincount(parent + 1, minlength=1)
     words: list[bytes] = []

@@ -139,7 +139,7 @@ class GuestMemory:
         return int(_data_size(self._context, self._memory_address))
 
     def view(self) -> memoryview:
-        """All of the memory, writable, as it is now."""
+        """All of the current memory, writable."""
         size = _data_size(self._context, self._memory_address)
         if size != self._size:
             base = _data(self._context, self._memory_address)

@@ -1,7 +1,7 @@
 """One call as JSON, `{"name": "f", "arguments": {...}}`, read while it grows.
 
-The name is told as soon as the arguments begin, then the arguments as they come. Where the object is laid out
-otherwise, or calls are held, it is told as a whole at its end.
+The name is reported once the arguments begin, then the arguments as they come. Where the object is laid out otherwise,
+or calls are held, it is reported as a whole at its end.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """The fields that choose a token, and say what is told of it."""
+    """The fields that choose a token, and those that select what is reported about it."""
     message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
     message.bias_tokens.extend(sampling.logit_bias.keys())
     message.bias_values.extend(sampling.logit_bias.values())

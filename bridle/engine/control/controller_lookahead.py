@@ -1,7 +1,7 @@
 """Lookahead of controllers: their answers to draft tokens before these are sampled.
 
-A controller in this process is asked along the drafts. One that is far away is told of what is likely to be drawn next
-together with what it is asked anyway.
+A controller in this process is asked along the drafts. A remote one is shown the tokens that are likely to be sampled
+next together with a regular ask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLAIN = (Branch(),)
 
 
 class ControllerLookahead:
-    """Asks ahead about live `sequences`; answers are held to the `rules`."""
+    """Asks ahead about live `sequences`; answers are checked against the `rules`."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class ControllerManager:
         self._watch.drop(seq)
 
     def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
-        """Note that the tokens of `seq` are others than its controller was told, so that it will be asked what next.
+        """Note that the tokens of `seq` differ from those its controller was shown, so that it will be asked what next.
         `sampled` was drawn, among `candidates`."""
         control = seq.control
         if control.pool is None:
@@ -106,8 +106,8 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Note that the output ends by the answer that was foreseen after the last token its controller has yet to be
-        told of: what was said with that answer counts."""
+        """Note that the output ends by the answer that was foreseen after the last token its controller has yet to see:
+        what was said with that answer counts."""
         news = seq.control.pending_ask
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))

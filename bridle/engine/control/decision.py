@@ -59,7 +59,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop.
+    """The answer for one sequence. Build it with the class methods; the client gets `reason` on a stop.
 
     `waited` says what may end a wait. None: anything, also time or an event outside. Variables: only these, which only
     outputs of the same request can set. Empty: only the controller itself, when it is asked again. `awaited` are things

@@ -23,7 +23,8 @@ class DecisionValidator:
     unnamed: PaddedVocab = NONE_UNNAMED
 
     def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
-        """Why the rules do not allow `decision`, after so many others that are not applied yet; None if they do."""
+        """Return why the rules do not allow `decision`, after earlier ones that are not applied yet; None if they
+        do."""
         num_moves = seq.control.num_moves + num_ahead
         try:
             if num_moves >= seq.control.max_moves:

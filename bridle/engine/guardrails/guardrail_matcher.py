@@ -177,7 +177,7 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Of the rules that read a text as it is written those that others before them are, as it is seen."""
+    """Rules that read the text as written come first, those that read it as seen after them."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}
@@ -203,5 +203,5 @@ def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
 
 
 def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
-    """The first of the tokens, which end at `ends`, that goes with a match at `start`; those that were told stay."""
+    """The first of the tokens, which end at `ends`, that goes with a match at `start`; those that were sent stay."""
     return max(bisect_right(ends, start), num_told)

@@ -87,8 +87,9 @@ class NormalizedStream:
 
 
 class CasefoldedStream(NormalizedStream):
-    """A text as it is compared: `folded`, or else `seen`. Where more than `MAX_UNSEEN` characters in a row add nothing,
-    there is `HIDDEN`, or one more space if they are space. So a part of what is read is a bounded part of the text."""
+    """A text in the form for comparison: `folded`, or else `seen`. Where more than `MAX_UNSEEN` characters in a row add
+    nothing, there is `HIDDEN`, or one more space if they are space. So a part of what is read is a bounded part of the
+    text."""
 
     def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()
@@ -193,5 +194,5 @@ def read_text(text: str, reading: Reading) -> NormalizedStream:
 
 
 def fold(text: str) -> str:
-    """A text as it is compared."""
+    """A text in the form for comparison."""
     return CasefoldedStream(text).whole()

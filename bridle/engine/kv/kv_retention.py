@@ -1,10 +1,10 @@
 """Parked KV: what a conversation will need again in a moment, held back from eviction for a while.
 
-A client that was told of a tool call comes back with the answer, and its next prompt begins with all that was computed
-so far. Until then the blocks are free ones, as those of the prefix cache are, so nothing that runs ever lacks them; but
-they are the last to be evicted. A parked conversation is a list of block hashes. It ends when a request goes on from
-it, when its time is over, when its client lets it go, or when others need the room: then whoever parks most gives way,
-its oldest conversation first, from the end.
+A client that received a tool call comes back with the answer, and its next prompt begins with all that was computed so
+far. Until then the blocks are free ones, as those of the prefix cache are, so nothing that runs ever lacks them; but
+they are the last to be evicted. A parked conversation is a list of block hashes. It ends when a request continues it,
+when its time is over, when its client lets it go, or when others need the room: then the user that parks most gives
+way, its oldest conversation first, from the end.
 
 This module knows hashes, users and times, and no blocks. Users never share a hash: a user's name begins every chain.
 """
@@ -46,7 +46,7 @@ class _User:
 
 
 class KVRetention:
-    """Holds at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are told of the first and the last
+    """Holds at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
     conversation that holds a hash."""
 
     def __init__(
@@ -163,7 +163,7 @@ class KVRetention:
         return self._users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
-        """Give one block of one conversation up. Whoever parks most does, its oldest conversation, at the end."""
+        """Give one block of one conversation up. The user that parks most does, its oldest conversation, at the end."""
         if not self._users:
             raise InternalError("a parked block is to be given up although none is parked")
         known = max(self._users.values(), key=lambda each: len(each.pins))

@@ -3,7 +3,7 @@ same holds for sounds and videos.
 
 A `MultiModalItem` is one picture, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
 of a prompt; one picture may have several runs. The tokens at these positions are placeholders: what is computed there
-depends on the picture, so whoever compares tokens for equality has to compare runs as well (`marks`). Runs say it, not
+depends on the image, so code that compares tokens for equality has to compare runs as well (`marks`). Runs say it, not
 token ids: a placeholder's id that was drawn or typed is text. Plain data; knows nothing of how pictures are read or
 encoded.
 """

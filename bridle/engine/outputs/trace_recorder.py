@@ -1,6 +1,6 @@
 """Makes the records of traced outputs, at the moments at which things happen to them.
 
-A sequence that is not traced has no `TraceState`, and whoever does something to one looks at that alone. So this module
+A sequence that is not traced has no `TraceState`, and callers check that alone. So this module
 is not called for it. It knows nothing of formats and files.
 """
 
@@ -43,7 +43,7 @@ _COUNTS = tuple(each.name for each in fields(Usage))
 class TraceRecorder:
     """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
 
-    `num_live` requests are traced now, and have `num_live_records`; the engine tells of its steps only while there is
+    `num_live` requests are traced now, and have `num_live_records`; the engine reports its steps only while there is
     one. `num_records` were ever made, and `num_cut` were not, because a request or all of them had too many.
     """
 

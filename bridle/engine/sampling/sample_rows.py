@@ -55,7 +55,7 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
     """The controller's override of the sampling, with the client's wishes for log-probabilities: an override changes
-    how a token is drawn, not what the client is told."""
+    how a token is sampled, not what the client receives."""
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
         return override
     return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)

@@ -53,11 +53,11 @@ class BaseStep:
 
     @property
     def margin(self) -> float:
-        """So many times its cost a draft has to be worth."""
+        """The factor by which a draft's value has to exceed its cost."""
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Seconds of a part of so many tokens. The first is a guess, right with this `chance`; then the others would be
+        """Seconds of a part of `size` tokens. The first is a guess, right with this `chance`; then the others would be
         computed anyway, but without logits."""
         return self.row * size - chance * self.other * (size - 1)
 

@@ -5,8 +5,8 @@ copies from it (code that is edited, answers that quote, JSON with the keys of t
 there: prompt lookup (Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Of the places where the last
 `NGRAM` tokens stood before, the one that agrees furthest back is taken, among the latest few.
 
-A copy that meets another token than its own is taken up again where the text is like it a few tokens further on, or
-else behind the token that was changed: edits mostly change little.
+A copy that meets another token than its own is resumed where the text is like it a few tokens further on, or else after
+the token that was changed: edits mostly change little.
 
 Every token costs one entry of a dictionary, and taking tokens back undoes exactly what appending them did.
 """
@@ -41,7 +41,7 @@ class NgramIndex:
     def follow(self, tokens: Sequence[int], num_prompt: int, limit: int) -> None:
         """Bring the text up to `tokens`, of which the first `num_prompt` are prompt: at most `limit` of them at once.
 
-        The caller tells of tokens that were taken back with `cut`.
+        The caller reports rolled-back tokens with `cut`.
         """
         first = self._num_predicted
         known = len(self.text) - first

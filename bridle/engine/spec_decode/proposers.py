@@ -53,7 +53,7 @@ class ProposalDrafter(Proposer):
 
     def hear(self, seq: Sequence, decision: Decision) -> None:
         """Take in what an answer proposes, up to a token that does not exist: for that the answer is refused, once it
-        is due. One that proposes nothing leaves the last proposal as it is."""
+        is due. A controller that proposes nothing keeps its last proposal."""
         if len(decision.branches) != 1 or not decision.is_draw:
             return
         tokens = decision.branches[0].draft

@@ -4,7 +4,7 @@ A draft costs a row of the step, and the time of its drafter; it gives a token i
 changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
 is not what was drawn is forgotten, with all that follow it (`SamplePlanner`). So this module decides about time alone.
 
-A draft is worth its row if the chance that it is right, by what was right of late, exceeds the share of the step that
+A draft is worth its row if the chance that it is right, by recent acceptance rates, exceeds the share of the step that
 a row takes, times the tokens that the step gives anyway. A full batch, whose rows are not cheap and whose tokens are
 many, thus gets none. What is copied from the text costs no time, so that it is guessed first and then weighed; a draft
 model is weighed before it is run. A request may say how many drafts it wants at most: it gets these until steps have
@@ -144,7 +144,7 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Learn from a step over `sequences` that took so many seconds, `waited` of them for controllers: what rows
+        """Learn from a step over `sequences` that took `seconds` seconds, `waited` of them for controllers: what rows
         cost, if it had tokens and no long prompts."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()
@@ -169,7 +169,7 @@ class Speculation:
 
 
 def _told(wish: DraftRequest) -> tuple[int, ...]:
-    """The drafts that the controller was told of; if it has answered already, those that it could foresee."""
+    """The draft tokens that the controller was shown; if it has answered already, those that it could foresee."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
     if tokens and seq.control.answer is not None and pool is not None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 class StepCost:
     """Seconds of a step as a plane over its rows, whose logits are asked for, and its further tokens, which cost less;
-    fitted by least squares to the steps of late."""
+    fitted by least squares to recent steps."""
 
     #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
     #: even share: many tokens are computed more cheaply than few.
@@ -79,7 +79,7 @@ class StepCost:
         return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
 
     def of_step(self, num_rows: int, num_others: int = 0) -> float:
-        """Seconds of a step of so many rows and further tokens."""
+        """Seconds of a step with the given numbers of rows and further tokens."""
         if not self._weight:
             return 1.0
         row, other = self.of_row(), self.of_other()
@@ -114,7 +114,7 @@ class Average:
         return self._taken / self._number if self._number else 0.0
 
     def note(self, number: int, taken: float) -> None:
-        """Take in what so many took together."""
+        """Add a measurement that covers several items together."""
         self._number = 0.98 * self._number + number
         self._taken = 0.98 * self._taken + taken
 
@@ -150,9 +150,9 @@ class AcceptanceRate:
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
-        """The same for one of so many sequences of a step, where `others` tallies what all of them guessed. In a batch
+        """The same for one of several sequences of a step, where `others` tallies what all of them guessed. In a batch
         each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
-        for more, and the chance is taken to be less by so many standard errors."""
+        for more, and the chance is taken to be less by a number of standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)

@@ -184,7 +184,7 @@ async def run(body: RunBody, request: Request) -> Response:
 
 
 async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
-    """A run whose first events are there, so that a controller that cannot be had is told by the status code."""
+    """A run whose first events are there, so that a missing controller is reported by the status code."""
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     is_plain = not is_controlled(body.named())

@@ -86,7 +86,7 @@ class RunShaper:
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def run_item(self, events: list[Event]) -> dict[str, Any]:
-        """One `run` item that tells of these events."""
+        """One `run` item that reports these events."""
         for event in events:
             self._usage.note(event)
             self._note(event)

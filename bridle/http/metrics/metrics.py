@@ -252,8 +252,8 @@ class _TraceCollector(Collector):
 
 
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
-    """Numeric fields of a statistics object, its properties included, and counts by key; those of policies are told
-    apart."""
+    """Numeric fields of a statistics object, its properties included, and counts by key; those of policies are
+    labelled."""
     if not is_dataclass(statistics):
         return
     names = [each.name for each in fields(statistics)]

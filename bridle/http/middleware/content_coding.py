@@ -67,7 +67,7 @@ def unpacker_of(request: Request) -> Decompressor | None:
 def check_plain(request: Request) -> None:
     """Refuse a body that comes compressed where none is unpacked."""
     if unpacker_of(request) is not None:
-        raise RefusedBody(415, InvalidRequest("the body is encoded as gzip; here it is taken as it is only"))
+        raise RefusedBody(415, InvalidRequest("the request body is gzip; this route accepts only plain bodies"))
 
 
 def _broken(reason: str) -> RefusedBody:

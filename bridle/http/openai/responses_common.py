@@ -27,7 +27,7 @@ def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | No
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
     """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared.
-    Drafted tokens are OpenAI's `prediction_tokens`, whoever predicted them; rejected ones are not paid for."""
+    Accepted draft tokens are OpenAI's `prediction_tokens`, from any proposer; rejected ones are not paid for."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -41,7 +41,7 @@ Pair = tuple[str, str]
 
 
 def _texts(value: Any) -> Any:
-    """One text or a list of them, each as it is or as the `text` of an object."""
+    """One text or a list of them, each a string or the `text` of an object."""
     values = value if isinstance(value, list) else [value]
     texts = [item.get("text") if isinstance(item, dict) else item for item in values]
     if not texts or not all(isinstance(text, str) and text for text in texts):

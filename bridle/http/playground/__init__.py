@@ -44,7 +44,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the page, as it is and compressed."""
+    """A file of the page, plain and compressed."""
 
     plain: bytes
     packed: bytes

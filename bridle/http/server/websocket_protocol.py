@@ -6,8 +6,8 @@ until the application has taken those, and until it is the user's turn. Until th
 memory of a connection does not grow with what it sends. That is so from the first byte on, before anybody knows whose
 connection it is.
 
-Pings, answers to none, and parts of messages that hold nothing are of no use in numbers. Who sends too many is told so
-in the frame that closes the connection.
+Pings, answers to none, and parts of messages that hold nothing are of no use in numbers. The close frame says so to a
+client that sends too many.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class _Sent:
 
 
 def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
-    """A row with what else there is to tell of its output."""
+    """A row with the further data of its output."""
     if note is not None:
         row["meta_info"] |= note.fields()
     return row

@@ -33,7 +33,7 @@ def _own_source(value: str | None) -> str | None:
     """Refuse a source of adapters. LoRAX fetches adapters from where a request says; here the operator sets the source,
     and a request gives only a name."""
     if value not in (None, "", "hub", "local"):
-        raise ValueError("must be hub or local: adapters come from where this server was told, by their names")
+        raise ValueError("must be hub or local: the server's settings decide where adapters come from, by their names")
     return value
 
 

@@ -59,7 +59,7 @@ class DetokenizeBody(InnerFields):
     model: ModelName = None
 
 
-@router.post("/tokenize", summary="The tokens of a text, in the shape of whoever's field has the text")
+@router.post("/tokenize", summary="The tokens of a text, in the format of the API that the request's field belongs to")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     given = [name for name in ("inputs", "prompt", "messages", "content") if getattr(body, name) is not None]
     if len(given) != 1:

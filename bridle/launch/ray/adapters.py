@@ -29,7 +29,7 @@ class IngressLoRAStore:
             raise UnsupportedFeature("adapters of a cluster are named when it is deployed, in `adapters`", "adapter")
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Do nothing: the engines were told the same."""
+        """Do nothing: the engines got the same list."""
 
     def remove(self, key: str) -> None:
         """Do nothing: the engines keep the adapter, but no request of this front names it any more."""

@@ -1,5 +1,5 @@
 """Chooses the engine of a cluster for a request: one that has computed its beginning, one that has its adapter, or one
-with little to do, in that order, as long as it is not far busier than others. No clock, no Ray.
+with little to do, in that order, unless it is far busier than others. No clock, no Ray.
 
 An engine reports its load once a second; the load sent to it since then is added here.
 """

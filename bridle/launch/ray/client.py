@@ -62,7 +62,7 @@ _PAUSE_SECONDS = 0.1
 
 class ClusterClient:
     """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs what controllers
-    call; whoever made it closes it."""
+    call; its creator must close it."""
 
     def __init__(self, handle: Any, hello: Handshake, tools: ToolExecutor) -> None:
         self._handle = handle

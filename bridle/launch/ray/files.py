@@ -1,6 +1,6 @@
 """The operator's files on a cluster, of tools and of policies: checked when it is deployed, and read by each front.
 
-Engines are told what tools there are, and nothing else of the files.
+Engines get the list of tools, and nothing else of the files.
 """
 
 from __future__ import annotations

@@ -180,8 +180,7 @@ class Client:
         self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
     ) -> int:
         """Give a prefix a name, so that `generate(..., buffer=name)` continues from it; returns its number of tokens. A
-        client that reconnects names its buffers again, except those that a stream was told to `save`; these are lost
-        then."""
+        client that reconnects names its buffers again, except those that a stream `save`s; these are lost then."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         request = Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
@@ -193,8 +192,8 @@ class Client:
         await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
 
     async def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
-        """Answer the call of a tool that an event `tool_call` has told of, with a result or with an error in words; the
-        stream that waits for it goes on. Raises an error if no such call waits."""
+        """Answer the call of a tool that an event `tool_call` has reported, with a result or with an error message; the
+        stream that waits for it continues. Raises an error if no such call waits."""
         await self._needs("tool_results")
         await self._connection.ask(ToolResult(stream_id=0, id=call_id, result=result, error=error))
 

@@ -139,7 +139,7 @@ class ClientProtocol:
         return self.drop(progress, cancels=cancels) + self.add(progress)
 
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
-        """Forget a stream or question. With `cancels`, a server that can is told to stop."""
+        """Forget a stream or question. With `cancels`, the client stops a server that supports it."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]

@@ -70,7 +70,7 @@ class StreamProgress:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """The messages that begin the stream, or begin it again after a try that is lost for good."""
+        """The messages that begin the stream, or begin it again after an attempt that is lost permanently."""
         request = self.request
         # A request that the server may have received keeps its key, if the server did not know it when it was asked to
         # resume it.

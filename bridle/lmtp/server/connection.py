@@ -51,7 +51,7 @@ class ServerChannel(Protocol):
         """Send a message to the peer; waits while the peer takes none."""
 
     async def receive(self) -> str:
-        """The next message. Raises `ProtocolError` if the peer sends too much that is none."""
+        """The next message. Raises `ProtocolError` if the peer sends too many invalid messages."""
         raise NotImplementedError
 
     async def close(self, reason: str = "") -> None:
@@ -137,7 +137,7 @@ class ServerConnection:
             self._rejected.charge("messages that are no requests")
 
     async def _blame(self, error: ProtocolError) -> None:
-        """End the connection, because of what its client sends, once its client was told. Does not return."""
+        """End the connection, because of what its client sends, after an error to the client. Does not return."""
         self._reason = str(error)
         self._send(Msg(stream_id=None, error=error_text(error), code=error.code))
         self.end(error)

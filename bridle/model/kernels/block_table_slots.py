@@ -1,7 +1,7 @@
 """The rows of the block table that stays on a device: who has which, and which pages the device has yet to be told.
 
-A sequence keeps its row from step to step, so that only its new pages travel. Knows nothing of tensors. A row that was
-not used for longest is given away; whoever had it is told anew when it comes back.
+A sequence keeps its row from step to step, so that only its new pages travel. Knows nothing of tensors. The row that
+was unused for longest is given away; its former sequence is uploaded again when it comes back.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Pointers: `query` [T, Hq, D] and `out` [T, Hq, Dv]; `keys` [slots, Hkv, D] and `
 `sequences` [N, 5], `works` [W, 2] and `tables` [seats, blocks], int32. The query heads that share a key head are rows
 of one product, `group` rows for each token; a program takes `block_rows` of a sequence's rows.
 
-Keys are read in blocks that begin at multiples of `block_keys` positions, whoever asks. A block in which a row sees
+Keys are read in blocks that begin at multiples of `block_keys` positions in every program. A block in which a row sees
 nothing changes no bit of it, so a row's result depends neither on the rows beside it nor on where its pages lie.
 
 `is_wide` multiplies in float32 whatever the type is: Triton's interpreter needs that, as it keeps bfloat16 as integers.

@@ -2,8 +2,8 @@
 
 `read_grouped` says what integers, zero points and scales they are, for kernels that take any of them. `read_weight`
 says it in the forms of the CPU's kernels: those take 8-bit integers with a scale per output, and 4-bit integers around
-8 with a scale per 32 inputs or a multiple, as they are. Everything else becomes floating point, and is rounded to Q8_0
-by whoever asked.
+8 with a scale per 32 inputs or a multiple, as they are. Everything else becomes floating point, and the caller rounds
+it to Q8_0.
 """
 
 from __future__ import annotations

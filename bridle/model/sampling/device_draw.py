@@ -1,9 +1,9 @@
 """Draws on a GPU, from the logits to numbers in the host's memory, in kernels of our own.
 
-All that a draw is told comes in one copy, all that it answers goes in one, and the host waits for nothing in between.
-A row is read where the model left it: bias, mask and penalties are applied to each logit as it is read, again in each
-of the kernels, since that takes less than to write a matrix down. Only rows that are cut (top-k, top-p) or that tell
-log-probabilities are written, because the best of them are looked for.
+All parameters of a draw are uploaded in one copy, all results are downloaded in one, and the host waits for nothing in
+between. A row is read where the model left it: bias, mask and penalties are applied to each logit when it is read,
+again in each of the kernels, since that takes less than to write a matrix down. Only rows that are cut (top-k, top-p)
+or that tell log-probabilities are written, because the best of them are looked for.
 
 1. `count_tokens` and `place_biases`, where rows ask for them: tables over the vocabulary.
 2. `find_peaks`: the largest logit of each part of a row.

@@ -353,7 +353,7 @@ def copy_told(
     mask_words: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The logits that rows tell of, as keys. Programs: rows that tell, parts."""
+    """The logits that rows report, as keys. Programs: rows that tell, parts."""
     slot = tl.program_id(0)
     ints += tl.load(told + 2 * slot) * INTS
     column = tl.program_id(1) * part + tl.arange(0, part)

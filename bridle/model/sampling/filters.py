@@ -41,7 +41,7 @@ def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
 
 
 def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:
-    """Run `change` on rows `where` of `work`, which it is told; on the matrix itself if that is all of them."""
+    """Run `change` on rows `where` of `work`, which it receives; on the matrix itself if that is all of them."""
     if not where:
         return
     if len(where) == len(work):

@@ -34,7 +34,7 @@ class DeviceTokenHistory:
         self.words = torch.empty(_MIN_WIDTH, dtype=torch.int32, device=device)  # [rows * width]
 
     def place(self, owners: Sequence[Known | None], lengths: Sequence[int]) -> list[HistoryRow]:
-        """A place for each of a step's histories of so many tokens."""
+        """A place for each of a step's histories, by their lengths."""
         self._placed = []
         if not owners:
             return []
@@ -46,7 +46,7 @@ class DeviceTokenHistory:
         return [self._place(owner, length) for owner, length in zip(owners, lengths, strict=True)]
 
     def keep(self) -> None:
-        """The device was told to put the tokens of the last `place` where they belong."""
+        """The device has the command to put the tokens of the last `place` where they belong."""
         for owner, length in self._placed:
             owner.num_kept = length
 

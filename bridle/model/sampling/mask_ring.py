@@ -1,8 +1,8 @@
 """Masks of tokens on a device: a ring of slots, each as wide as the vocabulary.
 
 Masks that come while a forward pass runs are copied beside it, on a stream of their own. A mask that is in the ring is
-not copied again, be it the same object or another one of the same bits, as it is with a fixed set of tokens or with
-many rows that have the same constraint.
+not copied again, whether it is the same object or another one of the same bits, which is common with a fixed set of
+tokens or with many rows that have the same constraint.
 """
 
 from __future__ import annotations

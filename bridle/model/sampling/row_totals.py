@@ -1,7 +1,7 @@
 """Rows of logits with the totals of their weights, so that nobody goes through them twice.
 
-A row over a large vocabulary takes longer to go through than all that is then done with what was found. So what a draw
-counted is handed on to those who tell of it.
+A row over a large vocabulary takes longer to go through than all that is then done with what was found. So a draw's
+counts are reused for its log-probabilities and traces.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _DENSE_SHARE = 16
 
 class BiasTable:
     """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step; those of a bias that names
-    much of the vocabulary are a row that is added as it is."""
+    much of the vocabulary are a row that is added directly."""
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[int, tuple[SamplingParams, Pairs | torch.Tensor]] = OrderedDict()

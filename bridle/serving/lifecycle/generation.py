@@ -107,9 +107,9 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run, at most so many `at_once` (None: all of them). `served_name` says what
-    answers: an adapter goes by its own name, which says whose it is. What outlives a part is `held`; `keep` takes the
-    outputs of a call that is traced."""
+    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` says
+    what answers: for an adapter its own name. What outlives a part is `held`; `keep` takes the outputs of a call that
+    is traced."""
 
     model: LoadedModel
     served_name: str
@@ -121,7 +121,7 @@ class Generation:
     keep: Callable[[list[RequestOutput]], None] | None = None
 
     async def begin(self) -> list[Event]:
-        """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
+        """Submit the one part and wait for its first events, for callers that need them before the answer begins; `run`
         begins with them."""
         (part,) = self.parts
         part.ahead = _Ahead(self._submit(part))

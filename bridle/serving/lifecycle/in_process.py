@@ -76,7 +76,7 @@ class InProcessServing(SteersRequests):
         pictures: Sequence[Source] = (),
         **wanted: Unpack[EventOptions],
     ) -> Request:
-        """A checked request; raises as `build_request` does. It is held to the policies of `model`. `pictures` belong
+        """A checked request; raises as `build_request` does. The policies of `model` apply to it. `pictures` belong
         to the prompt's placeholders, in order, unless they are in their places (`sights`)."""
         return build_request(
             self.model,

@@ -5,7 +5,7 @@
             ...
     running.output
 
-Whoever has a model in its hands reads here what it asked for: `LLM`, the command line, replays. A server's calls have
+Code that holds a model reads its results here: `LLM`, the command line, replays. A server's calls have
 clients who wait and leave, and places to give back: `generation.py` reads them, into the same outputs and stories. An
 output that failed carries its error; `raise_first_error` raises it.
 """

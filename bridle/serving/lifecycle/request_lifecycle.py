@@ -7,8 +7,8 @@
         generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
         await generation.run()
 
-What is wrong with a request is told on the way, before anything is submitted; what it holds is given back when `held`
-closes. A front-end whose client may leave meanwhile cancels the task that waits here. Knows no wire format.
+Errors in a request are raised on the way, before anything is submitted; what it holds is given back when `held` closes.
+A front-end whose client may leave meanwhile cancels the task that waits here. Knows no wire format.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class RequestLifecycle(SteersRequests):
         generates: bool = True,
         must_name: bool = False,
     ) -> LoadedModel:
-        """A place for so many prompts, and the model and the adapter that a request names, which stay until the end.
-        `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it. Where there are
-        several models, one `must_name` which, if its API has a field for it.
+        """A place for `num_prompts` prompts, and the model and the adapter that a request names, which stay until the
+        end. `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it. Where there
+        are several models, one `must_name` which, if its API has a field for it.
 
         What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
         `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the

@@ -4,7 +4,7 @@
     await registry.ready("french")                                              # read, checked, in memory
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
-Each name means the same weights as long as it is registered. When a name is given to other weights, the engine sees a
+Each name means the same weights while it is registered. When a name is given to other weights, the engine sees a
 new key, because its caches must never mix two adapters. A `LoRAStore` knows where the weights are and who uses them;
 this module reads no weights.
 """

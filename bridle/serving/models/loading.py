@@ -179,7 +179,7 @@ def load_model(
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
     run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
     get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
-    process. `tools` are what controllers may call; whoever made them closes them. Without any they may call those of
+    process. `tools` are what controllers may call; their creator must close them. Without any they may call those of
     clients. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     engine_config = engine_config or EngineConfig()

@@ -71,7 +71,7 @@ class NamedFolders(_Named):
         return folder if inside and is_marked and folder != self._root else None
 
     def name_of(self, path: str) -> str:
-        """The name of a folder that is given by its full path; any other text is returned as it is. Reads no disk:
+        """The name of a folder that is given by its full path; any other text is returned unchanged. Reads no disk:
         `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):

@@ -55,7 +55,7 @@ class ModelMemory:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
         if needed > self.max_bytes - pinned:
-            taken = f", of which {_show(pinned)} are taken for good" if pinned else ""
+            taken = f", of which {_show(pinned)} are permanently in use" if pinned else ""
             raise UnsupportedModel(
                 f"{names} needs {_show(needed)} with the least KV cache{_also(adapters)}; models may take "
                 f"{_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"

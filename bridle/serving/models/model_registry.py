@@ -230,7 +230,7 @@ class ModelRegistry:
         that is served permanently, and `ModelUnavailable` for one in use."""
         slot = self.slot_of(name)
         if slot.is_pinned or self._keeper is None:
-            raise UnsupportedFeature(f"the model {slot.name!r} is served for good and cannot be unloaded", "model")
+            raise UnsupportedFeature(f"the model {slot.name!r} is served permanently and cannot be unloaded", "model")
         if slot.state is ModelState.LOADING or slot.num_leases or slot.num_waiting:
             uses = f"{slot.num_leases} requests use it" if slot.num_leases else "it is being loaded"
             raise ModelUnavailable(f"the model {slot.name!r} cannot be unloaded: {uses}")

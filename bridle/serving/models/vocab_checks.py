@@ -22,7 +22,7 @@ _NUM_SHOWN = 3
 def check_sizes(tokenizer: Tokenizer, num_ids: int, model: str) -> None:
     """Compare a tokenizer with a model that computes `num_ids` ids. Raises `UnsupportedModel` if the model has no place
     for ordinary tokens: it was not trained with this tokenizer. Tokens that were added later, and ids that no token
-    has, are told in the log."""
+    has, are logged."""
     ordinary, added = tokenizer.beyond(num_ids)
     if ordinary:
         raise UnsupportedModel(

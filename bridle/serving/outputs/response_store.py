@@ -1,7 +1,7 @@
 """Responses that clients refer to later: what was said up to each, and what it answered.
 
 They are kept in memory as JSON, within bounds for all users and for one, and for some time. A response holds all items
-before it, so that it can be gone on from when earlier ones are gone. Nobody finds those of others. Knows no items: they
+before it, so that it can be continued when earlier ones are gone. Nobody finds those of others. Knows no items: they
 are plain data.
 """
 

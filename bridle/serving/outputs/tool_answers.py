@@ -1,4 +1,4 @@
-"""A client answers a call of a tool that its stream has told of: the one rule for every API."""
+"""A client answers a call of a tool that its stream has reported: the one rule for every API."""
 
 from __future__ import annotations
 

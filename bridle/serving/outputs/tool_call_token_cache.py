@@ -23,7 +23,7 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
     """An answer with calls: the prompt that it follows, as the template wrote it (`seal` is a hash of that text) and as
-    tokens; its own tokens and text; and what of it was told. `request_id` is what has parked its KV."""
+    tokens; its own tokens and text; and what the client received. `request_id` is what has parked its KV."""
 
     request_id: str
     prompt_chars: int

@@ -216,8 +216,8 @@ async def run_vectors(
     at_once: int,
     each: Callable[[int, array[float]], None],
 ) -> str:
-    """Compute the vectors of texts, so many at once; `each` gets a text's number and its vector. Returns the name of
-    what answers."""
+    """Compute the vectors of texts, a limited number at once; `each` gets a text's number and its vector. Returns the
+    name of what answers."""
     generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
     told: set[int] = set()
 

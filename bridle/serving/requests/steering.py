@@ -158,7 +158,7 @@ def _entry(where: str, entry: Any) -> tuple[str, Any]:
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
-    """The controller of a module id, tag or `gh:` name. An argument that is a string is passed as it is, any other as
+    """The controller of a module id, tag or `gh:` name. An argument that is a string is passed unchanged, any other as
     JSON text."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")

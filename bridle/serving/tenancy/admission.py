@@ -46,7 +46,7 @@ class Admission:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` says that users are told apart, so that no user can crowd out the others."""
+        """`is_shared` says that users have separate identities, so that no user can crowd out the others."""
         for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)

@@ -28,9 +28,9 @@ def replay(
     adapter: str | None = None,
     on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
-    """The trace of another run of the request that `trace` tells of; `controller` steers it in place of the recorded
-    one, and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has
-    recorded. Raises `InvalidRequest` if it cannot be asked for again: also if a module that steered it is gone."""
+    """The trace of another run of the request recorded in `trace`; `controller` steers it in place of the recorded one,
+    and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has recorded.
+    Raises `InvalidRequest` if it cannot be asked for again: also if a module that steered it is gone."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} pictures, which a trace does not keep", "TRACE")

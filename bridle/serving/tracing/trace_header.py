@@ -84,14 +84,14 @@ def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
     """The parameters again. Raises `InvalidRequest`."""
     values = dict(form)
     if unknown := values.keys() - {each.name for each in fields(SamplingParams)}:
-        raise InvalidRequest(f"the trace has a sampling parameter {min(unknown)!r}, which is none", "TRACE")
+        raise InvalidRequest(f"the trace has an unknown sampling parameter {min(unknown)!r}", "TRACE")
     try:
         if "logit_bias" in values:
             bias = values["logit_bias"].items()
             values["logit_bias"] = {int(token): -math.inf if addend is None else addend for token, addend in bias}
         known: SamplingParams = msgspec.convert(values, SamplingParams)
     except (msgspec.ValidationError, ValueError, AttributeError) as error:
-        raise InvalidRequest(f"the trace has sampling parameters that are none: {error}", "TRACE") from None
+        raise InvalidRequest(f"the trace has invalid sampling parameters: {error}", "TRACE") from None
     return known
 
 
@@ -153,4 +153,4 @@ def controller_of(form: Mapping[str, Any] | None) -> object | None:
     try:
         return unpack_controller(plain)
     except ProtocolError as error:
-        raise InvalidRequest(f"the trace has a controller that is none: {error}", "TRACE") from None
+        raise InvalidRequest(f"cannot read the controller recorded in this trace: {error}", "TRACE") from None

@@ -2,7 +2,7 @@
 
 With a model the request runs again. Without one the recorded draws take its place (`recorded`): the engine, the
 controllers and the constraints are real, and what they do is compared: tokens they force, masks, forks, what they take
-back, logs and variables. What a record cannot decide is told, and is no success.
+back, logs and variables. What a record cannot decide is reported, and is no success.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def program_of(path: Path, endings: Sequence[str]) -> Path | None:
 
 
 def changed_form(form: dict[str, Any] | None, module: str, argument: str | None) -> object | None:
-    """Return the controller of a traced request, with another Wasm controller in place of its first one. An
-    argument that is None stays what it was."""
+    """Return the controller of a traced request, with another Wasm controller in place of its first one. An argument of
+    None keeps the recorded one."""
     parts = [] if form is None else form.get("composed", [form])
     place = next((number for number, part in enumerate(parts) if "wasm" in part), None)
     if form is None or place is None:

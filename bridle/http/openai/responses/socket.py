@@ -132,7 +132,7 @@ class _Connection:
             self._forget()
 
     def end(self, error: BridleError | None = None) -> None:
-        """End once the response that runs is over; at once with an `error`, which the client is told."""
+        """End once the response that runs is over; at once with an `error`, which the client receives."""
         self._is_over, self._error = True, error
         self._messages.put_nowait(None)
         if error is not None and self._work is not None:

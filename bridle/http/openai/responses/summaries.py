@@ -1,4 +1,4 @@
-"""Items of type `compaction`: a summary of what was said, which its client keeps and sends back as it is.
+"""Items of type `compaction`: a summary of the conversation, which its client keeps and sends back unchanged.
 
 The name of the field says that the summary is encrypted. It is not: the client has read all of the conversation, and
 what it sends back counts as said by it.

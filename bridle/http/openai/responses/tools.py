@@ -31,7 +31,7 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` of a request in the shape of the chat API, and the tools that its response tells of. `names` says
+    """The `functions` of a request in the shape of the chat API, and the tools that its response lists. `names` says
     what the functions of namespaces are called there; `skipped` are the types that were left out."""
 
     functions: JsonObjects | None = None
@@ -70,7 +70,7 @@ def read_tools(tools: JsonObjects | None) -> Tools:
 
 
 def read_choice(choice: Any) -> Any:
-    """A tool choice with the names that models are told."""
+    """A tool choice with the names that models see."""
     if not isinstance(choice, Mapping):
         return choice
     if isinstance(tools := choice.get("tools"), list):
