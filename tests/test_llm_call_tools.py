@@ -39,7 +39,7 @@ def test_without_tools_a_call_fails_in_words() -> None:
         (output,) = llm.generate("One", controller=Quotes(), max_tokens=20)
         error = output.outputs[0].error
         assert isinstance(error, ToolFailed)
-        assert str(error) == "tool 'say': there is no such tool; there are none"
+        assert str(error) == "tool 'say': unknown tool; available tools: none"
         with pytest.raises(InvalidRequest, match="settings were given"):
             LLM(llm.model, tools={"say": str})
 

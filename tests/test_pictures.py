@@ -298,7 +298,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
     assert [request.media[0].arrays for request in submitted] == [own.medium.arrays] * 7
     for path, body in named("http://127.0.0.1:1/it.png"):
         answer = http.post(path, json=body)
-        assert answer.status_code in (400, 422) and "this server fetches none from there" in answer.text
+        assert answer.status_code in (400, 422) and "this server may not fetch from there" in answer.text
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts())
     for path, body in named(address):
         answer = http.post(path, json=body)
@@ -332,7 +332,7 @@ def test_so_many_requests_fetch_at_once(
     monkeypatch.setattr(llm.model, "_fetching", threading.Semaphore(0))
     path, body = named(f"http://{elsewhere}/it.png")[0]
     answer = http.post(path, json=body)
-    assert answer.status_code in (429, 503) and "requests are fetching pictures" in answer.text
+    assert answer.status_code in (429, 503) and "requests are fetching images" in answer.text
     assert http.post(path, json={**body, "messages": [{"role": "user", "content": PARTS}]}).status_code == 200
 
 
@@ -346,7 +346,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server fetches nothing"),
     ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server fetches nothing"),
     ([{"type": "image", "image": "/etc/hostname"}], "this server fetches nothing"),
-    ([{"type": "input_image", "file_id": "file-1"}], "no files are kept here"),
+    ([{"type": "input_image", "file_id": "file-1"}], "this server stores no files"),
     ([{"type": "image_url", "image_url": {}}], "has no picture"),
     ([{"type": "image", "source": {"type": "file"}}], "must have the type base64"),
     ([{"type": "image_url", "image_url": "data:image/svg+xml;base64,AAAA"}], "is of type 'image/svg+xml'"),

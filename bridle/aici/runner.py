@@ -73,7 +73,7 @@ class Runner:
         try:
             self._exchange.begin(asks, self._freed, 0.0)
         except ProtocolError as error:
-            raise ControllerError(f"the control runtime is gone: {error}") from None
+            raise ControllerError(f"the control runtime has ended: {error}") from None
         self._freed = []
 
     def finish(self, timeout: float = 60.0) -> dict[int, Answer]:
@@ -81,7 +81,7 @@ class Runner:
         try:
             answers = self._exchange.receive(timeout)
         except ProtocolError as error:
-            raise ControllerError(f"the control runtime is gone: {error}") from None
+            raise ControllerError(f"the control runtime has ended: {error}") from None
         if answers is None:
             raise ControllerTimeout(f"the control runtime gave no answer within {timeout:g} s")
         return answers

@@ -59,7 +59,7 @@ def file_text(part: Mapping[str, Any], where: str, reader: MediaReader | None = 
     """Return the prompt text of a file. A file with a URL is fetched from the hosts that `reader` allows."""
     fields = _fields(part)
     if fields.get("file_id") is not None:
-        raise UnsupportedFeature(f"{where} names a file; no files are kept here: send its file_data", where)
+        raise UnsupportedFeature(f"{where} names a file; this server stores no files: send its file_data", where)
     name = fields.get("filename")
     if name is not None and not (isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name.isprintable()):
         raise InvalidRequest(f"{where}.filename must be a printable text of up to {MAX_NAME_CHARS} characters", where)

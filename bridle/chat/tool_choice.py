@@ -107,5 +107,5 @@ def _name_in(choice: Any) -> str:
     function = choice.get("function", choice) if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise InvalidRequest(f"tool_choice is {short_repr(choice)}; function.name must say which", "tool_choice")
+        raise InvalidRequest(f"tool_choice is {short_repr(choice)}; function.name must name it", "tool_choice")
     return name

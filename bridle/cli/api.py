@@ -154,7 +154,7 @@ class Api:
         except urllib.error.URLError as error:
             reason = getattr(error.reason, "strerror", None) or error.reason
             raise ApiError(
-                f"{self.base} cannot be reached: {reason}; start `bridle serve`, or say with --base-url where it runs"
+                f"{self.base} cannot be reached: {reason}; start `bridle serve`, or give its URL with --base-url"
             ) from None
         except json.JSONDecodeError:
             raise ApiError(f"{self.base} does not answer as bridle does; is that the right address?") from None

@@ -98,7 +98,7 @@ def shard(
     check_address(listen.listen)
     config = room.add_to(model.to_config(name))
     if config.draft_model is not None:
-        raise InvalidRequest("a draft model runs beside the engine that it drafts for, not in a shard", "draft_model")
+        raise InvalidRequest("a draft model runs in the process of its engine, not in a shard", "draft_model")
     if place.parent is None:  # otherwise the process that started this one has checked it
         check_models(name, model.tokenizer, revision=model.revision)
     if place.rank:

@@ -60,7 +60,7 @@ class Call:
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError) as error:
-            raise ToolFailed(f"tool {self.name!r}: its answer is no JSON: {error}") from None
+            raise ToolFailed(f"tool {self.name!r}: its answer is not JSON: {error}") from None
 
     def cancel(self) -> None:
         """Give the call up: it is done, and its executor is stopped. No effect on one that is done."""

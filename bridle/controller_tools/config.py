@@ -50,7 +50,7 @@ def read_tools(path: Path) -> ToolExecutor:
     except OSError as error:
         raise InvalidRequest(f"tools: {path} cannot be read: {error.strerror}", "tools") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"tools: {path.name} is no TOML: {error}", "tools") from None
+        raise InvalidRequest(f"tools: {path.name} is not valid TOML: {error}", "tools") from None
     return make_desk(content, path.parent)
 
 
@@ -92,7 +92,7 @@ def _grant(where: str, table: Table) -> ToolPermission:
     if wrong is not None:
         raise InvalidRequest(f"{where}: roles has {short_repr(wrong)}; must be of {', '.join(ROLES)}")
     if not users and "users" in table:
-        raise InvalidRequest(f"{where}: users is empty, so that nobody could use it; leave the tool out")
+        raise InvalidRequest(f"{where}: users is empty, so the tool cannot be used; list users, or remove the tool")
     return ToolPermission(frozenset(users), frozenset(roles))
 
 

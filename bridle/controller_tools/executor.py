@@ -200,7 +200,7 @@ class ToolExecutor:
             return entry, name[len(entry) + 1 :], self._tools[entry]
         if isinstance(name, str) and name in client_tools:
             return OF_REQUESTS, "", self._of_requests
-        raise ToolFailed(f"there is no such tool; there are {listed((*self.names, *client_tools))}")
+        raise ToolFailed(f"unknown tool; available tools: {listed((*self.names, *client_tools))}")
 
     def _checked(
         self,

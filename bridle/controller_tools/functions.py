@@ -111,7 +111,7 @@ def as_text(result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ToolFailed(f"returned {type(result).__name__}, which is neither text nor JSON: {error}") from None
+        raise ToolFailed(f"returned {type(result).__name__}, which is neither a string nor JSON: {error}") from None
 
 
 def function_tools(functions: Mapping[str, Callable[..., Any]], limits: ToolLimits = DEFAULT_LIMITS) -> dict[str, Tool]:

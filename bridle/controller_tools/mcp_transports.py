@@ -157,7 +157,7 @@ def _message_of(line: bytes) -> Any:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
-        _log.warning("an MCP server says what is no message: %s", short_repr(line.decode(errors="replace")))
+        _log.warning("MCP server sent an invalid message: %s", short_repr(line.decode(errors="replace")))
         return ToolFailed("it said what is no message")
 
 

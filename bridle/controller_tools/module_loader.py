@@ -21,7 +21,7 @@ def load_module(name: str, param: str) -> ModuleType:
             return importlib.import_module(name)
         spec = importlib.util.spec_from_file_location(f"bridle_class_{Path(name).stem}", name)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is no Python file")
+            raise ImportError(f"{name} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # so that its objects can be copied
         spec.loader.exec_module(module)

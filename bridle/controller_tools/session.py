@@ -95,7 +95,7 @@ def pack_arguments(arguments: Mapping[str, Any] | None, timeout: float | None, l
     try:
         packed = msgspec.json.encode(dict(arguments or {}))
     except Exception as error:  # whatever the objects of a caller may raise
-        raise ToolFailed(f"its arguments are no JSON: {error}") from None
+        raise ToolFailed(f"its arguments are not JSON: {error}") from None
     if len(packed) > limits.max_argument_bytes:
         raise ToolFailed(
             f"its arguments have {len(packed)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"

@@ -146,7 +146,7 @@ class CompositeSequence:
         for number, other in wanted[1:]:
             if (other.backtrack, other.ff_tokens) != (splice.backtrack, splice.ff_tokens):
                 raise self._clash(-len(ask.tokens)).between(
-                    first, number, f"token {ask.sampled} was drawn, for which they force different tokens"
+                    first, number, f"token {ask.sampled} was sampled, after which they force different tokens"
                 )
         taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the drawn token included
         rest = rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))

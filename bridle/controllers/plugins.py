@@ -31,7 +31,7 @@ def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
             raise InvalidRequest(f"controller_class is {short_repr(spec)}; must be [NAME=]MODULE:CLASS", _PARAM)
         kind = getattr(load_module(module, _PARAM), attribute, None)
         if not isinstance(kind, type) or not issubclass(kind, Controller):
-            raise InvalidRequest(f"controller_class {short_repr(place)} is no class of bridle.Controller", _PARAM)
+            raise InvalidRequest(f"controller_class {short_repr(place)} is not a subclass of bridle.Controller", _PARAM)
         if (name or attribute) in found:
             raise InvalidRequest(f"controller_class names {short_repr(name or attribute)} twice", _PARAM)
         found[name or attribute] = kind

@@ -60,7 +60,7 @@ def choice() -> KernelChoice:
             found = load(target)
             try_out(found)
         except (BridleError, OSError) as error:
-            _log.warning("the kernels %s are left alone: %s", target.name, error)
+            _log.warning("ignoring the kernels %s: %s", target.name, error)
             reasons.append(f"{target.name}: {error}")
             continue
         made = KernelChoice(found, f"{found.name}, {found.lanes} lanes")

@@ -183,7 +183,7 @@ class GroupExecutor:
             self._members.broadcast(pb.StepRequest(plan=encode_plan(plan)))
             self._executor.forward(plan)
         except OSError as error:
-            raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
+            raise ShardUnavailable(f"a rank of the group has ended: {error}") from error
         except InternalError as error:
             if error.__cause__ is None:  # every rank refused the plan alike, before any of them began
                 raise
@@ -246,7 +246,7 @@ def follow(executor: Executor, source: BinaryIO) -> int:
             plan = decode_plan(request.plan)
             adapters.await_plan(plan)
         except Exception as error:
-            _log.error("this rank cannot load an adapter or a picture that rank 0 has loaded: %s", error)
+            _log.error("this rank cannot load an adapter or an image that rank 0 has loaded: %s", error)
             return MEMBER_LOST
         try:
             executor.forward(plan)

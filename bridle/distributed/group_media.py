@@ -51,7 +51,7 @@ class GroupMedia:
         try:
             self._broadcast(request)
         except OSError as error:  # the group is about to end
-            raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
+            raise ShardUnavailable(f"a rank of the group has ended: {error}") from error
 
 
 class MemberMedia:

@@ -160,7 +160,7 @@ class RoutedRequest:
         if is_same:
             return
         if is_repeatable(self.request.controller):
-            raise InternalError(f"the output was begun again and gives {again} instead of {before}; it cannot go on")
+            raise InternalError(f"the output was regenerated and gives {again} instead of {before}; it cannot continue")
         raise ControllerError(
             "the request lost its replica, and its controller does something else when it is run again: the output "
             "cannot go on"

@@ -41,7 +41,7 @@ def run_shard(
 
     def lose(error: ShardUnavailable) -> None:
         """Stop serving: the router has been notified, and only a new process can find the lost device again."""
-        _log.error("the device is lost, this shard ends: %s", error)
+        _log.error("the device is lost, this shard stops: %s", error)
         losses.append(error)
         ended.set()
 

@@ -121,7 +121,7 @@ class ShardExecutor:
         """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self.used
         if link is None:
-            raise InternalError(f"the batch of step {batch.step} came without a forward pass")
+            raise InternalError(f"the batch of step {batch.step} was received without a forward pass")
         step, num_tokens, began = self._plan
         reply = self._ask(link, batch.step, pb.StepRequest(batch=encode_batch(batch, self._names)), "result")
         if step == batch.step:
@@ -136,7 +136,7 @@ class ShardExecutor:
         `ShardUnavailable`."""
         link, size = self.used, self._info.embedding_size
         if link is None:
-            raise InternalError(f"embeddings of step {step} are asked for without a forward pass")
+            raise InternalError(f"embeddings of step {step} are requested without a forward pass")
         most = max(MAX_NUMBERS // max(size, 1), 1)
         vectors: list[array[float]] = []
         for at in range(0, len(logits_rows), most):
@@ -254,7 +254,7 @@ class ShardExecutor:
     def _give_up(self, seconds: float) -> None:
         """Call `on_loss`, so that whatever hangs while it starts can be ended."""
         reason = f"it has not come back for {seconds:.0f} s"
-        _log.error("the shard at %s is still away: %s", self.address, reason)
+        _log.error("the shard at %s is still unreachable: %s", self.address, reason)
         self._tell(lambda: self._on_loss(None, reason))
 
     def _tell(self, callback: Callable[[], None]) -> None:

@@ -56,9 +56,7 @@ class RemoteToolExecutor:
         try:
             packed = pack_arguments(arguments, timeout, self.limits)
             if not isinstance(name, str) or len(name) > _MAX_NAME_CHARS:
-                raise ToolFailed(
-                    f"there is no such tool; there are {listed((*self._tools.names, *behalf.client_tools))}"
-                )
+                raise ToolFailed(f"unknown tool; available tools: {listed((*self._tools.names, *behalf.client_tools))}")
         except ToolFailed as error:
             call.end(error=str(error))
             return call

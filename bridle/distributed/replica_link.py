@@ -141,7 +141,7 @@ class ReplicaLink:
             while True:
                 message = read_by_router(self._read_frame(sock, pid))
                 if isinstance(message, Handshake):
-                    raise ProtocolError("a second greeting came")
+                    raise ProtocolError("received a second greeting")
                 self._owner.note_events(self.number, message)
                 if isinstance(message, Events) and not is_proven:
                     is_proven = True
@@ -153,7 +153,7 @@ class ReplicaLink:
         except (ProtocolError, ShardUnavailable) as error:
             reason = str(error)
         except Exception as error:  # a bug of bridle, or a bad message: log it, and connect again all the same
-            _log.exception("a message of replica %d was not understood", self.number)
+            _log.exception("cannot read a message of replica %d", self.number)
             reason = f"its message was not understood: {error!r}"
         finally:
             self._socket = None

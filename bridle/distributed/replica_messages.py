@@ -197,7 +197,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"{len(data)} bytes came that are no message: {error}") from error
+        raise ProtocolError(f"{len(data)} bytes received are not a message: {error}") from error
 
 
 # -- values ----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class ShardSession:
         try:
             request = pb.StepRequest.FromString(data)
         except DecodeError as error:
-            raise ProtocolError(f"{len(data)} bytes came that are no step request: {error}") from error
+            raise ProtocolError(f"{len(data)} bytes received are not a step request: {error}") from error
         match request.WhichOneof("kind"):
             case "plan":
                 self._forward(request.plan)

@@ -193,7 +193,7 @@ class AsyncEngine:
                 self._cycle()
             self._cancel_all()
         except DeviceLost as error:
-            _log.error("the device is lost, and with it this engine: %s", error)
+            _log.error("the device is lost, the engine stops: %s", error)
             self._fault = error
         except Exception as error:
             _log.exception("the engine thread failed")

@@ -69,7 +69,7 @@ class InputProcessor:
 
     def _check_generated(self, request: Request, max_len: int) -> None:
         if not request.is_plain:
-            raise InvalidRequest("only a single output that nothing steers can go on from tokens", "generated")
+            raise InvalidRequest("only a single output without a controller can continue from tokens", "generated")
         num_tokens = len(request.prompt) + len(request.generated)
         if num_tokens >= max_len:
             raise InvalidRequest(f"{num_tokens} tokens are there already; the output ends at {max_len}", "generated")
@@ -124,7 +124,7 @@ class InputProcessor:
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         if seq.runs:
-            raise ControllerError("the controller has another prompt; one with pictures cannot be replaced")
+            raise ControllerError("the controller has another prompt; one with images cannot be replaced")
         seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
 
     def max_moves(self, seq: Sequence) -> int:
@@ -144,10 +144,10 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
 
 
 def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
-    """Raise `InvalidRequest` for an id that stands for no token and is never drawn."""
+    """Raise `InvalidRequest` for an id that stands for no token and is never sampled."""
     wrong = info.unnamed.among(tokens)
     if wrong:
-        raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never drawn", field)
+        raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)
 
 
 class ControllerOpenings:

@@ -50,7 +50,8 @@ def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
     kinds = model.text("general.type"), model.text("adapter.type")
     if kinds != ("adapter", "lora"):
         raise AdapterRefused(
-            f"{model.path} is no LoRA adapter: it is of type {short_repr(kinds[0])}, {short_repr(kinds[1])}", "source"
+            f"{model.path} is not a LoRA adapter: it is of type {short_repr(kinds[0])}, {short_repr(kinds[1])}",
+            "source",
         )
     family = BY_MODEL_TYPE.get(str(config.get("model_type")))
     arch = model.text("general.architecture")

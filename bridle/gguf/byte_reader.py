@@ -21,13 +21,13 @@ class PlainFile:
         self.path = path
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise UnsupportedModel(f"{path} is no plain file")
+                raise UnsupportedModel(f"{path} is not a regular file")
             self._file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115
             self.size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise UnsupportedModel(f"{path} cannot be read: {error.strerror}") from None
         if self.size < 24:
-            raise UnsupportedModel(f"{path} is no GGUF file: it has {self.size} bytes")
+            raise UnsupportedModel(f"{path} is not a GGUF file: it has {self.size} bytes")
         self._lock = Lock()
 
     def read_into(self, target: memoryview, start: int) -> int:

@@ -35,7 +35,7 @@ def _write_nothing(config: Any, put: Put) -> None:
 def _write_clamped_gates(config: Any, put: Put) -> None:
     if (config.swiglu_alpha, config.swiglu_limit) != (1.702, 7.0):
         raise UnsupportedModel(
-            f"swiglu_alpha {config.swiglu_alpha} and swiglu_limit {config.swiglu_limit} cannot be said in a GGUF file"
+            f"swiglu_alpha {config.swiglu_alpha} and swiglu_limit {config.swiglu_limit} cannot be stored in a GGUF file"
         )
 
 
@@ -113,7 +113,7 @@ def _read_softmax(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_softmax(config: Any, put: Put) -> None:
     if config.norm_topk_prob or config.topk_method != _method(config.n_group or 1):
-        raise UnsupportedModel(f"topk_method {config.topk_method!r} of this model cannot be said in a GGUF file")
+        raise UnsupportedModel(f"topk_method {config.topk_method!r} of this model cannot be stored in a GGUF file")
     put("expert_gating_func", SOFTMAX)
 
 

@@ -95,7 +95,7 @@ def open_gguf(path: Path) -> GgufFile:
 def _read_counts(scan: ByteReader) -> tuple[int, int]:
     magic = scan.read_next(4, "the magic")
     if magic != MAGIC:
-        raise UnsupportedModel(f"{scan.path} is no GGUF file: it begins with {magic!r}")
+        raise UnsupportedModel(f"{scan.path} is not a GGUF file: it begins with {magic!r}")
     version = scan.u32("the version")
     if version not in VERSIONS:
         if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
@@ -114,7 +114,7 @@ def _read_metadata(scan: ByteReader, count: int) -> dict[str, Any]:
     for number in range(count):
         key = scan.text(MAX_NAME, f"the name of key {number}")
         if key in metadata:
-            raise scan.fail(f"key {short_repr(key)} is there twice")
+            raise scan.fail(f"key {short_repr(key)} occurs twice")
         kind = scan.u32(f"the type of {short_repr(key)}")
         metadata[key] = _read_list(scan, key) if kind == ARRAY else _read_value(scan, kind, key)
     return metadata
@@ -187,7 +187,7 @@ def _read_tensors(scan: ByteReader, count: int, alignment: int) -> dict[str, Ten
     entries: dict[str, TensorEntry] = {}
     for name, kind, shape, offset in found:
         if name in entries:
-            raise scan.fail(f"tensor {short_repr(name)} is there twice")
+            raise scan.fail(f"tensor {short_repr(name)} occurs twice")
         if offset % alignment:
             raise scan.fail(
                 f"tensor {short_repr(name)} begins at byte {offset} of the data, no multiple of {alignment}"

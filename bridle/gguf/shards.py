@@ -48,7 +48,7 @@ class GgufModel:
         """A string of the metadata; None if it is absent."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is no text")
+            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a string")
         return value
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
@@ -64,7 +64,7 @@ class GgufModel:
         """A number of the metadata."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
-            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is no number")
+            raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -77,7 +77,7 @@ class GgufModel:
         """A list of strings; empty if it is absent."""
         value = self.metadata.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UnsupportedModel(f"{self.path}: {key} is no list of texts")
+            raise UnsupportedModel(f"{self.path}: {key} is not a list of strings")
         return value
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
@@ -86,7 +86,7 @@ class GgufModel:
         if value is None:
             return np.empty(0)
         if not isinstance(value, np.ndarray):
-            raise UnsupportedModel(f"{self.path}: {key} is no list of numbers")
+            raise UnsupportedModel(f"{self.path}: {key} is not a list of numbers")
         return value
 
 
@@ -112,7 +112,7 @@ def open_model(path: Path) -> GgufModel:
 def _piece(given: GgufFile, path: Path, name: str, number: int) -> GgufFile:
     sibling = path.with_name(name)
     if not sibling.is_file():
-        raise UnsupportedModel(f"{path} is one of several files, and {name} is missing beside it")
+        raise UnsupportedModel(f"{path} is one of several files, and {name} is missing next to it")
     file = given if sibling.name == path.name else open_gguf(sibling)
     if _count(file, "split.no") != number:
         raise UnsupportedModel(f"{sibling} says that it is number {_count(file, 'split.no')} of its files, from 0")

@@ -17,7 +17,7 @@ def read_no_window(model: GgufModel, arch: str, config: Config) -> None:
 
 def write_no_window(config: Any, put: Put) -> None:
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
-        raise UnsupportedModel("the sliding window of this family cannot be said in a GGUF file")
+        raise UnsupportedModel("the sliding window of this family cannot be stored in a GGUF file")
 
 
 def read_window(model: GgufModel, arch: str, config: Config) -> None:
@@ -69,7 +69,7 @@ def _check_sliding(config: Any, period: int, layers_of_27b: int) -> None:
     _check_period(config, period)
     fields = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
     if config.query_pre_attn_scalar != _narrow_scale(fields | {"head_dim": head_dim(config)}, layers_of_27b):
-        raise UnsupportedModel(f"query_pre_attn_scalar {config.query_pre_attn_scalar} cannot be said in a GGUF file")
+        raise UnsupportedModel(f"query_pre_attn_scalar {config.query_pre_attn_scalar} cannot be stored in a GGUF file")
 
 
 def read_every_other(model: GgufModel, arch: str, config: Config) -> None:

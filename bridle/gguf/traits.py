@@ -60,7 +60,7 @@ def _write_expert_sizes(config: Any, put: Put) -> None:
     if config.decoder_sparse_step != 1 or config.mlp_only_layers:
         raise UnsupportedModel("layers with and without experts in one model cannot be written to a GGUF file")
     if config.norm_topk_prob != (config.model_type == "qwen3_moe"):
-        raise UnsupportedModel(f"norm_topk_prob {config.norm_topk_prob} of this family cannot be said in a GGUF file")
+        raise UnsupportedModel(f"norm_topk_prob {config.norm_topk_prob} of this family cannot be stored in a GGUF file")
 
 
 def _read_even_experts(model: GgufModel, arch: str, config: Config) -> None:
@@ -77,7 +77,7 @@ def _write_plain_experts(config: Any, put: Put) -> None:
     put("expert_count", config.num_experts)
     put("expert_used_count", config.num_experts_per_tok)
     if config.norm_topk_prob:
-        raise UnsupportedModel("norm_topk_prob True of this family cannot be said in a GGUF file")
+        raise UnsupportedModel("norm_topk_prob True of this family cannot be stored in a GGUF file")
 
 
 def _read_clip(model: GgufModel, arch: str, config: Config) -> None:

@@ -88,7 +88,9 @@ def _is_composed(normalizer: Mapping[str, Any] | None) -> bool:
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
     kinds = [step.get("type") for step in steps]
     if kinds not in ([], ["NFC"]):
-        raise UnsupportedModel(f"the tokenizer changes texts by {', '.join(map(str, kinds))}; no GGUF file can say so")
+        raise UnsupportedModel(
+            f"the tokenizer changes texts by {', '.join(map(str, kinds))}; GGUF files cannot store this"
+        )
     return bool(kinds)
 
 
@@ -113,7 +115,9 @@ def _has_prefix(spec: Mapping[str, Any]) -> bool:
         return bool(splitter.get("prepend_scheme", "always") != "never")
     is_split = splitter.get("type") not in (None, "Split")
     if is_split or steps not in (["Prepend", "Replace"], ["Replace"]):
-        raise UnsupportedModel(f"the tokenizer changes texts by {', '.join(map(str, steps))}; no GGUF file can say so")
+        raise UnsupportedModel(
+            f"the tokenizer changes texts by {', '.join(map(str, steps))}; GGUF files cannot store this"
+        )
     return bool(steps[0] == "Prepend")
 
 
@@ -132,7 +136,7 @@ def _unigram(spec: Mapping[str, Any]) -> VocabularyFields:
     normalizer = spec.get("normalizer") or {}
     for step in normalizer.get("normalizers", [normalizer] if normalizer else []):
         if step.get("type") != "Precompiled":
-            raise UnsupportedModel(f"the tokenizer changes texts by {step.get('type')}; no GGUF file can say so")
+            raise UnsupportedModel(f"the tokenizer changes texts by {step.get('type')}; GGUF files cannot store this")
         fields.charsmap = base64.b64decode(step["precompiled_charsmap"])
     return fields
 
@@ -185,5 +189,5 @@ def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins
     if len(around) != begins + ends:
-        raise UnsupportedModel(f"the tokenizer puts tokens {around} around a text; no GGUF file can say so")
+        raise UnsupportedModel(f"the tokenizer puts tokens {around} around a text; GGUF files cannot store this")
     fields.flags |= {"add_bos_token": begins, "add_eos_token": ends}

@@ -118,7 +118,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
         )
     if is_strict() and (row is None or not row.is_off(value)):
         why = f" ({row.why})" if row is not None and row.why else ""
-        raise UnknownField(f"there is no field {said!r}{why}, and strict_fields lets no unknown one pass", said)
+        raise UnknownField(f"there is no field {said!r}{why}, and strict_fields refuses unknown fields", said)
 
 
 #: The names of constraints that errors tell, and the parts of names by which others are recognized.

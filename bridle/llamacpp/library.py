@@ -99,7 +99,7 @@ class Model:
         if lib.llama_model_has_encoder(model):
             raise UnsupportedModel(f"{path} is an encoder-decoder; bridle serves decoder-only models")
         if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
-            raise UnsupportedModel(f"{path} is recurrent: its state cannot be taken back to an earlier token")
+            raise UnsupportedModel(f"{path} is recurrent: its state cannot be rolled back to an earlier token")
 
     def _open_context(self, num_cells: int, kv_type: str, num_threads: int) -> None:
         lib = self._lib

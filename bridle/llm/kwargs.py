@@ -57,7 +57,7 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
     for name in given:
         meant = BY_NAME[name].here if name in BY_NAME else name
         if name not in _RUNS and (meant in _SAMPLING or meant in NAMES or meant in _HOW):
-            raise UnknownKeyword(f"{call}() draws nothing, so {name!r} has no effect there; leave it out", name)
+            raise UnknownKeyword(f"{call}() samples nothing, so {name!r} has no effect there; leave it out", name)
     how: Any = _named(call, given, _RUNS | {*own})
     return cast(RunOptions, how)
 

@@ -72,7 +72,7 @@ def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[ParsedType[T], di
     typed = ParsedType(kind)
     for name in ("constraint", *(name for name in NAMES if name in given)):
         if given.get(name) is not None:
-            raise InvalidRequest(f"{name} was given beside a type, which is the constraint", name)
+            raise InvalidRequest(f"{name} was given next to a type, which is the constraint", name)
     return typed, {**given, "constraint": typed.constraint}
 
 

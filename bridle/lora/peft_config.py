@@ -123,7 +123,7 @@ def read_config(data: bytes) -> PeftConfig:
             )
         fields = msgspec.convert(raw, _Fields)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise AdapterRefused(f"adapter_config.json is not what PEFT writes: {error}", "source") from None
+        raise AdapterRefused(f"adapter_config.json is not a PEFT configuration: {error}", "source") from None
     _check_meaning(raw, fields)
     return PeftConfig(
         rank=fields.r,

@@ -45,7 +45,7 @@ def read_weights(files: AdapterFiles) -> HostAdapter:
         raise AdapterRefused(f"the weights are damaged: {error}", "source") from None
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise AdapterRefused(f"tensor {name!r} holds numbers that are not finite", "source")
+            raise AdapterRefused(f"tensor {name!r} holds values that are not finite", "source")
     return HostAdapter(now, tensors)
 
 
@@ -94,5 +94,7 @@ def place(
             weights.first[:, ranks].copy_(a[:, slice(*where.inputs)].t())
             second[: shape.rank].copy_((b[slice(*where.outputs)].float() * shape.scale).t())
     if dtype is torch.float16 and not bool(torch.isfinite(packed).all()):
-        raise AdapterRefused("the adapter has numbers that float16 cannot hold; serve the model in bfloat16", "source")
+        raise AdapterRefused(
+            "the adapter has values that float16 cannot represent; serve the model in bfloat16", "source"
+        )
     return PlacedAdapter(layout, packed.to(device))

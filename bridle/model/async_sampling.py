@@ -42,7 +42,7 @@ class AsyncSampling:
     def start(self, drawing: Any) -> None:
         """Keep a draw that was begun, or the result of one that is over."""
         if self._drawing is not None or self._result is not None:
-            raise InternalError("tokens are to be drawn before the last ones were taken")
+            raise InternalError("sampling requested before the last tokens were taken")
         if isinstance(drawing, StepResult):
             self._result = drawing
         else:
@@ -60,7 +60,7 @@ class AsyncSampling:
     def _wait(self) -> StepResult:
         if self._result is None:
             if self._drawing is None:
-                raise InternalError("tokens are to be taken, and none were drawn")
+                raise InternalError("no sampled tokens to take")
             self._result = self._drawing.take()
         return self._result
 

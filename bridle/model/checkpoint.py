@@ -67,7 +67,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     """Check the files of a model folder. Raises `UnsupportedModel` with what is missing or damaged."""
     config = read_json(folder / "config.json", required=True)
     if "auto_map" in config and not config.get("model_type"):
-        raise UnsupportedModel(f"{folder}: the model brings Python code of its own, which bridle never runs")
+        raise UnsupportedModel(f"{folder}: the model needs its own Python code, which bridle never runs")
     if (file := weights_of(folder)) is not None:
         model = open_model(file)
         ends = _eos_token_ids(folder, config)

@@ -132,9 +132,7 @@ def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -
 
 def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None:
     if not recorder.calls:
-        raise UnsupportedModel(
-            f"{name} brings an attention of its own that cannot be given a paged cache (0 of {num_layers} layers)"
-        )
+        raise UnsupportedModel(f"{name} has its own attention that cannot use a paged cache (0 of {num_layers} layers)")
     if recorder.problems:
         raise UnsupportedModel(f"{name} would give wrong results: {recorder.problems[0]}")
     if len(recorder.calls) != num_layers:

@@ -119,7 +119,7 @@ class StepGraphs:
         if segments and (self._tiles is None or not self._tiles.takes(segments)):
             return None
         if self._kernel.tables is not self._tables:
-            _log.warning("steps run without CUDA graphs from now on: one had more sequences than were expected")
+            _log.warning("steps run without CUDA graphs from now on: a step had too many sequences")
             self._graphs.clear()
             self._adapted.clear()
             return None

@@ -106,7 +106,7 @@ def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None =
     num_tokens = num_blocks * needs.block_size
     if num_tokens < needs.max_model_len:
         _log.warning(
-            "the KV cache holds %d tokens: no request may be as long as the %d that the model can do",
+            "the KV cache holds %d tokens, less than the model's context of %d: longer requests are refused",
             num_tokens,
             needs.max_model_len,
         )

@@ -72,9 +72,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
     """The executor of a model, which holds that of its draft model."""
     if tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest(
-            "a draft model runs beside a model in one process; a model in several shards takes none", "draft_model"
-        )
+        raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
     target = load_weights(config, lambda what, share: report(what, 0.2 + 0.8 * share))
     report("running the largest step", 0.95)

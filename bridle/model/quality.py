@@ -116,7 +116,7 @@ def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, fold
         _log.info("quantization auto %s %s (bound: %.0f %%)", _verb(is_taken), quality, 100 * MIN_AGREEMENT)
         if is_taken:
             return quality.form
-    _log.info("quantization auto leaves the weights as they are")
+    _log.info("quantization auto leaves the weights unchanged")
     return "none"
 
 

@@ -41,7 +41,7 @@ def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampl
     problem = find_problem(DeviceSampler(device), device, dtype, vocab) if problem is None else f"that needs {problem}"
     if problem is None:
         return DeviceSampler(device)
-    _log.warning("tokens are drawn in plain torch on %s, not in kernels: %s", device, problem)
+    _log.warning("sampling on %s runs in plain torch, not in kernels: %s", device, problem)
     return StandardSampler()
 
 

@@ -149,5 +149,5 @@ def _try_stager(device: torch.device) -> Stager | None:
     try:
         return Stager(device, StreamQueue(device))
     except RuntimeError as error:
-        _log.warning("weights are copied to %s from ordinary memory: none can be pinned: %s", device, error)
+        _log.warning("weights are copied to %s from pageable memory; pinning failed: %s", device, error)
         return None

@@ -101,7 +101,7 @@ _VISION_REASONS = {
     "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
     "mllama": _CROSS,
 }
-_OWN_ATTENTION = "it brings an attention of its own that cannot be given a paged cache"
+_OWN_ATTENTION = "it has its own attention that cannot use a paged cache"
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
     **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),

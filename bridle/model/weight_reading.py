@@ -74,7 +74,7 @@ def read_weights(
 def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
     name = settings.model_type
     if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
-        return f"model type {name!r} brings an attention of its own that cannot be given a paged cache"
+        return f"model type {name!r} has its own attention that cannot use a paged cache"
     return f"model type {name!r} cannot be loaded: {type(error).__name__}: {error}"
 
 

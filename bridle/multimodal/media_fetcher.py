@@ -98,7 +98,7 @@ class ImageHosts:
                 return host
         origin = f"{target.scheme}://{target.host}:{target.port}"
         raise UnsupportedFeature(
-            f"{where} is a {word(modality)} at {origin}; this server fetches none from there (--allow-image-host)",
+            f"{where} is a {word(modality)} at {origin}; this server may not fetch from there (--allow-image-host)",
             where,
         )
 

@@ -68,7 +68,7 @@ def source_of(part: Mapping[str, Any], where: str) -> Source | None:
         return None
     if part.get("file_id") is not None:
         raise UnsupportedFeature(
-            f"{where} names a file; no files are kept here: send the {WORDS[modality][0]} itself", where
+            f"{where} names a file; this server stores no files: send the {WORDS[modality][0]} itself", where
         )
     given = part.get("source")
     if isinstance(given, Mapping):
@@ -130,7 +130,7 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
     if url[: len(_PREFIX)].lower() != _PREFIX:
         scheme = url.partition(":")[0][:16]
         raise UnsupportedFeature(
-            f"{where} is a URL of the kind {short_repr(scheme)}; this server fetches nothing there: send the "
+            f"{where} is a URL of the kind {short_repr(scheme)}; this server does not fetch it: send the "
             f"{WORDS[modality][0]} itself, as data:{modality}/...;base64,...",
             where,
         )

@@ -79,7 +79,7 @@ def _type(value: Any) -> Schema:
     if not names <= {*_TYPES, "integer"}:
         raise NoEquivalent(f"type is {value}")
     if "integer" in names and "number" not in names:
-        raise NoEquivalent("numbers that are not integers cannot be told")
+        raise NoEquivalent("numbers that are not integers cannot be distinguished")
     rest = [name for name in _TYPES if name not in names]
     return {"type": rest} if rest else False
 
@@ -126,7 +126,7 @@ def _const(value: Any) -> Schema:
 def _enum(values: Sequence[Any]) -> Schema:
     """Values of other types, and of each type those that are not listed."""
     if any(isinstance(value, (list, Mapping)) for value in values):
-        raise NoEquivalent("what differs from an object or a list cannot be told")
+        raise NoEquivalent("values other than an object or a list cannot be distinguished")
     texts = [value for value in values if isinstance(value, str)]
     if any(len(text) > _MAX_CHARS for text in texts):
         raise NoEquivalent(f"a text has more than {_MAX_CHARS} characters")

@@ -67,7 +67,7 @@ class Matcher:
             return
         if num_tokens > len(self._tokens) or not self.backend.rollback(num_tokens):
             raise ControllerError(
-                f"{num_tokens} tokens were taken back under a constraint; it has seen {len(self._tokens)}"
+                f"{num_tokens} tokens were rolled back under a constraint; it has seen {len(self._tokens)}"
             )
         del self._tokens[len(self._tokens) - num_tokens :]
 

@@ -198,7 +198,7 @@ def test_stop_and_splices(llm1: Llm) -> None:
     told = step(llm1, post=[(30, [9, 8], 3)])["post_seqs"]["30"]["logs"]
     assert told == '{"tokens":[9,8],"backtrack":2}'
     answer = mid(llm1, 30)["seqs"]["30"]
-    assert "neither takes back nor appends" in answer["error"] and answer["result"] is None
+    assert "must remove or append tokens" in answer["error"] and answer["result"] is None
     step(llm1, freed=[30])
 
 

@@ -263,7 +263,7 @@ def test_endless_rewinding_ends(llm: Llm) -> None:
     for op in [{"tokens": [1] * 20}, {"backtrack": 20}] * 4:
         answer = llm.answer(llm.mid({"id": 2, **op}), 2)
         error = error or answer["error"]
-    assert "60 tokens taken back exceed the limit of 50" in error
+    assert "60 tokens rolled back exceed the limit of 50" in error
     llm.mid(freed=(2,))
 
 

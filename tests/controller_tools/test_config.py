@@ -119,7 +119,7 @@ def test_nothing_of_a_call_is_logged_unless_wanted(caplog: pytest.LogCaptureFixt
         ({"tools": {"x": {"python": "math:absent"}}}, "there is no 'absent' in it"),
         ({"tools": {"x": {"python": "math:pi"}}}, "'x' is 3.14159"),
         ({"tools": {"x": {"python": "math:floor", "roles": ["boss"]}}}, "roles has 'boss'; must be of admin, user"),
-        ({"tools": {"x": {"python": "math:floor", "users": []}}}, "users is empty, so that nobody could use it"),
+        ({"tools": {"x": {"python": "math:floor", "users": []}}}, "users is empty, so the tool cannot be used"),
         ({"tools": {"x": {"python": "math:floor", "users": "ann"}}}, "users is 'ann'; must be a list of texts"),
         ({"tools": {"x": {"http": []}}}, "http is empty"),
         ({"tools": {"x": {"http": ["https://a/"]}}}, "tools.x: allow has 'https://a/'; "),
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_told(content: dict[str, Any], why: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("[tools", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match=r"tools: broken\.toml is no TOML: "):
+    with pytest.raises(InvalidRequest, match=r"tools: broken\.toml is not valid TOML: "):
         read_tools(broken)
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_tools(tmp_path / "absent.toml")

@@ -350,5 +350,5 @@ def test_a_module_in_c_calls_tools(client: Client, tmp_path: Path) -> None:
     module = client.upload((made.folder / "mine.wasm").read_bytes())
     items = client.run(module, prompt="Some")
     assert last_fork(items)["error"] == "", last_fork(items)
-    expected = '<42<said!there is no such tool; there are add, say "x"\\n'
+    expected = '<42<said!unknown tool; available tools: add, say "x"\\n'
     assert text_of(items) == expected

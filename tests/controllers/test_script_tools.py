@@ -77,7 +77,7 @@ def test_javascript_calls_several_at_once(js: Run, desk: ToolExecutor) -> None:
     ("call", "why"),
     [
         ('tool("raises")', "tool \"raises\": raised ValueError('no such city')"),
-        ('tool("absent")', 'tool "absent": there is no such tool; there are add, echo, raises, hangs, huge'),
+        ('tool("absent")', 'tool "absent": unknown tool; available tools: add, echo, raises, hangs, huge'),
         ('tool("hangs", {}, { timeout: 10 })', 'tool "hangs": did not answer within 0.01 seconds'),
         ('tool("huge")', 'tool "huge": its answer has more than 1000 bytes (max_result_bytes)'),
     ],

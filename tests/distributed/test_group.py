@@ -67,7 +67,7 @@ def test_a_rank_that_is_gone_is_a_lost_shard() -> None:
     members = Members([[sys.executable, "-c", ""]], on_loss=lambda reason: None)
     try:
         members.wait()
-        with pytest.raises(ShardUnavailable, match="a rank of the group is gone"):
+        with pytest.raises(ShardUnavailable, match="a rank of the group has ended"):
             GroupExecutor(ScriptedExecutor(), members).forward(plan(1))
     finally:
         members.close()

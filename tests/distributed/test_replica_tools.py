@@ -49,7 +49,7 @@ def test_controllers_of_replicas_call_tools_of_the_router(tools: Tools) -> None:
             output = read(stream).outputs[0]
             assert output.tokens[:3] == written(f"k{number}1")[:3]
             assert output.finished is not None and output.finished.stop == "answered"
-            assert "there is no such tool; there are count, waits, hangs" in output.logs
+            assert "unknown tool; available tools: count, waits, hangs" in output.logs
         assert desk.counts()["count"].num_calls == 12
         assert sum(replica.engine.statistics().num_requests for replica in made.replicas) == 12
     desk.close()

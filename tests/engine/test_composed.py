@@ -360,7 +360,7 @@ def message(got: Replay) -> str:
         ),
         (
             [script(Decision.sample(mask(6), splices=[Splice(0, (way,))])) for way in (4, 5)],
-            (1, 2, 3, "token 6 was drawn, for which they force different tokens"),
+            (1, 2, 3, "token 6 was sampled, after which they force different tokens"),
         ),
         (
             [script(Decision.fork([Branch(mask=mask(4)), Branch(mask=mask(5))])), allowing(4)],

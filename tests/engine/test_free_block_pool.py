@@ -60,7 +60,7 @@ def test_revived_block_is_not_evicted() -> None:
 def test_taking_from_nothing_is_our_bug() -> None:
     free = FreeBlocks(1)
     free.allocate(1, None, 1)
-    with pytest.raises(InternalError, match="none is free"):
+    with pytest.raises(InternalError, match="no block is free"):
         free.allocate(1, None, 1)
 
 

@@ -38,5 +38,5 @@ def test_a_mask_is_barred_that_allows_no_named_id(ids: set[int], allowed: set[in
 
 @pytest.mark.parametrize("bounds", [(1,), (2, 2), (3, 1), (1, 4, 4, 6), (1, 4, 2, 6)])
 def test_what_is_no_spans_is_refused(bounds: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="are no spans"):
+    with pytest.raises(ValueError, match="are not pairs of bounds"):
         PaddedVocab.from_bounds(bounds)

@@ -289,12 +289,12 @@ async def hangs() -> str:
         (failing("raises", {"city": "Oslo"}), "raised ValueError('no such city')"),
         (failing("dies"), "raised SystemExit(3)"),
         (failing("hangs", timeout=0.01), "did not answer within 0.01 seconds"),
-        (failing("absent"), "there is no such tool; there are raises, dies, hangs, huge, odd"),
+        (failing("absent"), "unknown tool; available tools: raises, dies, hangs, huge, odd"),
         (failing("huge"), "its answer has more than 1048576 bytes (max_result_bytes)"),
-        (failing("odd"), "returned object, which is neither text nor JSON"),
+        (failing("odd"), "returned object, which is neither a string nor JSON"),
         (failing("dies", {"now": True}), "its arguments do not fit: got an unexpected keyword argument 'now'"),
         (failing("raises", {"x": "y" * 70_000}), "its arguments have 70008 bytes; at most 65536 (max_argument_bytes)"),
-        (failing("raises", {"x": object()}), "its arguments are no JSON"),
+        (failing("raises", {"x": object()}), "its arguments are not JSON"),
         (failing("hangs", timeout=1e9), "timeout is 1000000000.0; must be more than 0 and at most 600 seconds"),
     ],
     ids=["raises", "dies", "hangs", "absent", "100 MB", "odd", "unfit", "long", "no JSON", "too patient"],
@@ -319,11 +319,11 @@ def test_broken_json_is_told_when_it_is_read() -> None:
         _ = call.text
     call.end('{"a": ')
     assert call.text == '{"a": '
-    with pytest.raises(ToolFailed, match="its answer is no JSON"):
+    with pytest.raises(ToolFailed, match="its answer is not JSON"):
         _ = call.value
     deep = Call("deep")
     deep.end("[" * 200_000)
-    with pytest.raises(ToolFailed, match="its answer is no JSON"):
+    with pytest.raises(ToolFailed, match="its answer is not JSON"):
         _ = deep.value
 
 

@@ -90,7 +90,7 @@ def test_the_numbers_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"type": "model"}, "is no LoRA adapter: it is of type 'model'"),
+        ({"type": "model"}, "is not a LoRA adapter: it is of type 'model'"),
         ({"kind": "control"}, "of type 'adapter', 'control'"),
         ({"arch": "qwen2"}, "for the architecture 'qwen2'; the model is of type 'llama'"),
         ({"more": {"token_embd.weight.lora_a": torch.ones(2, 2)}}, "'token_embd.weight.lora_a' is no half of a pair"),

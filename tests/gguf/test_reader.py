@@ -85,7 +85,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "a long key": (_file((_key("k" * 2000, 4, bytes(4)),)), "has 2000 bytes; at most 1024"),
     "a long string": (_file((_text("k") + struct.pack("<IQ", 8, HUGE),)), "at most 67108864"),
     "a string beyond the end": (_file((_text("k") + struct.pack("<IQ", 8, 5000),)), "needs 5000 bytes"),
-    "a key twice": (_file((NAME, NAME)), "'general.name' is there twice"),
+    "a key twice": (_file((NAME, NAME)), "'general.name' occurs twice"),
     "an unknown type": (_file((_key("k", 99, bytes(8)),)), "unknown type 99"),
     "no flag": (_file((_key("k", 7, b"\2"),)), "neither true nor false, but 2"),
     "a long list": (_file((_key("k", 9, struct.pack("<IQ", 4, HUGE)),)), "items; at most"),
@@ -110,7 +110,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "an offset that wraps": (_file((), (_tensor("t", (8,), 0, (1 << 64) - 32),), bytes(64)), "and the file at"),
     "an odd offset": (_file((), (_tensor("t", (4,), 0, 4),), bytes(64)), "no multiple of 32"),
     "a tensor cut off": (_file((), (_tensor("t", (9,), 0, 0),), bytes(32)), "and the file at"),
-    "a tensor twice": (_file((), (ROW, _tensor("t", (8,), 0, 32)), bytes(64)), "'t' is there twice"),
+    "a tensor twice": (_file((), (ROW, _tensor("t", (8,), 0, 32)), bytes(64)), "'t' occurs twice"),
     "tensors on each other": (_file((), (_tensor("t", (16,), 0, 0), _tensor("u", (8,), 0, 32)), bytes(64)), "overlap"),
 }
 
@@ -128,7 +128,11 @@ def test_damage_is_named(name: str, tmp_path: Path) -> None:
 def test_what_is_no_plain_file(tmp_path: Path) -> None:
 
     os.mkfifo(tmp_path / "pipe.gguf")
-    for name, reason in (("pipe.gguf", "no plain file"), ("none.gguf", "cannot be read"), (".", "no plain file")):
+    for name, reason in (
+        ("pipe.gguf", "not a regular file"),
+        ("none.gguf", "cannot be read"),
+        (".", "not a regular file"),
+    ):
         with pytest.raises(UnsupportedModel, match=reason):
             open_gguf(tmp_path / name)
 

@@ -216,7 +216,7 @@ def _with(path: Path, **changes: Any) -> GgufModel:
         ({"pre": "nobody"}, "pre-tokenizer 'nobody' is not known"),
         ({"tokens": []}, "holds no tokens"),
         ({"tokens": ["a"]}, "kinds of them"),
-        ({"tokens": 5}, "no list of texts"),
+        ({"tokens": 5}, "not a list of strings"),
         ({"merges": ["a b"] * 9}, "merges name unknown tokens"),
         ({"eos_token_id": -5}, "eos_token_id is -5"),
         ({"add_bos_token": 1}, "must be true or false"),

@@ -203,7 +203,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice is 'required', but there are no tools"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "must be 'none', 'auto', 'required', or name a function"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "not among the tools"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "function.name must say which"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "function.name must name it"),
     ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "needs a mode"),
     ({"tools": TOOLS + TOOLS}, "tools has 'get_weather' 2 times"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}, "must be an object"),

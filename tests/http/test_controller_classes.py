@@ -96,8 +96,8 @@ def test_the_end_of_a_text_ends_it(server: httpx.Client) -> None:
         ("=a:B", "must be [NAME=]MODULE:CLASS"),
         ("no.such.module:A", "'no.such.module' cannot be loaded: ModuleNotFoundError"),
         ("nowhere.py:A", "'nowhere.py' cannot be loaded: FileNotFoundError"),
-        ("FILE:Other", "is no class of bridle.Controller"),
-        ("FILE:Missing", "is no class of bridle.Controller"),
+        ("FILE:Other", "is not a subclass of bridle.Controller"),
+        ("FILE:Missing", "is not a subclass of bridle.Controller"),
     ],
 )
 def test_what_is_no_class_is_refused_at_the_start(file: Path, spec: str, told: str) -> None:

@@ -333,7 +333,7 @@ def test_more_than_the_limit_get_a_429_and_places_come_back() -> None:
         assert int(answer.headers["retry-after"]) >= 1
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-        assert "2 requests in flight, 1 more wanted, at most 2" in error["message"]
+        assert "2 requests in flight, 1 more requested, at most 2" in error["message"]
         assert client.get("/health/ready").status_code == 200
         for connection in held:
             connection.close()
@@ -347,7 +347,7 @@ def test_prompt_tokens_in_flight_are_bounded_but_one_prompt_always_fits() -> Non
         assert held.recv(10)
         answer = client.post(COMPLETIONS, json={"prompt": "a" * 57})
         assert answer.status_code == 429
-        assert "200 tokens in flight, 57 more wanted, at most 256" in answer.json()["error"]["message"]
+        assert "200 tokens in flight, 57 more requested, at most 256" in answer.json()["error"]["message"]
         held.close()
 
 

@@ -218,7 +218,7 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
     (a_file(b"\xff\xfe\xff"), "input[0].content[1] is no text in UTF-8"),
     (a_file(b"a\0b"), "input[0].content[1] is no text in UTF-8"),
     (a_file(b"a", filename="a\nb"), "filename must be a printable text"),
-    (a_file(b"a", file_id="file_1"), "no files are kept here"),
+    (a_file(b"a", file_id="file_1"), "this server stores no files"),
     ({"type": "input_file", "file_data": "data:text/plain,abc"}, "file_data must be base64"),
     ({"type": "input_file", "file_data": "!"}, "is not valid base64"),
     ({"type": "input_file", "file_data": "A" * (2 * MAX_FILE_BYTES)}, f"its file may have {MAX_FILE_BYTES} bytes"),
@@ -249,7 +249,7 @@ def test_a_file_at_an_address_is_fetched_from_listed_hosts_alone() -> None:
             for url, message in (
                 (f"http://{place}/it.png", "is no text in UTF-8"),
                 (f"http://{place}/lost", "127.0.0.1 answered 404"),
-                ("http://a.example/b", "this server fetches none from there"),
+                ("http://a.example/b", "this server may not fetch from there"),
             ):
                 assert message in refusal(client, with_file({"type": "input_file", "file_url": url}))
 

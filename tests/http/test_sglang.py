@@ -104,7 +104,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"temperature": -1}}, "temperature is -1"),
     ({"sampling_params": {"stop_regex": "a"}}, "stop_regex is not supported here: a `regex` constraint"),
     ({"sampling_params": {"custom_params": {"a": 1}}}, "custom_params is not supported here: a controller"),
-    ({"sampling_params": {"stream": True}}, "sampling_params has 'stream', which is no sampling parameter"),
+    ({"sampling_params": {"stream": True}}, "sampling_params has 'stream', which is not a sampling parameter"),
     ({"sampling_params": {"prompt": "x"}}, "sampling_params has 'prompt'"),
     ({"sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
     ({"sampling_params": {"structural_tag": "{"}}, "structural_tag is '{'; must be JSON"),

@@ -81,10 +81,10 @@ def test_names_of_nothing_are_refused(executor: LateHere, tokens: tuple[int, ...
 
 
 def test_draws_are_taken_one_after_the_other(executor: LateHere) -> None:
-    with pytest.raises(InternalError, match="before the last ones were taken"):
+    with pytest.raises(InternalError, match="before the last tokens were taken"):
         drawn(executor).sample_async(SampleBatch(1))
     executor.get_result()
-    with pytest.raises(InternalError, match="none were drawn"):
+    with pytest.raises(InternalError, match="no sampled tokens to take"):
         executor.get_result()
     drawn_again = [SampleBatch(1, [SampleRow(0, 0, GREEDY)]), SampleBatch(1)]
     for batch in drawn_again:

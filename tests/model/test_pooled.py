@@ -281,7 +281,7 @@ def test_modules_that_are_not_known_are_refused_by_name(module: Any, message: st
         ("1_Pooling/config.json", lambda config: config.clear(), "pools by nothing"),
         ("1_Pooling/config.json", lambda config: config.update(include_prompt=False), "include_prompt"),
         ("config_sentence_transformers.json", lambda c: c.update(default_prompt_name="x"), "no prompt 'x'"),
-        ("config_sentence_transformers.json", lambda c: c.update(prompts={"x": 1}), "no texts"),
+        ("config_sentence_transformers.json", lambda c: c.update(prompts={"x": 1}), "not strings"),
     ],
 )
 def test_a_hostile_folder_is_refused(file: str, change: Any, message: str, tmp_path: Path) -> None:
@@ -423,5 +423,5 @@ def test_the_largest_step_is_run_without_a_draw(tmp_path: Path) -> None:
 
 def test_a_draft_model_has_nothing_to_do(tmp_path: Path) -> None:
     folder = make_encoder("bert", tmp_path / "model")
-    with pytest.raises(InvalidRequest, match="a draft model has nothing to do"):
+    with pytest.raises(InvalidRequest, match="it takes no draft model"):
         load(folder, draft_model=str(folder))

@@ -46,20 +46,20 @@ _HYBRID: dict[str, Any] = {
 
 # family -> (configuration, what the message must say)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gptj": ({**_GPT, "rotary_dim": 4}, "attention of its own"),
+    "gptj": ({**_GPT, "rotary_dim": 4}, "its own attention"),
     "gpt_neo": (
         {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
-        "attention of its own",
+        "its own attention",
     ),
-    "codegen": ({**_GPT, "rotary_dim": 4}, "attention of its own"),
-    "bloom": ({"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "attention of its own"),
+    "codegen": ({**_GPT, "rotary_dim": 4}, "its own attention"),
+    "bloom": ({"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "its own attention"),
     "mpt": (
         {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2},
-        "attention of its own",
+        "its own attention",
     ),
     "falcon": (
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-        "attention of its own",
+        "its own attention",
     ),
     "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "recurrent"),
     "jamba": ({**_SMALL, "num_experts": 2, "mamba_d_state": 4}, "recurrent"),
@@ -85,10 +85,10 @@ def test_family_is_refused_with_its_reason(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gptj", "attention of its own"),
-        ("codegen", "attention of its own"),
+        ("gptj", "its own attention"),
+        ("codegen", "its own attention"),
         ("bloom", r"own.*0 of 2 layers"),
-        ("falcon", "attention of its own"),
+        ("falcon", "its own attention"),
         ("mpt", "MptForCausalLM cannot run a packed forward pass"),
         ("mamba", "cannot"),
         ("jamba", "0 of 4 layers"),

@@ -89,7 +89,7 @@ REFUSED: list[tuple[Any, str]] = [
     ((plain(), 2_000.0), "has 2000 frames a second; at most 1000"),
     ((plain(), -1.0), "frames a second"),
     (plain([0], 1, 1), r"video\[0\] has 1 x 1 pixels"),
-    (["https://example.org/x.png"], "fetches nothing there"),
+    (["https://example.org/x.png"], "does not fetch it"),
     ("x", "must be bytes, a path, a list or an array"),
     (5, "must be bytes, a path, a list or an array"),
 ]

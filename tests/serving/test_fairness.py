@@ -88,7 +88,7 @@ def test_what_an_output_really_took_is_put_right() -> None:
 def test_the_house_is_never_filled_by_one_user() -> None:
     admission = Admission(max_requests=100, is_shared=True)
     tickets = [admission.admit(1, "greedy") for _ in range(80)]
-    with pytest.raises(Overloaded, match="'greedy' has 80 requests in flight, 1 more wanted; the last 20 places"):
+    with pytest.raises(Overloaded, match="'greedy' has 80 requests in flight, 1 more requested; the last 20 places"):
         admission.admit(1, "greedy")
     for user in ("a", "b", "c"):
         tickets.append(admission.admit(1, user))

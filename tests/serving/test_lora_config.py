@@ -127,7 +127,11 @@ def test_a_model_whose_adapter_cannot_be_used_does_not_come(tmp_path: Path) -> N
     [
         (AdapterSpec("one", "x"), ModelSet(("one",)), "an adapter is called 'one', which means a model"),
         (AdapterSpec("tgi", "x"), ModelSet(("one",)), "an adapter is called 'tgi', which means a model"),
-        (AdapterSpec("a", "x"), ModelSet(("auto",), allow_hub=("late",), max_memory=1 << 20), "no first model"),
+        (
+            AdapterSpec("a", "x"),
+            ModelSet(("auto",), allow_hub=("late",), max_memory=1 << 20),
+            "no model is named first",
+        ),
         (AdapterSpec("a", "x", model="two"), ModelSet(("one",)), "the model 'two' is not served"),
     ],
 )

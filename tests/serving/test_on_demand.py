@@ -431,10 +431,10 @@ async def test_auto_has_no_default_but_serves_what_is_named() -> None:
     load_named()
     assert registry.is_healthy
     assert (registry.names, registry.loadable_names) == ([], ["org/name"])
-    with pytest.raises(UnknownModel, match="there is no default model here"):
+    with pytest.raises(UnknownModel, match="this server has no default model"):
         await registry.acquire(None)
     (await registry.acquire("org/name")).release()
-    with pytest.raises(UnknownModel, match="there is no default model here"):
+    with pytest.raises(UnknownModel, match="this server has no default model"):
         await registry.acquire(None)
 
 

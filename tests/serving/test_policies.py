@@ -60,7 +60,7 @@ def test_a_mistake_is_told_by_its_place(table: dict[str, Any], what: str) -> Non
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     for text, what in (
-        ("[[policy", "no TOML"),
+        ("[[policy", "not a valid TOML file"),
         ("colour = 1", "'colour' is no setting"),
         ("header = 1", "header is 1"),
     ):
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_policies(tmp_path / "none.toml")
     twice = {"name": "a", "kind": "loops"}
-    with pytest.raises(InvalidRequest, match="'a': name is there twice"):
+    with pytest.raises(InvalidRequest, match="'a': name is used twice"):
         read_policies({"policy": [twice, twice]})
 
 

@@ -238,7 +238,7 @@ def test_taking_back_and_copying_are_exact() -> None:
         assert twin.mask() == masks[keep]
         twin.commit(trail[keep:])
         assert twin.mask() == walk.mask() == masks[-1]
-    with pytest.raises(ControllerError, match="tokens were taken back under a constraint; it has seen"):
+    with pytest.raises(ControllerError, match="tokens were rolled back under a constraint; it has seen"):
         walk.rollback(len(trail) + 1)
 
 

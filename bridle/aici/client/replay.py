@@ -114,7 +114,7 @@ class _Player:
         """Play one exchange; returns its difference from the record, if any."""
         request, reply = exchange.request, exchange.reply
         if not isinstance(request, dict) or not isinstance(reply, dict):
-            raise InvalidRequest(f"line {number} is no exchange: request and reply must be objects", "TRACE")
+            raise InvalidRequest(f"line {number} is not an exchange: request and reply must be objects", "TRACE")
         if request.get("op") == "mid_process" and "freed" in request and reply.get("type") == "ok":
             expected, got = self._step(number, request, reply)
         else:

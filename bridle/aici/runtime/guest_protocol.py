@@ -265,7 +265,7 @@ class Guest1(_Guest):
         elif result.splice is not UNSET:
             self._check_forced(result.splice.ff_tokens)
             if not result.splice.backtrack and not result.splice.ff_tokens:
-                raise self._broke("a splice that neither takes back nor appends")
+                raise self._broke("a splice must remove or append tokens")
             return MidResult1(splice=(result.splice.backtrack, result.splice.ff_tokens))
         elif result.sample is not UNSET:
             return MidResult1(mask=masks[-1] if masks else None)

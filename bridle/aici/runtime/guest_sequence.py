@@ -313,7 +313,7 @@ class GuestSequence:
         self.length = max(self.length - backtrack, 0) + num_tokens
         self.rewound += backtrack
         if self.rewound > limit:
-            raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens taken back exceed the limit of {limit}"))
+            raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens rolled back exceed the limit of {limit}"))
 
     def _check_backtrack(self, choice: GuestDecision, ahead: int = 0) -> None:
         """Raise an error if the guest takes back more tokens than there are. `ahead` tokens were forced but are not

@@ -117,7 +117,7 @@ class Port:
             try:
                 self.bell.send(b"\0")
             except OSError as error:
-                raise PeerGone(f"worker is gone: {error}") from None
+                raise PeerGone(f"the worker has ended: {error}") from None
 
     def receive(self) -> Iterator[memoryview]:
         """The messages that were announced, each valid until the next is asked for. Call it when `bell` is readable;
@@ -125,7 +125,7 @@ class Port:
         try:
             rung = self.bell.recv(64)
         except OSError as error:
-            raise PeerGone(f"worker is gone: {error}") from None
+            raise PeerGone(f"the worker has ended: {error}") from None
         if not rung:
             raise PeerGone("worker is gone")
         for _ in rung:

@@ -63,7 +63,7 @@ class FreeBlocks:
             return block, []
         if self._cached:
             return self._evict_run(owner, max(num_expected, 1))
-        raise InternalError("a block was taken although none is free; its need was not counted first")
+        raise InternalError("no block is free; it must be counted before it is taken")
 
     def free_plain(self, block: int) -> None:
         """Take back block `block`, whose content is not worth keeping."""

@@ -205,7 +205,7 @@ class EncoderCache:
             try:
                 self._batched.encode_all(media)
             except Exception as fault:  # of which of them, or of their number, is not known
-                _log.info("%d pictures are encoded one by one: %s: %s", len(media), type(fault).__name__, fault)
+                _log.info("%d images are encoded one by one: %s: %s", len(media), type(fault).__name__, fault)
             else:
                 return [None] * len(media)
         return [self._encode(medium) for medium in media]

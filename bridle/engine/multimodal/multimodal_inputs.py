@@ -142,7 +142,5 @@ def check_media(media: Iterable[MultiModalItem], runs: Runs, num_prompt: int) ->
                 "media",
             )
         if run.key not in rows or run.offset < 0 or run.offset + run.length > rows[run.key]:
-            raise InvalidRequest(
-                "a place in the prompt names rows of a picture that the request does not have", "media"
-            )
+            raise InvalidRequest("a prompt position refers to image rows that the request does not have", "media")
         last = run.end

@@ -33,7 +33,7 @@ class PaddedVocab:
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
         """Build from the result of `bounds`. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
-            raise ValueError(f"{len(bounds)} numbers are no spans of ids")
+            raise ValueError(f"{len(bounds)} numbers are not pairs of bounds of ids")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
 
     @property

@@ -79,7 +79,7 @@ class Identifier:
         identity = self._tickets.redeem(ticket)
         if identity is None:
             raise Unauthorized(
-                f"the ticket is not known here, was used, or is older than {TICKET_SECONDS:g} s; POST "
+                f"the ticket is unknown, was used, or is older than {TICKET_SECONDS:g} s; POST "
                 "/v1/websocket_tickets gives a new one for each connection"
             )
         return identity

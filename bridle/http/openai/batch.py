@@ -71,7 +71,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
         try:
             request = msgspec.json.decode(line, type=BatchRequest)
         except (ValueError, RecursionError) as error:  # also for bytes that are no text, and lists without an end
-            raise InvalidRequest(f"line {number} is no request of a batch: {error}", "FILE") from None
+            raise InvalidRequest(f"line {number} is not a batch request: {error}", "FILE") from None
         if request.method != "POST" or request.url not in URLS:
             shown = f"{request.method} {request.url}"[:80]
             raise InvalidRequest(

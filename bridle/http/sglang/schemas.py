@@ -84,7 +84,7 @@ class SglangBody(Fields):
             raise InvalidRequest("one of text and input_ids must be given", "text")
         if self.token_ids_logprob:
             raise UnsupportedFeature(
-                "token_ids_logprob is not supported here: top_logprobs_num gives the likeliest tokens",
+                "token_ids_logprob is not supported here: top_logprobs_num gives the most probable tokens",
                 "token_ids_logprob",
             )
         beside = {"stream": self.stream, "model": self.model, "priority": self.priority, "deadline": self.deadline}
@@ -102,7 +102,7 @@ class SglangBody(Fields):
         given = dict(_one("sampling_params", self.sampling_params) or {})
         outside = sorted(_BESIDE & given.keys())
         if outside:
-            raise InvalidRequest(f"sampling_params has {outside[0]!r}, which is no sampling parameter", outside[0])
+            raise InvalidRequest(f"sampling_params has {outside[0]!r}, which is not a sampling parameter", outside[0])
         if given.get("structural_tag") is not None:
             given["structured_outputs"] = {"structural_tag": _tag(given.pop("structural_tag"))}
         length = given.pop("max_new_tokens", None)

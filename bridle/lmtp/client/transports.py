@@ -62,7 +62,7 @@ class LineTransport:
             self._writer.write(message.encode() + b"\n")
             await self._writer.drain()
         except (OSError, RuntimeError) as error:  # asyncio raises RuntimeError once the transport is closed
-            raise ConnectionLost(f"{self._name} takes no more messages: {error or type(error).__name__}") from error
+            raise ConnectionLost(f"{self._name} accepts no more messages: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:
         try:

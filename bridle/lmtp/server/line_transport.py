@@ -33,7 +33,7 @@ class LineChannel:
             self._writer.write(message.encode() + b"\n")
             await self._writer.drain()
         except (OSError, RuntimeError) as error:
-            raise ConnectionLost(f"the client takes no more messages: {error or type(error).__name__}") from error
+            raise ConnectionLost(f"the client accepts no more messages: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:
         while True:

@@ -55,7 +55,7 @@ class PooledExecutor:
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
         if batch.rows or batch.scores:
-            raise InternalError(f"{len(batch.rows)} tokens are to be drawn from a model that generates none")
+            raise InternalError(f"{len(batch.rows)} tokens requested from a model that does not generate")
         return StepResult(batch.step)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:

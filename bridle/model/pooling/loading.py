@@ -72,7 +72,7 @@ def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelC
             f"quantization is {config.quantization!r}; models that pool are computed as they are", "quantization"
         )
     if config.draft_model is not None:
-        raise InvalidRequest("a model that pools draws nothing, so that a draft model has nothing to do", "draft_model")
+        raise InvalidRequest("a pooling model samples nothing, so it takes no draft model", "draft_model")
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a model that pools is computed by one process; use replicas", "model")
 

@@ -107,7 +107,7 @@ def _read_list(path: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UnsupportedModel(f"{path} is no list of modules")
+        raise UnsupportedModel(f"{path} is not a list of modules")
     if len(entries) > MAX_MODULES:
         raise UnsupportedModel(f"{path} has {len(entries)} modules; at most {MAX_MODULES}")
     return entries

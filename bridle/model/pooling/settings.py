@@ -174,7 +174,7 @@ def _read_sentence_model(folder: Path, config: dict[str, Any], family: str) -> P
 def _prompts(folder: Path, told: dict[str, Any]) -> dict[str, str]:
     prompts = told.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise UnsupportedModel(f"{folder / 'config_sentence_transformers.json'} has prompts that are no texts")
+        raise UnsupportedModel(f"{folder / 'config_sentence_transformers.json'} has prompts that are not strings")
     if len(prompts) > _MAX_PROMPTS:
         raise UnsupportedModel(f"{folder} has {len(prompts)} prompts; at most {_MAX_PROMPTS}")
     return prompts

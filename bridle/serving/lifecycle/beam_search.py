@@ -34,10 +34,12 @@ def beam_search(
     for name in type(sampling).__slots__:
         is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
         if not is_usual and name not in _KEPT | _KEPT_OUTPUT:
-            raise InvalidRequest(f"{name} does not go with beam search, which draws nothing; leave it out", name)
+            raise InvalidRequest(
+                f"{name} cannot be combined with beam search, which samples nothing; leave it out", name
+            )
     if sampling.temperature not in (0.0, 1.0):
         raise InvalidRequest(
-            f"temperature is {sampling.temperature}; beam search draws nothing, so it must be 0 or left out",
+            f"temperature is {sampling.temperature}; beam search samples nothing, so it must be 0 or left out",
             "temperature",
         )
     if sampling.logprobs:

@@ -71,7 +71,7 @@ class AdapterCatalog:
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
-                    f"adapter {spec.name}: there is no first model whose it could be; say MODEL:{spec.name}=...",
+                    f"adapter {spec.name}: no model is named first; write MODEL:{spec.name}=...",
                     "adapter",
                 )
             model = canonical(spec.model) if spec.model is not None else default

@@ -143,7 +143,7 @@ class LoadedModel:
         if self.pictures is None or not self.pictures.hosts:  # nothing is fetched here
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
-            raise Overloaded(f"{_MOST_FETCHING} requests are fetching pictures; try again")
+            raise Overloaded(f"{_MOST_FETCHING} requests are fetching images; try again")
         fetching = start_thread(partial(function, *args, **kwargs), "bridle-fetch")
         fetching.add_done_callback(lambda done: self._fetching.release())
         return await asyncio.wrap_future(fetching)

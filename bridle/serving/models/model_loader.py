@@ -184,7 +184,7 @@ class ModelManager:
             try:
                 return await asyncio.shield(finding)
             except RequestCancelled:
-                _log.debug("finding %s was given up a moment ago; it is begun again", slot.name)
+                _log.debug("the lookup of %s was cancelled; starting it again", slot.name)
 
     async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
         slot.stage = "waiting for room"

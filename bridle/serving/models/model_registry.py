@@ -289,7 +289,7 @@ class ModelRegistry:
                 return slot
         if self._catalog.is_empty:
             raise UnknownModel("no model is served here", "model")
-        raise UnknownModel("there is no default model here; name one of those that /v1/models lists", "model")
+        raise UnknownModel("this server has no default model; name one from /v1/models", "model")
 
     def _release(self, slot: Slot) -> None:
         slot.num_leases -= 1

@@ -182,7 +182,7 @@ def build_registry(
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
         raise InvalidRequest(
-            "static serves only what is named at the start; drop adapters_dir and allow_adapter", "static"
+            "static serves only models named at the start; drop adapters_dir and allow_adapter", "static"
         )
     catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub, pulled=models.allow_pull)
     known_adapters = AdapterCatalog(adapters)

@@ -107,8 +107,8 @@ class DeltaReader:
         growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)
         if self._policy is RewindPolicy.HOLD and (taken_tokens or taken_chars):
             raise ControllerError(
-                f"the controller took back {taken_tokens} tokens that were sent; "
-                f"it had announced to take back at most {self._max_rewind}"
+                f"the controller rolled back {taken_tokens} tokens that were sent; "
+                f"it had announced to roll back at most {self._max_rewind}"
             )
         return taken_tokens, taken_chars
 

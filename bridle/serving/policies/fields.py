@@ -96,4 +96,4 @@ class PolicyFields:
     def end(self, kind: str) -> None:
         """Refuse settings that nobody has taken."""
         for key in self._values:
-            raise self.error(key, f"is no setting of a policy of kind {kind!r}")
+            raise self.error(key, f"is not a setting of a policy of kind {kind!r}")

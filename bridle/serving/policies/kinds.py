@@ -93,7 +93,7 @@ def _checked(fields: PolicyFields, key: str, rule: TextRule) -> TextRule:
         pattern = compiled(rule.pattern)
         is_empty = pattern.search("") is not None
     except (regex.error, RecursionError, OverflowError) as error:
-        raise fields.error(key, f"is no pattern that can be used: {error}") from None
+        raise fields.error(key, f"is not a valid pattern: {error}") from None
     if is_empty:
         raise fields.error(key, "matches a text that is empty")
     if rule.action == "replace" and Guardrails((rule,)).clean(rule.replacement) != rule.replacement:

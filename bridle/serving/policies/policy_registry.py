@@ -181,14 +181,16 @@ def read_policies(source: Path | str | Mapping[str, Any]) -> PolicySet:
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}", "policies") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is no TOML file: {error}", "policies") from None
+        raise InvalidRequest(f"{path} is not a valid TOML file: {error}", "policies") from None
     return _parse(str(path), values)
 
 
 def _parse(where: str, values: Mapping[str, Any]) -> PolicySet:
     unknown = next((key for key in values if key not in ("policy", "header")), None)
     if unknown is not None:
-        raise InvalidRequest(f"{where}: {short_repr(unknown)} is no setting; known are policy and header", "policies")
+        raise InvalidRequest(
+            f"{where}: {short_repr(unknown)} is not a setting; known are policy and header", "policies"
+        )
     header, tables = values.get("header", False), values.get("policy", [])
     if not isinstance(header, bool):
         raise InvalidRequest(f"{where}: header is {short_repr(header)}; must be true or false", "policies")
@@ -200,7 +202,7 @@ def _parse(where: str, values: Mapping[str, Any]) -> PolicySet:
     names = [policy.name for policy in policies]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidRequest(f"{where}: policy {twice!r}: name is there twice", "policies")
+        raise InvalidRequest(f"{where}: policy {twice!r}: name is used twice", "policies")
     return PolicySet(policies, has_header=header)
 
 

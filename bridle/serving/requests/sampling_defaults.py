@@ -45,10 +45,10 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
         try:
             found[ours] = getattr(SamplingParams(**{ours: value}), ours)
         except InvalidRequest as error:
-            _log.warning("%s is left alone: %s", path, error)
+            _log.warning("ignoring %s: %s", path, error)
     if found:
         said = ", ".join(f"{name} {value:g}" for name, value in found.items())
-        _log.info("requests that leave them out get %s, from %s (off: --generation-config none)", said, path.name)
+        _log.info("default sampling parameters: %s, from %s (off: --generation-config none)", said, path.name)
     return found
 
 

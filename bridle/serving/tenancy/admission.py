@@ -108,7 +108,7 @@ class Admission:
             )
         self.num_refused += 1
         raise Overloaded(
-            f"{user!r} has {held} requests in flight, {wanted} more wanted; the last {free} places are kept for others",
+            f"{user!r} has {held} requests in flight, {wanted} more requested; the last {free} places are kept for others",
             self.retry_after(),
         )
 
@@ -116,10 +116,10 @@ class Admission:
         if used + wanted <= limit:
             return
         if wanted > limit:  # waiting would never help
-            raise InvalidRequest(f"{wanted} {what} in one call; this server takes at most {limit}", param)
+            raise InvalidRequest(f"{wanted} {what} in one call; this server accepts at most {limit}", param)
         self.num_refused += 1
         raise Overloaded(
-            f"the server is full: {used} {what} in flight, {wanted} more wanted, at most {limit}",
+            f"the server is full: {used} {what} in flight, {wanted} more requested, at most {limit}",
             self.retry_after(),
         )
 

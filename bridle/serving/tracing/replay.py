@@ -33,9 +33,9 @@ def replay(
     Raises `InvalidRequest` if it cannot be asked for again: also if a module that steered it is gone."""
     header = trace.header
     if header.num_media:
-        raise InvalidRequest(f"the request had {header.num_media} pictures, which a trace does not keep", "TRACE")
+        raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")
     if header.adapter is not None and adapter is None:
-        raise InvalidRequest("the request was made with an adapter; say with --adapter where it is", "adapter")
+        raise InvalidRequest("the request was made with an adapter; give its path with --adapter", "adapter")
     if controller is None:
         check_modules(model, trace)
         controller = controller_of(ran_form(trace))

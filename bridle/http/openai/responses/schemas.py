@@ -127,7 +127,7 @@ class ResponsesBody(SamplingFields):
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
         if self.prompt is not None:
-            raise UnsupportedFeature("prompt is given, but none are kept here; send all items", "prompt")
+            raise UnsupportedFeature("prompt is given, but this server stores no prompts; send all items", "prompt")
         if self.background:
             raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
         if self.truncation not in (None, "disabled"):

@@ -46,7 +46,7 @@ async def input_items(response_id: str, request: Request) -> Response:
     if after is not None:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise InvalidRequest(f"after is {short_repr(after)}, which is no item of this response", "after")
+            raise InvalidRequest(f"after is {short_repr(after)}, which is not an item of this response", "after")
         items = items[ids.index(after) + 1 :]
     page = items[: _limit(query.get("limit"))]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
