@@ -1,0 +1,114 @@
+"""Print sentences of the project at random, to judge whether they are clear at first reading.
+
+    python -m dev.sample_sentences [--seed 1] [--count 60]
+
+Each kind of text has the same share: pages, docstrings, help texts, error and log messages, and commit messages since
+v0.1.0. The same seed gives the same sentences for the same commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scripts.style_check import EXCLUDED, ROOT, docstrings_of
+
+_SINCE = "v0.1.0"
+_LOGGED = {"debug", "info", "warning", "error", "exception", "critical"}
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*])|\n\s*\n|\n\s*(?:[*-]|\d+\.) |\n(?=#)|\|")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_LEAST_WORDS = 4
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """Yield the sentences of a text that have a few words, each on one line. Blocks of code are left out."""
+    for part in _SENTENCE.split(_FENCE.sub("", text)):
+        sentence = " ".join(part.split()).strip("#>* ")
+        if len(re.findall(r"[A-Za-z]{2,}", sentence)) >= _LEAST_WORDS:
+            yield sentence
+
+
+def text_of(node: ast.expr) -> str | None:
+    """Return a string literal, with `...` for values in it; None for other expressions."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+    return None
+
+
+def messages_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the first text of each error that is raised, and of each log call."""
+    for node in ast.walk(tree):
+        call = node.exc if isinstance(node, ast.Raise) else node
+        if not isinstance(call, ast.Call):
+            continue
+        is_log = isinstance(call.func, ast.Attribute) and call.func.attr in _LOGGED
+        if (isinstance(node, ast.Raise) or is_log) and (texts := list(filter(None, map(text_of, call.args)))):
+            yield texts[0]
+
+
+def help_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts below the fields of option classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for field, below in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    yield text_of(below.value) or ""
+
+
+def git(*arguments: str) -> str:
+    """Return the output of a git command in the repository."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603, S607
+
+
+def texts() -> dict[str, list[str]]:
+    """Return all sentences of each kind, with their files."""
+    kinds: dict[str, list[str]] = {"page": [], "docstring": [], "help": [], "message": [], "commit": []}
+    for file in git("ls-files", "*.py", "*.md").splitlines():
+        if file.startswith(EXCLUDED) or file.endswith("_pb2.py") or not Path(ROOT, file).is_file():
+            continue
+        source = Path(ROOT, file).read_text(encoding="utf-8")
+        found: dict[str, list[str]] = {}
+        if file.endswith(".md"):
+            found["page"] = [source]
+        else:
+            tree = ast.parse(source)
+            found["docstring"] = [str(node.value) for node in docstrings_of(tree)]
+            if file.startswith("bridle/"):
+                found |= {"message": list(messages_of(tree)), "help": list(help_of(tree))}
+        for kind, passages in found.items():
+            split = (lambda text: [" ".join(text.split())]) if kind == "help" else sentences_of
+            kinds[kind] += [f"{file}: {each}" for passage in passages for each in split(passage)]
+    log = git("log", "--format=%s%n%n%b", f"{_SINCE}..HEAD")
+    kinds["commit"] = list(sentences_of(log))
+    return {kind: list(dict.fromkeys(found)) for kind, found in kinds.items()}
+
+
+def sample(kinds: dict[str, list[str]], seed: int, count: int) -> list[str]:
+    """Return `count` sentences, the same number of each kind as far as there are enough."""
+    chooser = random.Random(seed)
+    share = -(-count // len(kinds))
+    chosen = [
+        f"[{kind}] {each}" for kind, found in kinds.items() for each in chooser.sample(found, min(share, len(found)))
+    ]
+    return chosen[:count]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the sampled sentences with their numbers."""
+    parser = argparse.ArgumentParser(description="Print sentences of the project at random.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=60)
+    given = parser.parse_args(arguments)
+    for number, sentence in enumerate(sample(texts(), given.seed, given.count), 1):
+        print(f"{number:2} {sentence}")
+
+
+if __name__ == "__main__":
+    main()
