@@ -73,7 +73,7 @@ class ModelConfig:
     `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the
     device). With `generation_config` `auto`, the checkpoint's file of that name has the sampling parameters of requests
     that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary, which guesses tokens ahead and
-    has its part of the KV cache's memory. Pictures that requests name by an address are fetched from `image_hosts`, and
+    has its part of the KV cache's memory. Images that requests name by an address are fetched from `image_hosts`, and
     from nowhere else. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
     """
 

@@ -9,7 +9,7 @@
     │   ├── UnknownModel      no model of that name is served here
     │   ├── UnknownAdapter    the model has no adapter of that name
     │   ├── AdapterRefused    an adapter's files are damaged, hostile, or not for this model
-    │   ├── MediaRefused      a picture cannot be read, or not by this model
+    │   ├── MediaRefused      an image cannot be read, or not by this model
     │   └── UnknownStream     no stream can be resumed under that key, or not from there
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
     ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
@@ -102,7 +102,7 @@ class AdapterRefused(InvalidRequest):
 
 
 class MediaRefused(InvalidRequest):
-    """A picture, a sound or a video cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a
+    """An image, a sound or a video cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a
     limit. The message says which, and never repeats what a library said of it."""
 
     code = "media_refused"

@@ -54,7 +54,8 @@ class Logprob:
 
 @dataclass(slots=True)
 class Usage:
-    """Exact counts of one output. `completion_tokens` counts the sampled and forced tokens that were not taken back."""
+    """Exact counts of one output. `completion_tokens` counts the sampled and forced tokens that were not rolled
+    back."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
@@ -68,7 +69,7 @@ class Usage:
 
     @property
     def rejected_tokens(self) -> int:
-        """Drafted tokens that were not drawn."""
+        """Drafted tokens that were not sampled."""
         return self.drafted_tokens - self.accepted_tokens
 
     def predictions(self) -> dict[str, int]:
@@ -142,7 +143,7 @@ class TokenEvent(Event):
 
 @dataclass(slots=True)
 class Rewind(Event):
-    """The last `num_tokens` tokens and `num_chars` characters already sent for this output are taken back."""
+    """The last `num_tokens` tokens and `num_chars` characters already sent for this output are rolled back."""
 
     num_tokens: int = 0
     num_chars: int = 0

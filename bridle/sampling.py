@@ -161,15 +161,14 @@ class SamplingParams:
     `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and
     `dynatemp_exponent` (a temperature that follows the entropy), `mirostat` 2 with `mirostat_tau` and `mirostat_eta`
     (arXiv 2007.14966), `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
-    `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be drawn.
+    `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be sampled.
 
-    With `allowed_token_ids` nothing else is drawn (vLLM), no end either unless it is one of them; what a constraint
-    forces is not drawn. `logit_bias` may name texts beside token ids: each token of a text gets the addend (llama.cpp).
-    `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The text never
-    holds any of `banned_phrases`, however it is put into tokens: what would complete one is taken back unseen, and
-    drawn anew.
-    The builder of a request turns texts to tokens: it sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`, and
-    `bias_texts` are the entries that it resolves of `logit_bias`.
+    With `allowed_token_ids` nothing else is sampled (vLLM), no end either unless it is one of them; what a constraint
+    forces is not sampled. `logit_bias` may name texts beside token ids: each token of a text gets the addend
+    (llama.cpp). `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The
+    text never holds any of `banned_phrases`, however it is put into tokens: what would complete one is rolled back
+    unseen, and sampled anew. The builder of a request turns texts to tokens: it sets `dry_breaker_ids`,
+    `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries that it resolves of `logit_bias`.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)

@@ -2,7 +2,7 @@
 
     bridle run examples/chain_of_thought.py
 
-The model works in the open; then everything since the question is taken back, and the result is put in its place. A
+The model works in the open; then everything since the question is rolled back, and the result is put in its place. A
 reader of the output, or a client that continues it, sees a question and an answer.
 """
 

@@ -1,4 +1,4 @@
-"""Pictures through every front-end: the same picture and text give the same prompt and the same answer, which is the
+"""Images through every front-end: the same image and text give the same prompt and the same answer, which is the
 library's."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_every_api_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: 
 
 
 async def test_lmtp_takes_them(llm: LLM, submitted: list[Request]) -> None:
-    """As an announced extension; the same picture and text make the same prompt as elsewhere."""
+    """As an announced extension; the same image and text make the same prompt as elsewhere."""
     wanted = llm.generate({"prompt": f"<image>{TEXT}", "multi_modal_data": {"image": png()}}, **GREEDY)[0].outputs[0]
     setup = Setup(llm.model)
     wire = setup.connect()
@@ -148,7 +148,7 @@ def test_sessions_see_and_encode_once(llm: LLM) -> None:
 
 
 def large_url() -> str:
-    """A picture of more bytes than a body of text may have."""
+    """An image of more bytes than a body of text may have."""
     file = io.BytesIO()
     Image.fromarray(np.random.RandomState(3).randint(0, 255, (1400, 1200, 3), dtype=np.uint8)).save(file, "PNG")
     assert len(file.getvalue()) > BODY_BYTES
@@ -263,7 +263,7 @@ def elsewhere() -> Iterator[str]:
 
 
 def named(address: str) -> list[tuple[str, dict[str, Any]]]:
-    """A request of each API of HTTP whose picture is at an address."""
+    """A request of each API of HTTP whose image is at an address."""
     part = {"type": "image_url", "image_url": {"url": address}}
     block = {"type": "image", "source": {"type": "url", "url": address}}
     item = {"type": "input_image", "image_url": address}
@@ -279,7 +279,7 @@ def named(address: str) -> list[tuple[str, dict[str, Any]]]:
 async def test_pictures_of_listed_hosts_are_fetched(
     llm: LLM, http: TestClient, submitted: list[Request], elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On each API, as if the picture itself had been sent."""
+    """On each API, as if the image itself had been sent."""
     assert llm.model.pictures is not None
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
     address = f"http://{elsewhere}/it.png"

@@ -38,7 +38,8 @@ def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
 
 
 def test_thoughts_that_are_switched_off_are_not_opened(llm: LLM) -> None:
-    """By the request, or by a template that waits to be asked. The tag would be the likeliest of what a mask leaves."""
+    """By the request, or by a template that waits to be asked. The tag would be the most probable of what a mask
+    leaves."""
     assert (
         planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
     )

@@ -93,12 +93,13 @@ class PostPreProcess(Message, tag="post_pre_process"):
 class MidOp(Struct, omit_defaults=True):
     """One scheduled sequence. D1 uses `id` and `clone_id` only.
 
-    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
-    has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
-    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once, `variables` are
-    set before it is asked: names, and values in hexadecimal; `ahead` are draft tokens, which are shown to clones of it;
-    the first `foreseen` of `tokens` were sampled as shown to its clones; `changes` are the engine's changes to what it
-    wanted: the position, the number of removed tokens, the tokens inserted there, and the policy that inserted them.
+    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was sampled. The first op of a
+    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that
+    asked for `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
+    `variables` are set before it is asked: names, and values in hexadecimal; `ahead` are draft tokens, which are
+    shown to clones of it; the first `foreseen` of `tokens` were sampled as shown to its clones; `changes` are the
+    engine's changes to what it wanted: the position, the number of removed tokens, the tokens inserted there, and the
+    policy that inserted them.
     """
 
     id: SeqId

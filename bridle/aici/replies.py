@@ -122,8 +122,8 @@ class BranchReply(Struct):
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
     answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
     it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
-    `turns` (beside a noop: how often in a row the guest did nothing), `draft` (tokens that are likely to be drawn from
-    here on: they are computed ahead, and change nothing but the time).
+    `turns` (beside a noop: how often in a row the guest did nothing), `draft` (tokens that are likely to be sampled
+    from here on: they are computed ahead, and change nothing but the time).
     """
 
     sample_mask: int | None = None
@@ -140,7 +140,7 @@ class BranchReply(Struct):
 
 class LookaheadReply(Struct):
     """Addition: what a clone would do after `token`, one of those ahead, if those before it came first, and what it
-    said besides: that counts once the token was drawn, and is not told again."""
+    said besides: that counts once the token was sampled, and is not told again."""
 
     token: TokenId
     branches: list[BranchReply]

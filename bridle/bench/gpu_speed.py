@@ -59,7 +59,7 @@ class Race:
 
 
 class BareLoop:
-    """Bridle's kernels over bridle's cache, and nothing else: every sequence takes the likeliest token, no request
+    """Bridle's kernels over bridle's cache, and nothing else: every sequence takes the most probable token, no request
     comes or goes, and nobody looks at a token before the last."""
 
     def __init__(self, executor: LocalExecutor) -> None:

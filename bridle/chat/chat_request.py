@@ -282,7 +282,7 @@ def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None
 
 def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
     """Return whether a model may open reasoning before a constrained answer: if it was asked to reason, or does so by
-    default. Else the tag is only the likeliest of what a mask leaves, and an answer that was demanded would be
+    default. Else the tag is only the most probable of what a mask leaves, and an answer that was demanded would be
     thoughts."""
     said = switched(conversation.options())
     if said is not None or conversation.template is not None:

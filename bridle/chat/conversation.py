@@ -94,7 +94,7 @@ def continued(
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation: its text, its tokens, and the pictures and sounds among these. It goes on from the
+    """The prompt of a conversation: its text, its tokens, and the images and sounds among these. It goes on from the
     KV that a request `continues` has parked."""
 
     text: str
@@ -105,7 +105,7 @@ class ChatPrompt:
 
 def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice | None = None) -> ChatPrompt:
     """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
-    ones, and for pictures. Raises `InvalidRequest` naming the message at fault."""
+    ones, and for images. Raises `InvalidRequest` naming the message at fault."""
     encode, pictures = model.tokenizer.encode, model.pictures
     if pictures is None:
         text = prompt_text(model, conversation, offer)
@@ -137,7 +137,7 @@ def prompt_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
-    for long ones. `look` takes its pictures. Raises `InvalidRequest` naming the message at fault."""
+    for long ones. `look` takes its images. Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
     template, said = conversation.template, conversation.messages
     if template is None and not model.tokenizer.chat_template.is_present:

@@ -1,5 +1,5 @@
 """Text files in messages, which become text in their place: parts of type `file` of chats, and `input_file` of
-responses. A file comes as base64; one at an address is fetched from the hosts that pictures are fetched from."""
+responses. A file comes as base64; one at an address is fetched from the hosts that images are fetched from."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _misuse(words: tuple[str, ...]) -> str:
 
 
 def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
-    """Print the text as it comes. A terminal's reader sees at once what may be taken back; a file gets what stays."""
+    """Print the text as it comes. A terminal's reader sees at once what may be rolled back; a file gets what stays."""
     from rich.console import Console
 
     from bridle.cli.output import TerminalTextStream

@@ -21,7 +21,7 @@ class TerminalTextStream:
     """The text of a request's first output, piece by piece. It is submitted when the iteration begins.
 
     Text that a controller may take back is held until it cannot; with `marks` it comes at once, and a mark says where
-    some was taken back. Leaving the iteration early cancels the request. Raises the error that ended an output, if one
+    some was rolled back. Leaving the iteration early cancels the request. Raises the error that ended an output, if one
     did.
     """
 

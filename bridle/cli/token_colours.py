@@ -49,7 +49,7 @@ def show_traces(traces: Iterable[Trace]) -> None:
 
 
 class TokenPrinter:
-    """Prints the tokens of output 0 as they come, from the beginning of a row. What is taken back is struck through
+    """Prints the tokens of output 0 as they come, from the beginning of a row. What is rolled back is struck through
     where it stands, as far as that is the end of the row; otherwise a sign tells how much it was."""
 
     def __init__(self, console: Console) -> None:

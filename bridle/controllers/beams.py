@@ -1,4 +1,4 @@
-"""Beam search: the `width` likeliest ways to go on, held side by side, until the best texts are known.
+"""Beam search: the `width` most probable ways to go on, held side by side, until the best texts are known.
 
 The beams of a request are its outputs: forks of one sequence, which share the blocks of what they have in common. After
 each draw the pool compares what all of them could say next, and decides once for all. A beam that no way goes through
@@ -68,7 +68,7 @@ class BeamSearch:
 
     @property
     def draw(self) -> Branch:
-        """Looks at them: draws the likeliest token, which is replaced if another one is wanted."""
+        """Looks at them: draws the most probable token, which is replaced if another one is wanted."""
         return Branch(top_logprobs=self.num_candidates)
 
 
@@ -210,7 +210,7 @@ class BeamPool(SyncControllerPool[_Group]):
         return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Note what beams drew; decide for those that have all drawn."""
+        """Note what beams drew; decide for those that have all sampled."""
         for ask in asks:
             if ask.request is not None:
                 group = self._live[ask.seq_id] = self._opened.pop(ask.request.id)

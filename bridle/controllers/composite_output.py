@@ -79,7 +79,7 @@ class CompositeSequence:
         )
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
-        """After a draw that `is_plain`, and was done: take in what was drawn, and add the asks about it."""
+        """After a draw that `is_plain`, and was done: take in what was sampled, and add the asks about it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
         self.is_usual, self.wish = True, None
         self.length += len(ask.tokens)

@@ -138,7 +138,7 @@ def is_wish(branch: Branch) -> bool:
 
 
 def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict) -> Branch:
-    """The draw that all of them allow. Of a splice that depends on the drawn token only the taking back is left: what
+    """The draw that all of them allow. Of a splice that depends on the sampled token only the taking back is left: what
     is forced then has to be shown to the others first. `vocabulary` has a bit for each token."""
     mask = branches[0].mask
     bias, sampling, splices, top = branches[0].bias, branches[0].sampling, branches[0].splices, branches[0].top_logprobs
@@ -197,7 +197,7 @@ def allows(branch: Branch, token: int) -> bool:
 
 
 def matching(branch: Branch, token: int) -> Splice | None:
-    """The splice of a draw that applies to the token that was drawn."""
+    """The splice of a draw that applies to the token that was sampled."""
     return next((each for each in branch.splices if not each.when_sampled or token in each.when_sampled), None)
 
 

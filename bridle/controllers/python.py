@@ -27,12 +27,12 @@ class SequenceView:
     """Sequence as its controller sees it, with methods to send logs and variables.
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
-    appended since the last call, after `num_rewound` older ones were taken back. `sampled` is the token that was drawn,
-    None if none was. `candidates` are the likeliest tokens of that draw with their log-probabilities, best first, if
-    the last decision asked for them (`top_logprobs`). `index` numbers the output within its request. `may_force` is
-    False for a controller that `is_lenient` where another does not allow the tokens that it has just wanted to force.
-    `rewritten_by` is the policy that has put another text in place of a part of what was drawn or forced since the last
-    call.
+    appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
+    sampled, None if none was. `candidates` are the most probable tokens of that draw with their log-probabilities,
+    best first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
+    `may_force` is False for a controller that `is_lenient` where another does not allow the tokens that it has just
+    wanted to force. `rewritten_by` is the policy that has put another text in place of a part of what was sampled or
+    forced since the last call.
     """
 
     tokens: list[int]
@@ -106,8 +106,8 @@ class Controller:
 
     A class whose answers follow from its own state and its view, and that does nothing else (no file, no clock, no
     random numbers, nothing shared), may say so with `is_pure = True`. Then copies of it are asked ahead about tokens
-    that are drafted, so that its output is as fast as one without a controller. A copy whose tokens are drawn takes its
-    place, with what it logged and stored; the others are dropped. Without that, nothing is drafted.
+    that are drafted, so that its output is as fast as one without a controller. A copy whose tokens are sampled takes
+    its place, with what it logged and stored; the others are dropped. Without that, nothing is drafted.
     """
 
     is_pure: ClassVar[bool] = False

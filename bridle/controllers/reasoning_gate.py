@@ -1,7 +1,7 @@
 """Free text first, then a grammar: a model thinks within a budget and answers in a form, or calls tools after a token.
 
 The text up to the end token is the model's own. When its budget is used up the end is forced, and what follows is held
-to a grammar if there is one. Nothing is ever taken back.
+to a grammar if there is one. Nothing is ever rolled back.
 """
 
 from __future__ import annotations

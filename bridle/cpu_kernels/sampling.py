@@ -114,8 +114,8 @@ class SamplingKernels:
         uniform: Tensor,
         cuts: Cuts | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens [n] drawn from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the weights
-        that they were drawn from. Each row has its largest logit and its temperature, float32 [n], and a number in
+        """Tokens [n] sampled from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the weights
+        that they were sampled from. Each row has its largest logit and its temperature, float32 [n], and a number in
         [0, 1), float64 [n]."""
         num_rows, columns = _shape(work)
         count = len(where)

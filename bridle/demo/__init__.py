@@ -1,4 +1,4 @@
-"""The demo models in the package: a very small Llama, and a very small SmolVLM that is asked about pictures of shapes.
+"""The demo models in the package: a very small Llama, and a very small SmolVLM that is asked about images of shapes.
 
 Examples and tests use them, because they need no download. Each is an ordinary Hugging Face folder with its own
 tokenizer and chat template. Importing this package loads neither torch nor transformers.

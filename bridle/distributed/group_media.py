@@ -1,4 +1,4 @@
-"""Pictures in a group of ranks: each rank has the whole tower, and encodes for itself what rank 0 passes on.
+"""Images in a group of ranks: each rank has the whole tower, and encodes for itself what rank 0 passes on.
 
 Ranks 1 and up encode beside the steps, in the order in which rank 0 asked. Rank 0 names in its plans only what it could
 encode itself, so an error here means that this rank has fallen behind the others.
@@ -55,7 +55,7 @@ class GroupMedia:
 
 
 class MemberMedia:
-    """Encodes in a thread of its own. Steps go on until rank 0 is ready with a picture; then they wait for this rank to
+    """Encodes in a thread of its own. Steps go on until rank 0 is ready with an image; then they wait for this rank to
     be ready as well."""
 
     def __init__(self, executor: Executor) -> None:
@@ -65,7 +65,7 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Do what the request says, if it is about pictures. Returns whether it is. Raises the error of a picture that
+        """Do what the request says, if it is about images. Returns whether it is. Raises the error of an image that
         rank 0 could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":

@@ -127,13 +127,13 @@ class ShardLink:
         check(self._ask("UnloadAdapter", request, pb.UnloadAdapterReply, _ADAPTER_SECONDS))
 
     def encode_medium(self, parts: Iterator[pb.MediumPart]) -> None:
-        """Make the shard encode a picture, and wait until that is done. Safe from any thread."""
+        """Make the shard encode an image, and wait until that is done. Safe from any thread."""
         method = f"/{SERVICE}/EncodeMedium"
         ask = self._channel.stream_unary(method, pb.MediumPart.SerializeToString, pb.EncodeMediumReply.FromString)
         check(self._answer(ask, parts, _MEDIUM_SECONDS))
 
     def drop_medium(self, request: pb.DropMediumRequest) -> None:
-        """Make the shard give up the features of a picture. Safe from any thread."""
+        """Make the shard give up the features of an image. Safe from any thread."""
         check(self._ask("DropMedium", request, pb.DropMediumReply, _MEDIUM_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:

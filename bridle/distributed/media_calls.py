@@ -68,7 +68,7 @@ def require_media(executor: object) -> MediaDevice:
 
 
 def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
-    """Let go of one picture's features or of all, as the request says."""
+    """Let go of one image's features or of all, as the request says."""
     if request.key == EVERY_MEDIUM:
         device.clear()
     else:
@@ -76,7 +76,7 @@ def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
 
 
 def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
-    """A picture as messages."""
+    """An image as messages."""
     arrays = [pb.MediumArray(name=one.name, dtype=one.dtype, shape=one.shape) for one in medium.arrays]
     yield pb.MediumPart(head=pb.MediumHead(key=medium.key, num_rows=medium.num_rows, arrays=arrays))
     for array in medium.arrays:
@@ -85,7 +85,7 @@ def parts_of(medium: MultiModalItem) -> Iterator[pb.MediumPart]:
 
 
 class Assembly:
-    """A picture whose parts come one after the other. Raises `ProtocolError` for a part that does not fit."""
+    """An image whose parts come one after the other. Raises `ProtocolError` for a part that does not fit."""
 
     def __init__(self, head: pb.MediumHead) -> None:
         self._head = head
@@ -99,7 +99,7 @@ class Assembly:
             )
 
     def add(self, data: bytes) -> bool:
-        """Take in the next part; returns whether the picture is whole."""
+        """Take in the next part; returns whether the image is whole."""
         if len(data) > self._missing:
             raise ProtocolError(f"{len(data)} bytes of a picture came where {self._missing} are missing")
         self._data += data
@@ -107,7 +107,7 @@ class Assembly:
         return not self._missing
 
     def medium(self) -> MultiModalItem:
-        """The picture, once it is whole."""
+        """The image, once it is whole."""
         if self._missing:
             raise ProtocolError(f"a picture ended {self._missing} bytes early")
         view, start, arrays = memoryview(self._data), 0, []
@@ -119,7 +119,7 @@ class Assembly:
 
 
 def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
-    """The picture that the messages describe."""
+    """The image that the messages describe."""
     assembly: Assembly | None = None
     for part in parts:
         if part.HasField("head"):

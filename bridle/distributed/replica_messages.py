@@ -205,7 +205,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 def pack_request(request: Request) -> Submit:
     """The request as a message. Raises `UnsupportedFeature` for what exists in this process only, and
-    `MediaRefused` for pictures that are too large to be sent."""
+    `MediaRefused` for images that are too large to be sent."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
     num_bytes = sum(medium.num_bytes for medium in request.media)

@@ -160,7 +160,7 @@ class Shard:
     # -- pictures, beside the steps ------------------------------------------------------------------------
 
     def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
-        """Make features of a picture. One call at a time holds a picture; others wait before they read theirs."""
+        """Make features of an image. One call at a time holds an image; others wait before they read theirs."""
         with self._encoding:
             return pb.EncodeMediumReply(failure=attempt(lambda: require_media(self.executor).encode(assembled(parts))))
 
@@ -168,7 +168,7 @@ class Shard:
         return pb.DropMediumReply(failure=attempt(lambda: drop(require_media(self.executor), request)))
 
     def _forget_uploads(self) -> None:
-        """Drop all adapters and pictures: a new router knows only of those that it has sent itself."""
+        """Drop all adapters and images: a new router knows only of those that it has sent itself."""
         for device in (find_device(self.executor), find_media(self.executor)):
             if device is not None:
                 device.clear()

@@ -1,7 +1,7 @@
 """The requests that are not over: how they come and go.
 
-A request holds its adapter and its pictures until its last output has ended. It may end before its outputs are
-complete: cancelled, too late, or without the adapter or the picture that it needs. Endings that other threads ask for
+A request holds its adapter and its images until its last output has ended. It may end before its outputs are
+complete: cancelled, too late, or without the adapter or the image that it needs. Endings that other threads ask for
 are applied between two steps. This module knows nothing of plans, nor whether anybody still reads the events.
 """
 
@@ -84,7 +84,7 @@ class ActiveRequests:
         self._cancelled.append(request_id)
 
     def apply(self, now: float) -> None:
-        """End the requests whose time has come by `now`, that were cancelled, or whose adapter or picture failed."""
+        """End the requests whose time has come by `now`, that were cancelled, or whose adapter or image failed."""
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)

@@ -53,9 +53,9 @@ class Engine:
     """Continuous batching over one `Executor`.
 
     `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
-    to the device (None: the executor has all that requests name), `media` encodes pictures (None: there are none),
+    to the device (None: the executor has all that requests name), `media` encodes images (None: there are none),
     `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. Ids that are
-    `unnamed` are never drawn. All methods but `cancel` belong to one thread.
+    `unnamed` are never sampled. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -260,7 +260,8 @@ class Engine:
         return self._progress.take_events()
 
     def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
-        """Finish the step whose tokens are being drawn, if there is one; returns the next if it was launched before."""
+        """Finish the step whose tokens are being sampled, if there is one; returns the next if it was launched
+        before."""
         if not ahead.is_under_way:
             return None
         flight = ahead.finish_previous_step()

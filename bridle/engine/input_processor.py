@@ -60,7 +60,7 @@ class InputProcessor:
             self._check_generated(request, max_len)
 
     def _check_named(self, field: str, tokens: Collection[int]) -> None:
-        """Raise `InvalidRequest` for an id that is never drawn."""
+        """Raise `InvalidRequest` for an id that is never sampled."""
         if max(tokens) >= self._info.num_drawable:
             raise InvalidRequest(
                 f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field

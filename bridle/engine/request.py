@@ -101,7 +101,7 @@ class Request:
     `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside the ones in `sampling`.
     `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
     another engine and that its client has; the output continues after them. It is allowed only for a single output
-    without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
+    without a controller. `media` are the images of the prompt, `runs` where they stand in it. A request that `embeds`
     asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
     a `Traced` event. `tools` are those that its controllers may call (None: all), `client_tools` those that its client
     answers. The KV of one that `parks` is held back from eviction for a while once an output has ended by itself; one

@@ -155,7 +155,7 @@ class Sequence:
         self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
 
     def resume_from(self, tokens: tuple[int, ...]) -> None:
-        """Begin with `tokens` that another engine has drawn for this output and that its client has."""
+        """Begin with `tokens` that another engine has sampled for this output and that its client has."""
         self.tokens += tokens
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
         self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
@@ -184,7 +184,7 @@ class Sequence:
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Note that the mirror has `token` at `position`: right if nothing before it was taken back, and if it is the
+        """Note that the mirror has `token` at `position`: right if nothing before it was rolled back, and if it is the
         token that has entered there."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:

@@ -45,7 +45,7 @@ BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 class HttpSettings:
     """Limits of one HTTP application. Sizes are in bytes, times in seconds.
 
-    A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads pictures.
+    A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads images.
 
     `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
     prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what

@@ -39,7 +39,7 @@ _MODALITIES = {name: modality for modality in WORDS for name in (modality, f"{mo
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt, and the pictures, sounds and videos for its placeholders, in order."""
+    """One prompt, and the images, sounds and videos for its placeholders, in order."""
 
     prompt: str | list[int]
     pictures: tuple[Source, ...] = ()
@@ -81,7 +81,7 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The pictures, sounds and videos of a `MultiModalData`."""
+    """The images, sounds and videos of a `MultiModalData`."""
     if not data:
         return ()
     if not isinstance(data, Mapping):
@@ -100,7 +100,7 @@ def as_pictures(data: Any) -> tuple[Source, ...]:
 
 
 def _several(value: Any, modality: str) -> list[Any]:
-    """One or many. An array and its rate are one sound; a list of pictures is one video, unless it holds files."""
+    """One or many. An array and its rate are one sound; a list of images is one video, unless it holds files."""
     has_rate = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float))
     is_many = isinstance(value, (list, tuple)) and not (has_rate and modality != IMAGE)
     if is_many and modality == VIDEO and not all(isinstance(each, (list, tuple, str, Path, bytes)) for each in value):

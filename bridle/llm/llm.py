@@ -204,7 +204,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[TextScore] | list[float]:
-        """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
+        """Log-probabilities of given texts, token by token; with `top`, also those of the most probable tokens at
         each position. With `others`, how much each pair of texts has to do with each other, as `/v1/score` tells it: by
         a cross-encoder, or by the cosine of vectors; one text goes with all others. Nothing is generated; `adapter`,
         `timeout` and the others of `RunOptions` that need no draw count."""

@@ -53,7 +53,7 @@ class Live:
 
 class LiveOutput:
     """The first output of a request as it grows: in a notebook in colours, if it is traced; elsewhere as text on the
-    standard output, where what is taken back is left standing."""
+    standard output, where what is rolled back is left standing."""
 
     def __init__(self) -> None:
         self._live = Live() if in_notebook() else None

@@ -34,14 +34,14 @@ Run = Callable[[list[OutputCollector]], list[RequestOutput]]
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The likeliest label of a text, and the score of each label, in the model's order."""
+    """The most probable label of a text, and the score of each label, in the model's order."""
 
     label: str
     scores: dict[str, float]
 
     @property
     def score(self) -> float:
-        """That of the likeliest label."""
+        """That of the most probable label."""
         return self.scores[self.label]
 
 

@@ -62,7 +62,7 @@ class PromptSpec:
     def request(
         self, prompt: str | Sequence[int], wanted: EventOptions = PLAINLY, *, pictures: Sequence[Source] = ()
     ) -> Request:
-        """The checked request; its pictures belong to the prompt's placeholders, or are in their places already."""
+        """The checked request; its images belong to the prompt's placeholders, or are in their places already."""
         beside: EventOptions = {**wanted, "trace": self.trace}
         return self.serving.request(
             prompt,

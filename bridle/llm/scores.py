@@ -52,7 +52,7 @@ def scores_of(
     how: RunOptions,
     run: Callable[[list[OutputCollector]], list[RequestOutput]],
 ) -> list[TextScore]:
-    """The score of each text, with those of the `top` likeliest tokens at each position. Raises the first error."""
+    """The score of each text, with those of the `top` most probable tokens at each position. Raises the first error."""
     model.check_process()
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
     outputs = run(make_collectors(model, prompts, sampling, None, how))

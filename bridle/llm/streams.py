@@ -122,7 +122,7 @@ class TextStream(Reader[str]):
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Read changes in place of text: those of every output, including tokens taken back and forks."""
+        """Read changes in place of text: those of every output, including tokens rolled back and forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:

@@ -55,7 +55,7 @@ class Generate:
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
     `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens.
-    `images` are the pictures of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
+    `images` are the images of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
     `video` the videos. `trace` asks the server to keep how each token came to be (true), and to tell it as well
     (`events`).
     Without `max_tokens` the server has its own limit: `DEFAULT_MAX_TOKENS` unless its operator says otherwise.
@@ -181,7 +181,7 @@ class Rejected:
 class Token:
     """One token of a stream. A `finish_reason` ends its branch, of which there is one unless the client asked for
     events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions; so is `token`
-    None, which ends a branch that has no token left to carry the reason. A `seed` repeats what was drawn."""
+    None, which ends a branch that has no token left to carry the reason. A `seed` repeats what was sampled."""
 
     stream_id: StreamId
     token: int | None

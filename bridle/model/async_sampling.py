@@ -1,6 +1,6 @@
 """Draws that a device makes while its host does other things, and the names of their tokens.
 
-A plan may name a token that is being drawn. The mirror then holds the name until the token is taken; the device puts
+A plan may name a token that is being sampled. The mirror then holds the name until the token is taken; the device puts
 the token in its place, from the draw's own output.
 """
 
@@ -33,7 +33,7 @@ class AsyncSampling:
         self._event: torch.cuda.Event | None = None  # the end of the last forward
 
     def reset(self) -> None:
-        """Forget what was drawn."""
+        """Forget what was sampled."""
         self._drawing = self._result = self._event = None
         self._named = []
 
@@ -77,7 +77,7 @@ class AsyncSampling:
         return bool(named)
 
     def fill(self, ids: Tensor) -> Tensor:
-        """Token ids, of any shape, with the tokens in place of their names. Where nothing could be drawn stands 0."""
+        """Token ids, of any shape, with the tokens in place of their names. Where nothing could be sampled stands 0."""
         tokens = getattr(self._drawing, "tokens", None)
         if tokens is None:
             drawn = [_computed(token) for token in self._wait().tokens]
@@ -104,5 +104,5 @@ class AsyncSampling:
 
 
 def _computed(token: int) -> int:
-    """The token that is computed for a drawn one: any, where none could be drawn."""
+    """The token that is computed for a sampled one: any, where none could be sampled."""
     return max(token, 0)

@@ -55,7 +55,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Rows `first .. first+length-1` of the picture `key` stand in the place of the packed tokens from `offset` on."""
+    """Rows `first .. first+length-1` of the image `key` stand in the place of the packed tokens from `offset` on."""
 
     key: bytes
     first: int
@@ -174,13 +174,13 @@ def _have_grids(rows: Sequence[PackedRow]) -> bool:
 
 
 def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
-    """Positions [3, 1, T] by time, height and width: those of text are equal, a picture's are those of its grid."""
+    """Positions [3, 1, T] by time, height and width: those of text are equal, an image's are those of its grid."""
     parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
     return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
 
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
-    """[3, end-start] of the tokens from `start` on. A picture takes as many positions as its longest side has rows or
+    """[3, end-start] of the tokens from `start` on. An image takes as many positions as its longest side has rows or
     columns, or its times take; what follows goes on behind the largest."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # how far tokens behind the runs so far stand from their number

@@ -78,7 +78,7 @@ class DenseModel:
         attend: AttentionHandler,
         look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts pictures into rows [T, hidden]."""
+        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts images into rows [T, hidden]."""
         rows = self._embed(input_ids[0])  # [T, hidden]
         if look is not None:
             rows = look(rows)

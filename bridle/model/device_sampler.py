@@ -2,7 +2,7 @@
 
 Greedy draws, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and log-probabilities are the usual
 ones. Rows that ask for more (typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k
-beyond 128, packed biases, traces) are drawn by the standard sampler, one after the other and waited for. Scores of
+beyond 128, packed biases, traces) are sampled by the standard sampler, one after the other and waited for. Scores of
 prompts are computed in plain torch, and waited for with the tokens.
 """
 
@@ -60,7 +60,7 @@ class DeviceSampler:
 
 @dataclass(slots=True)
 class _Usual:
-    """Rows of a batch that are being drawn."""
+    """Rows of a batch that are being sampled."""
 
     where: Sequence[int]
     draws: DeviceDraws

@@ -2,7 +2,7 @@
 asked for at once.
 
 A step is computed as the next larger one that was captured. Those with adapters have graphs of their own, in which
-every layer may add what adapters give. What has no graph, such as long chunks and pictures, is computed as ever.
+every layer may add what adapters give. What has no graph, such as long chunks and images, is computed as ever.
 """
 
 from __future__ import annotations

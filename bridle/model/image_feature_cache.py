@@ -1,4 +1,4 @@
-"""Rows of pictures that stand in prompts which see all of themselves, so that the next prompt with one of them need not
+"""Rows of images that stand in prompts which see all of themselves, so that the next prompt with one of them need not
 encode it again.
 
 They are kept by key, within a number of bytes; the least recently used leave first. Keys are unforgeable and differ
@@ -22,14 +22,14 @@ class PictureRows:
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def find(self, key: bytes) -> Tensor | None:
-        """Those of a picture, if they are kept; they are then the last to leave."""
+        """Those of an image, if they are kept; they are then the last to leave."""
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
             return self._rows.get(key)
 
     def keep(self, key: bytes, rows: Tensor) -> None:
-        """Keep the rows of a picture, unless it has more bytes than all may have."""
+        """Keep the rows of an image, unless it has more bytes than all may have."""
         if rows.nbytes > self.max_bytes:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Encodes pictures in this process and holds their features for the steps. Which of them stay is decided elsewhere."""
+"""Encodes images in this process and holds their features for the steps. Which of them stay is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 class LocalMedia:
     """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner what it holds. It takes
-    `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the pictures in them."""
+    `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the images in them."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0

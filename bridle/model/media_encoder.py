@@ -1,6 +1,6 @@
-"""Turns one picture, or one sound, into the rows that stand in a prompt in its place, by the model's own tower.
+"""Turns one image, or one sound, into the rows that stand in a prompt in its place, by the model's own tower.
 
-Pictures of one shape may be encoded together; each then differs from itself alone by rounding at most. Knows nothing of
+Images of one shape may be encoded together; each then differs from itself alone by rounding at most. Knows nothing of
 requests or steps.
 """
 
@@ -44,7 +44,7 @@ def alike(one: MultiModalItem, other: MultiModalItem) -> bool:
 
 
 class MediaEncoder:
-    """The part of a model that reads pictures. `inner` is the library's model of images and text without its head."""
+    """The part of a model that reads images. `inner` is the library's model of images and text without its head."""
 
     def __init__(self, inner: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._inner = inner
@@ -63,7 +63,7 @@ class MediaEncoder:
         return self._device.type == "cpu"
 
     def encode(self, medium: MultiModalItem) -> Features:
-        """The features of a picture, or of a prompt that sees all of itself. Raises `MediaRefused` if they are not as
+        """The features of an image, or of a prompt that sees all of itself. Raises `MediaRefused` if they are not as
         many as the prompt has places for."""
         with torch.inference_mode():
             if medium.arrays[0].name == PROMPT_IDS:
@@ -71,7 +71,7 @@ class MediaEncoder:
             return self._picture(medium.arrays, medium.num_rows)
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> list[Features]:
-        """The features of several pictures `alike`, by one call of the tower."""
+        """The features of several images `alike`, by one call of the tower."""
         with torch.inference_mode():
             return self._pictures([medium.arrays for medium in media], media[0].num_rows)
 
@@ -80,7 +80,7 @@ class MediaEncoder:
         return features
 
     def _pictures(self, several: Sequence[Sequence[MediaArray]], num_rows: int) -> list[Features]:
-        """The features of pictures whose arrays have the same names and shapes, each of `num_rows` rows."""
+        """The features of images whose arrays have the same names and shapes, each of `num_rows` rows."""
         inputs = {each[0].name: _joined([self._tensor(array) for array in each]) for each in zip(*several, strict=True)}
         method = next((_METHODS[name] for name in inputs if name in _METHODS), "get_image_features")
         output = getattr(self._inner, method)(**inputs, return_dict=True)
@@ -109,7 +109,7 @@ class MediaEncoder:
         return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
-        """The rows of one picture of a prompt, from an earlier prompt if it is known by its key."""
+        """The rows of one image of a prompt, from an earlier prompt if it is known by its key."""
         rows = None if key is None else self.known.find(key)
         if rows is None or len(rows) != num_rows:
             rows = self._picture((picture,), num_rows).rows

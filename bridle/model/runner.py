@@ -75,7 +75,7 @@ class ModelRunner:
             return logits
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:
-        """Rows [T, hidden] with the features of pictures in their places."""
+        """Rows [T, hidden] with the features of images in their places."""
         places, features = self._seen(step)
         return rows.index_copy(0, places, features)
 

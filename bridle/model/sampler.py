@@ -176,8 +176,8 @@ def _draw(
     rows: Sequence[SampleRow],
     kinds: Sequence[SamplingFlags],
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Tokens [n] drawn from the rows `where` of logits `work` [R, W], `index` on its device; the next states of
-    Mirostat by row, and the totals of the weights [n, 1] that were drawn from; `best` [n] are the largest logits."""
+    """Tokens [n] sampled from the rows `where` of logits `work` [R, W], `index` on its device; the next states of
+    Mirostat by row, and the totals of the weights [n, 1] that were sampled from; `best` [n] are the largest logits."""
     found, params = sampling_kernels(work), [row.sampling for row in rows]
     is_cut = any(kind.is_cut for kind in kinds)
     is_plain = not any(kind.is_bent for kind in kinds)
@@ -241,7 +241,7 @@ def _exclude_top(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], tokens: Sequence[int], processed: _Processed
 ) -> list[Logprob | None]:
-    """Log-probabilities of the drawn `tokens`, for the rows that ask for them."""
+    """Log-probabilities of the sampled `tokens`, for the rows that ask for them."""
     answers: list[Logprob | None] = [None] * len(rows)
     asked = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None and tokens[i] != NOTHING]
     if not asked:

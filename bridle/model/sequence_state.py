@@ -27,7 +27,7 @@ class BlockTableRow:
 
 class CachedRequestState:
     """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt, `media` are the
-    pictures among the tokens."""
+    images among the tokens."""
 
     __slots__ = ("_runs", "blocks", "media", "num_prompt", "seat", "tokens")
 
@@ -56,7 +56,7 @@ class CachedRequestState:
         self.media = before(self.media, num_tokens)
 
     def seen(self, start: int, end: int) -> list[PlaceholderRange]:
-        """The pictures among tokens `start` to `end` (exclusive)."""
+        """The images among tokens `start` to `end` (exclusive)."""
         return [run for run in self.media if run.position < end and run.end > start]
 
     def keep_blocks(self, num_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""Pictures and sounds in prompts, up to what an engine takes: bytes, limits, decoding, what the checkpoint's processors
+"""Images and sounds in prompts, up to what an engine takes: bytes, limits, decoding, what the checkpoint's processors
 do, and the places that they take in a prompt. Imports no torch."""
 
 from bridle.multimodal.families import FAMILIES

@@ -1,7 +1,7 @@
 """Placeholders of images in a prompt, family by family: how many rows, in which runs, between which marker tokens.
 
 The model's own processors know the same, but need torch, torchvision or texts of their own. Every rule here is compared
-with the library in the tests, and the number of rows with what the tower makes of the picture, each time.
+with the library in the tests, and the number of rows with what the tower makes of the image, each time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PlaceholderLayout:
 @dataclass(frozen=True, slots=True)
 class MultiModalFamily:
     """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
-    `placeholder` of the configuration is the token that stands for a picture in a prompt; where the rows of a picture
-    are `mutual`, they see each other in both directions; where a prompt with pictures is `whole`, all of its tokens do.
-    Templates may write `written` for a picture, which is no token."""
+    `placeholder` of the configuration is the token that stands for an image in a prompt; where the rows of an image
+    are `mutual`, they see each other in both directions; where a prompt with images is `whole`, all of its tokens do.
+    Templates may write `written` for an image, which is no token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)
@@ -68,7 +68,7 @@ def _num_patches(config: Config, rows: int, columns: int) -> int:
 
 
 def _llava_next(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """The whole picture, then its tiles as one, without their padding, each row with an end."""
+    """The whole image, then its tiles as one, without their padding, each row with an end."""
     whole = _num_patches(config, _side(config), _side(config))
     if arrays["pixel_values"].shape[1] == 1:
         return PlaceholderLayout((whole + 1,))
@@ -109,7 +109,7 @@ def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
 
 
 def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple[int, int]:
-    """The one of `choices` in which most of the picture is seen, and among these the one with the least waste."""
+    """The one of `choices` in which most of the image is seen, and among these the one with the least waste."""
 
     def merit(choice: list[int]) -> tuple[int, int]:
         scale = min(choice[1] / width, choice[0] / height)
@@ -135,7 +135,7 @@ def _internvl(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _aya(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles with their numbers, then the whole; a small picture is a whole alone."""
+    """Tiles with their numbers, then the whole; a small image is a whole alone."""
     rows = (_side(config) // int(config.get("downsample_factor", 2))) ** 2
     parts: list[int | str] = ["<|START_OF_IMG|>"]
     for number in range(1, arrays["pixel_values"].shape[0]):
@@ -155,7 +155,7 @@ def idefics_rows(config: Config) -> int:
 
 
 def _idefics(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """Tiles row by row, then the whole, each between marker tokens; a small picture is a whole alone."""
+    """Tiles row by row, then the whole, each between marker tokens; a small image is a whole alone."""
     rows = idefics_rows(config)
     tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
     num_rows, num_columns = tiles
@@ -204,7 +204,7 @@ def _qwen(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 
 def _gemma3(config: Config, arrays: Arrays) -> PlaceholderLayout:
-    """The picture, and parts of it where the processor cuts some out, each between marker tokens."""
+    """The image, and parts of it where the processor cuts some out, each between marker tokens."""
     whole: list[int | str] = ["\n\n<start_of_image>", int(config["mm_tokens_per_image"]), "<end_of_image>\n\n"]
     num_crops = arrays["pixel_values"].shape[0] - 1
     if not num_crops:

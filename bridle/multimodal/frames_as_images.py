@@ -1,4 +1,4 @@
-"""Families that are shown the frames of a video like pictures, each in a run of its own, with text between them."""
+"""Families that are shown the frames of a video like images, each in a run of its own, with text between them."""
 
 from __future__ import annotations
 

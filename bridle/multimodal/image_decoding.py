@@ -1,7 +1,7 @@
-"""Files into pictures, with distrust: sizes are judged by the header before anything is unpacked, only formats that are
+"""Files into images, with distrust: sizes are judged by the header before anything is unpacked, only formats that are
 listed are tried, and no message of a library is passed on, since these tell addresses of this process's memory.
 
-A picture is its first frame, turned as its camera says, on white where it is transparent, in three colours.
+An image is its first frame, turned as its camera says, on white where it is transparent, in three colours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.multimodal.limits import FORMATS, LEAST_SIDE, MOST_RATIO, MOST_SIDE,
 
 
 def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """The picture in a file. Raises `MediaRefused` in words of our own."""
+    """The image in a file. Raises `MediaRefused` in words of our own."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
     try:
@@ -38,7 +38,7 @@ def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Imag
 
 
 def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Image.Image:
-    """A picture that a program has opened itself, an image of Pillow's or an array, in the form that models are
+    """An image that a program has opened itself, an image of Pillow's or an array, in the form that models are
     given."""
     picture = value if isinstance(value, Image.Image) else _from_array(value, where)
     _check_size(*picture.size, limits, where)
@@ -86,7 +86,7 @@ def _converted(picture: Image.Image, mode: str) -> Image.Image:
 
 
 def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]:
-    """The size at which a picture is shown to models: its own, or as much smaller as it must be."""
+    """The size at which an image is shown to models: its own, or as much smaller as it must be."""
     if width * height <= limits.max_shown_pixels:
         return width, height
     scale = math.sqrt(limits.max_shown_pixels / (width * height))

@@ -1,4 +1,4 @@
-"""Reads pictures: the checkpoint's own image processor makes arrays of one, and the rule of its family says what stands
+"""Reads images: the checkpoint's own image processor makes arrays of one, and the rule of its family says what stands
 in a prompt for it."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ImageProcessor:
-    """Implements `bridle.multimodal.processor.ModalityProcessor` for pictures."""
+    """Implements `bridle.multimodal.processor.ModalityProcessor` for images."""
 
     modality = IMAGE
 
@@ -33,7 +33,7 @@ class ImageProcessor:
         self.written, self.is_mutual, self.is_whole = family.written, family.is_mutual, family.is_whole
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Of a picture in a file, an image of Pillow's or an array."""
+        """Of an image in a file, an image of Pillow's or an array."""
         is_file = isinstance(file, bytes)
         return self._prepare(
             open_picture(file, limits, where) if is_file else check_picture(file, limits, where), where

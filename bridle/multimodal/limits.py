@@ -32,8 +32,8 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request: pictures, sounds and videos, bytes of each file and of all, pixels of each picture,
-    seconds of each sound and video. What a model is given of a picture has at most `max_shown_pixels`; larger ones are
+    """Limits of one request: images, sounds and videos, bytes of each file and of all, pixels of each image,
+    seconds of each sound and video. What a model is given of an image has at most `max_shown_pixels`; larger ones are
     made smaller. Of a video it is given at most `max_frames`, with at most `max_video_pixels` and
     `max_video_rows` together. A sound and a video have `decode_seconds` each to be unpacked. What a model is given of
     all has at most `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them together."""

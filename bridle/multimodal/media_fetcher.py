@@ -1,4 +1,4 @@
-"""Pictures and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
+"""Images and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
 
 What such a server says of its files is not believed: not their type, nor their size. Where it sends on, the new place
 is looked at as the first was.
@@ -75,7 +75,7 @@ class ImageHosts:
         return bool(self._hosts)
 
     def fetch(self, url: str, max_bytes: int, deadline: float, where: str, modality: str = IMAGE) -> bytes:
-        """The file at a URL, a picture or one of another `modality`; waits for it until `deadline`, of the monotonic
+        """The file at a URL, an image or one of another `modality`; waits for it until `deadline`, of the monotonic
         clock. Raises `UnsupportedFeature` for a host that is not listed, and `MediaRefused`."""
         for _ in range(_MOST_REDIRECTS + 1):
             try:

@@ -1,4 +1,4 @@
-"""The places that pictures and sounds take in a prompt: each placeholder grows to rows, with marker tokens around."""
+"""The places that images and sounds take in a prompt: each placeholder grows to rows, with marker tokens around."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridle.multimodal.processor import ModalityProcessor, PlacingTokenizer, key
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture, or one of another `modality`, as a model reads it."""
+    """One image, or one of another `modality`, as a model reads it."""
 
     medium: MultiModalItem
     layout: PlaceholderLayout
@@ -33,7 +33,7 @@ class PlaceholderExpander:
         self._runs: list[PlaceholderRange] = []
 
     def place(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
+        """The prompt with each placeholder grown to what its image takes, and where the images stand in it. Raises
         `InvalidRequest` unless there is a placeholder for each."""
         whole = next((sense for sense in map(self._sense_of, pictures) if sense.is_whole), None)
         if whole is not None:
@@ -79,7 +79,7 @@ class PlaceholderExpander:
             )
 
     def _grow(self, picture: Picture) -> None:
-        """Append what the picture takes; space before it is made tokens of together with it, as in one text."""
+        """Append what the image takes; space before it is made tokens of together with it, as in one text."""
         layout, sense, offset = picture.layout, self._senses[picture.modality], 0
         self._drop_around(*layout.around)
         for number, part in enumerate(layout.parts):

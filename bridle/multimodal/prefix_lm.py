@@ -1,4 +1,4 @@
-"""Prompts all of whose tokens see each other, their text too, as PaliGemma's do where they have pictures.
+"""Prompts all of whose tokens see each other, their text too, as PaliGemma's do where they have images.
 
 What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium
 that stands in one run: its key covers ids and pixels, no chunk cuts it, and no cache gives a part of it to another
@@ -16,8 +16,8 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
-    """A prompt as the library's processor writes it: the token that begins a text stands behind the last picture, and a
-    line end behind all. Pictures come first where the prompt has no places for them. A prompt that begins with it
+    """A prompt as the library's processor writes it: the token that begins a text stands behind the last image, and a
+    line end behind all. Images come first where the prompt has no places for them. A prompt that begins with it
     already is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PlacingTokenizer(Protocol):
-    """The part of a tokenizer that places pictures."""
+    """The part of a tokenizer that places images."""
 
     @property
     def bos_token_id(self) -> int | None: ...

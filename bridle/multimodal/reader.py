@@ -1,4 +1,4 @@
-"""From pictures, sounds and videos in a request to what an engine takes: `MultiModalItem` and `PlaceholderRange`.
+"""From images, sounds and videos in a request to what an engine takes: `MultiModalItem` and `PlaceholderRange`.
 
 The reader belongs to a model: it has a sense for each kind of files that the model reads, which makes arrays of one,
 and says what stands in a prompt for it. Files that were read lately are kept by the digest of their bytes: a chat sends
@@ -60,7 +60,7 @@ class MediaReader:
 
     @property
     def placeholder(self) -> int:
-        """The token that stands for a picture in a prompt."""
+        """The token that stands for an image in a prompt."""
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
@@ -110,7 +110,7 @@ class MediaReader:
     def read(
         self, file: Any, where: str = "image", max_shown_pixels: int | None = None, modality: str = IMAGE
     ) -> Picture:
-        """A picture, or one of another modality, in a file, or one that a program has opened; raises `MediaRefused`,
+        """An image, or one of another modality, in a file, or one that a program has opened; raises `MediaRefused`,
         and `UnsupportedFeature` for what the model does not read."""
         limits, sense = self.limits, self.senses.get(modality)
         if sense is None:
@@ -149,7 +149,7 @@ class MediaReader:
     def place(
         self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: PlacingTokenizer
     ) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
+        """The prompt with each placeholder grown to what its image takes, and where the images stand in it. Raises
         `InvalidRequest` unless there is a placeholder for each."""
         return PlaceholderExpander(self.senses, tokenizer).place(prompt, pictures)
 

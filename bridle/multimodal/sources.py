@@ -1,4 +1,4 @@
-"""Pictures, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs,
+"""Images, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs,
 `data:` URLs and base64. No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
 
 Every refusal has a sentence of its own, which says nothing of what the bytes hold.
@@ -29,7 +29,7 @@ NO_HOSTS = ImageHosts()
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file that has not been read: its bytes, a `data:` URL, base64 with its `kind`, a path, or an object of a
-    library's, such as Pillow's or numpy's. `modality` is what it shows. `is_low` if little detail of a picture will
+    library's, such as Pillow's or numpy's. `modality` is what it shows. `is_low` if little detail of an image will
     do."""
 
     value: Any
@@ -142,7 +142,7 @@ def read_url(url: str, limits: MediaLimits, where: str = "image_url", modality: 
 
 
 def read_typed(text: str, kind: str | None, limits: MediaLimits, where: str, modality: str) -> Any:
-    """The bytes behind base64, or of each frame where these are pictures with commas between them."""
+    """The bytes behind base64, or of each frame where these are images with commas between them."""
     if modality != VIDEO or kind is None or VIDEO_FORMATS.get(kind.strip().lower()) != "frames":
         return read_base64(text, kind, limits, where, modality)
     if (count := text.count(",") + 1) > limits.max_frames:

@@ -201,7 +201,7 @@ def _check_samples(data: bytes) -> None:
 
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
-    """Frames that somebody has chosen: a list of pictures, or an array of them (frames, height, width, 3). With their
+    """Frames that somebody has chosen: a list of images, or an array of them (frames, height, width, 3). With their
     rate beside them they are a film, of which some are seen."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):

@@ -1,7 +1,7 @@
 """A scripted executor that answers late, as one does whose device works on while its caller does other things.
 
 Calls only queue work. It is done on the first wait for it, in order and never earlier, so that reading a token before
-it was taken finds none. The names of tokens in a plan are looked up by the device, which has drawn them.
+it was taken finds none. The names of tokens in a plan are looked up by the device, which has sampled them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         self._draw_done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Queue the plan. A fault is raised here; what was drawn before can be taken all the same."""
+        """Queue the plan. A fault is raised here; what was sampled before can be taken all the same."""
         self._notice(plan)
         names = [token for row in plan.rows for token in row.new_tokens if token < 0]
         with Recorded(self.violations):

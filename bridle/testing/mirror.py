@@ -122,7 +122,7 @@ class Mirrors:
         mirror.num_prompt = row.num_prompt
 
     def _seen(self, row: PlanRow) -> Sequence[int]:
-        """The new tokens, and at the places of pictures a number for what is seen there."""
+        """The new tokens, and at the places of images a number for what is seen there."""
         seen = list(row.new_tokens)
         for run in row.runs:
             first = run.position - row.num_kept

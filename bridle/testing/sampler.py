@@ -22,7 +22,7 @@ from bridle.traces import Draw, Odds
 
 
 def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int) -> tuple[int, Logprob | None]:
-    """The token drawn from `logits` [V] under `row` (-1: none left), and its log-probability if asked for."""
+    """The token sampled from `logits` [V] under `row` (-1: none left), and its log-probability if asked for."""
     sampling = row.sampling
     steered = _steer(logits, row)
     if not np.any(np.isfinite(steered)):
@@ -39,7 +39,7 @@ def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_promp
 
 
 def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int, token: int) -> float:
-    """Mirostat's state after `token` was drawn from `logits` under `row`."""
+    """Mirostat's state after `token` was sampled from `logits` under `row`."""
     sampling = row.sampling
     scores = _dry(_penalize(_steer(logits, row), sampling, history, num_prompt), sampling, history)
     probs = distribution(scores, row)

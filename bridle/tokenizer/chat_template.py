@@ -182,7 +182,7 @@ class Look:
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
-        """Content whose parts are texts, pictures, sounds and videos."""
+        """Content whose parts are texts, images, sounds and videos."""
         given = [content] if isinstance(content, str) or content is None else content
         if not isinstance(given, Sequence):
             raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
@@ -199,7 +199,7 @@ class Look:
         return {"type": "text", "text": _part(part, where)}
 
     def check(self, messages: Prepared) -> None:
-        """Refuse text that spells a place for a picture or a sound, where there are any: one could be bound to it."""
+        """Refuse text that spells a place for an image or a sound, where there are any: one could be bound to it."""
         tokens = set(self.placeholders.values())
         stands_for = {spelling: modality for modality, spelling in (*self.written.items(), *self.placeholders.items())}
         for i, message in enumerate(messages if self.sources else ()):

@@ -55,8 +55,8 @@ class ByteText:
     `bridle.engine.interfaces.TextState`; `skipped` are the tokens that leave no text.
 
     A token that is whole characters costs one list look-up. Bytes that may begin a character wait for the rest of it.
-    Tokens can be taken back: only the few positions with waiting bytes (or within the special beginning of a text) need
-    remembering, the others are recomputed from nothing but the number of characters each token gave.
+    Tokens can be rolled back: only the few positions with waiting bytes (or within the special beginning of a text)
+    need remembering, the others are recomputed from nothing but the number of characters each token gave.
     """
 
     def __init__(self, table: TokenTable, prompt: Sequence[int], skipped: AbstractSet[int]) -> None:

@@ -58,7 +58,7 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class TraceDifference:
     """First difference of two traces in output `output`: the move of each (None: no more), and the moves `before`.
-    `gap` is how much likelier the best token was than the second one, in the first run."""
+    `gap` is how much more probable the best token was than the second one, in the first run."""
 
     output: int
     number: int

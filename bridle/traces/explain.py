@@ -28,7 +28,7 @@ LEAST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fight:
-    """A draw that the model wanted otherwise: `wanted` had the probability `chance` for it, the drawn token `own`."""
+    """A draw that the model wanted otherwise: `wanted` had the probability `chance` for it, the sampled token `own`."""
 
     output: int
     at: int
@@ -261,7 +261,7 @@ def _add_fight(made: Explanation, token: TokenRecord) -> None:
 
 
 def best_of(odds: Odds) -> tuple[str, float]:
-    """The likeliest token of a distribution, as people read it, and its probability."""
+    """The most probable token of a distribution, as people read it, and its probability."""
     if not odds.top:
         return "", 0.0
     token, logprob = odds.top[0]

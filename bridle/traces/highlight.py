@@ -1,7 +1,7 @@
 """Tokens in the colours of where they came from: as HTML for notebooks, and as styles for terminals.
 
 Texts are escaped, and nothing is loaded from elsewhere. The colours are see-through, so that they suit light pages and
-dark ones. What was taken back shows struck through where it had stood.
+dark ones. What was rolled back shows struck through where it had stood.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def origin_of(token: TokenRecord) -> str:
 
 
 def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan]:
-    """The text of an output in pieces, with its prompt before it, and with what was taken back."""
+    """The text of an output in pieces, with its prompt before it, and with what was rolled back."""
     told = prompt_spans(trace.records) if prompt else []
     output = next((each for each in rebuild(trace) if each.index == index), Rebuilt(index))
     pieces = dict(zip(map(id, output.records), output.pieces, strict=False))

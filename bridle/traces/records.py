@@ -27,7 +27,7 @@ MAX_BIASES = 16
 
 @dataclass(slots=True)
 class Odds:
-    """The log-probability and rank of a drawn token in one distribution, and the best tokens in it, best first."""
+    """The log-probability and rank of a sampled token in one distribution, and the best tokens in it, best first."""
 
     logprob: float
     rank: int | None = None
@@ -107,8 +107,8 @@ class ChunkRecord(Record):
 @dataclass(slots=True)
 class TokenRecord(Record):
     """One more token, number `at` of the output. `text` is the text that became certain with it, `spelled` what the
-    token says by itself. It was drawn, or forced, `by` the controller of that name. `answer` is how many seconds the
-    controller took to answer since the last token. A `drafted` one was computed before it was drawn."""
+    token says by itself. It was sampled, or forced, `by` the controller of that name. `answer` is how many seconds the
+    controller took to answer since the last token. A `drafted` one was computed before it was sampled."""
 
     at: int = 0
     token: int = 0
@@ -126,7 +126,7 @@ class TokenRecord(Record):
 
 @dataclass(slots=True)
 class ReplacedRecord(Record):
-    """A token was drawn, and a splice took its place before it became part of the output."""
+    """A token was sampled, and a splice took its place before it became part of the output."""
 
     token: int = 0
     spelled: str = ""
@@ -136,7 +136,7 @@ class ReplacedRecord(Record):
 
 @dataclass(slots=True)
 class RewindRecord(Record):
-    """The last `num_tokens` tokens and `num_chars` characters are taken back, and then `num_prompt` tokens of the
+    """The last `num_tokens` tokens and `num_chars` characters are rolled back, and then `num_prompt` tokens of the
     prompt."""
 
     num_tokens: int = 0

@@ -1,9 +1,9 @@
-"""Prompts with pictures: time to the first token and tokens per second with none, one and eight, beside transformers'
-`generate` over the same weights; a chat that shows the same picture in each turn; and what streams notice of pictures
+"""Prompts with images: time to the first token and tokens per second with none, one and eight, beside transformers'
+`generate` over the same weights; a chat that shows the same image in each turn; and what streams notice of images
 that are encoded beside them.
 
 Both peers run in this process with the same threads and pixels, in turns; each figure is the best of its rounds, each
-round with pictures of its own. Beside the clock stands processor time, whose ratio can be trusted on a busy machine.
+round with images of its own. Beside the clock stands processor time, whose ratio can be trusted on a busy machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each scene takes: pictures that are encoded, and tokens behind them."""
+    """About how many seconds each scene takes: images that are encoded, and tokens behind them."""
     name, num_tokens, num_rounds = _scale(settings)
     layers, hidden, eye_layers, eye_hidden, side = SHAPES[name]
     places = (side // _PATCH) ** 2
@@ -96,7 +96,7 @@ def _num_pairs(settings: BenchSettings) -> int:
 
 
 def _race(ours: Ours, theirs: Theirs, num_tokens: int, num_rounds: int) -> list[dict[str, Any]]:
-    """One prompt at a time, with more and more pictures."""
+    """One prompt at a time, with more and more images."""
     figures = []
     peers: list[tuple[str, Ours | Theirs]] = [("bridle", ours), ("transformers", theirs)]
     for _, peer in peers:
@@ -133,7 +133,7 @@ def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
 
 
 def _chat(ours: Ours, theirs: Theirs, num_turns: int, num_tokens: int) -> dict[str, Any]:
-    """The same picture in each turn, behind it all that was said: its features are found, and most of the KV."""
+    """The same image in each turn, behind it all that was said: its features are found, and most of the KV."""
     before, said = ours.num_encoded, list[int]()
     first: dict[str, list[float]] = {"bridle": [], "transformers": []}
     for turn in range(num_turns):

@@ -1,8 +1,8 @@
 """Slowdown of text streams while an image is encoded, and the speed of that encoding.
 
-Each pair of turns is one with a picture, which lasts until it is encoded, and one of as many steps without; they
+Each pair of turns is one with an image, which lasts until it is encoded, and one of as many steps without; they
 alternate, so that whatever else the machine does falls on both, and the ratio is the median over pairs. Steps have
-single tokens alone: what the picture's own rows cost in a step is no part of it.
+single tokens alone: what the image's own rows cost in a step is no part of it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BackgroundStreams:
 
 
 class _Encoding:
-    """One picture that is encoded in a thread, as the engine's pool has it done."""
+    """One image that is encoded in a thread, as the engine's pool has it done."""
 
     def __init__(self, ours: Ours, medium: MultiModalItem) -> None:
         self.seconds = 0.0
@@ -92,8 +92,8 @@ class _Encoding:
 
 
 def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs: int) -> dict[str, Any]:
-    """Gaps between tokens of `num_streams` streams with and without a picture, in `num_pairs` pairs of turns; and the
-    share of its own speed that the picture has beside them."""
+    """Gaps between tokens of `num_streams` streams with and without an image, in `num_pairs` pairs of turns; and the
+    share of its own speed that the image has beside them."""
     streams = BackgroundStreams(ours, num_streams, num_tokens)
     (medium,) = ours.prompt(1, 500).sights.media
     alone = [_encoded_alone(ours, medium) for _ in range(3)]
@@ -116,7 +116,7 @@ def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs:
 
 
 def _beside(ours: Ours, streams: BackgroundStreams, medium: MultiModalItem) -> tuple[_Turn, float]:
-    """The turn in which a picture is encoded, and the seconds that it takes."""
+    """The turn in which an image is encoded, and the seconds that it takes."""
     encoding = _Encoding(ours, medium)
     turn = streams.steps(lambda done: done < _LEAST_STEPS or (done < _MOST_STEPS and not encoding.is_done))
     encoding.join()

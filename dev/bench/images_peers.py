@@ -29,7 +29,7 @@ _LONGEST_WAIT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Tokens with the rows of pictures in their places."""
+    """Tokens with the rows of images in their places."""
 
     tokens: tuple[int, ...]
     sights: MultiModalInputs
@@ -72,7 +72,7 @@ class Ours:
         self._num_requests = 0
 
     def prompt(self, num_pictures: int, seed: int, *, more: Sequence[int] = ()) -> ImagePrompt:
-        """Some text, pictures that no other seed has, and more text."""
+        """Some text, images that no other seed has, and more text."""
         from PIL import Image
 
         random = np.random.RandomState(seed)
@@ -138,7 +138,7 @@ class Ours:
 
 
 class _NoTokens:
-    """This family puts no marker texts around pictures."""
+    """This family puts no marker texts around images."""
 
     bos_token_id = None
 

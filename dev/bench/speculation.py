@@ -170,7 +170,7 @@ def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask
 
 
 def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Predictions of texts in which nothing can be looked up: drawn, not the likeliest, from a model that knows
+    """Predictions of texts in which nothing can be looked up: drawn, not the most probable, from a model that knows
     nothing."""
     from bridle import LLM
 

@@ -170,7 +170,7 @@ _PROMPT, _DRAFT, _JUDGE, _THINK, _FINAL, _ANSWER, _BRANCHES = 600, 16, 20, 24, 8
 
 
 class Tree(Controller):
-    """Draft; fork; in each branch an instruction, some thinking that is taken back, a last instruction, an answer."""
+    """Draft; fork; in each branch an instruction, some thinking that is rolled back, a last instruction, an answer."""
 
     max_rewind = _THINK
 

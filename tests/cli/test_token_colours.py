@@ -1,4 +1,4 @@
-"""Tokens in a terminal: each origin in its colour, what was taken back struck through, and plain text elsewhere."""
+"""Tokens in a terminal: each origin in its colour, what was rolled back struck through, and plain text elsewhere."""
 
 from __future__ import annotations
 

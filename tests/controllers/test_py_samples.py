@@ -7,7 +7,7 @@ from tests.controllers.pykit import script
 
 
 def test_yes_or_no(py: Run) -> None:
-    """The first sample of all: a question, then one of two words. Nothing else is drawn."""
+    """The first sample of all: a question, then one of two words. Nothing else is sampled."""
     body = """
 await aici.FixedTokens("Is an orca a dolphin? Say Yes or No.\\n")
 answer = await aici.gen_tokens(options=["Yes", "No"])
@@ -135,7 +135,7 @@ else:
 
 
 def test_the_end_in_the_middle_of_a_text(py: Run) -> None:
-    """The end is drawn because nothing else is allowed, and the script goes on after it."""
+    """The end is sampled because nothing else is allowed, and the script goes on after it."""
     body = """
 await aici.FixedTokens("one")
 await aici.gen_tokens(regex="x?", max_tokens=5)

@@ -1,4 +1,4 @@
-"""The shipped demo model that sees, through bridle: small, and right about pictures of shapes."""
+"""The shipped demo model that sees, through bridle: small, and right about images of shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures are drawn from what ran: each kind of token that the legend names is in them."""
+"""Images are drawn from what ran: each kind of token that the legend names is in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures behind shards: the router decides which features stay, the shard encodes, and what is said is what the model
+"""Images behind shards: the router decides which features stay, the shard encodes, and what is said is what the model
 says in one process; after a loss too."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def requests(folder: Path) -> list[Request]:
-    """One of text, and three of pictures: the first two of the same one."""
+    """One of text, and three of images: the first two of the same one."""
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None
     name = tokenizer.token_text(reader.placeholder)
@@ -71,7 +71,7 @@ def requests(folder: Path) -> list[Request]:
 
 
 def engine_over(executor: Executor) -> Engine:
-    """In chunks that cut pictures; nothing is cached, so that each round needs all features."""
+    """In chunks that cut images; nothing is cached, so that each round needs all features."""
     device = find_media(executor)
     assert device is not None
     return Engine(
@@ -97,7 +97,7 @@ def rounds(
 
 @pytest.mark.parametrize("family", ["paligemma", "qwen3_vl"])
 def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[str], Path]) -> None:
-    """And after a loss, for which the shard has forgotten all pictures."""
+    """And after a loss, for which the shard has forgotten all images."""
     folder = folders(family)
     expected, num_encoded = rounds(load_executor(config_of(folder)), folder)
     num_media = len({medium.key for request in requests(folder) for medium in request.media})

@@ -73,7 +73,7 @@ def branch(random: Random, view: View, verb: str | None = None) -> Branch:
 
 
 def splice(random: Random, view: View) -> Splice:
-    """A splice on what gets drawn: keep it, replace it, or take older ones back as well."""
+    """A splice on what gets sampled: keep it, replace it, or take older ones back as well."""
     back = min(random.choice([0, 0, 1, 1, 2, 3]), len(view.tokens))
     chosen = frozenset(random.sample(range(VOCAB), random.randint(1, 6)))
     return Splice(back, tokens(random, 3), chosen if random.random() < 0.8 else frozenset())

@@ -107,7 +107,7 @@ def test_drafts_change_nothing_but_the_time(seed: int, phrases: tuple[str, ...],
 @given(SEED, st.sampled_from(PHRASES))
 def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple[str, ...]) -> None:
     """Controllers that fork, splice, rewind and wait, small memory, many at once: the checks of the lab hold, and what
-    was drawn holds no phrase unless a controller forced part of it."""
+    was sampled holds no phrase unless a controller forced part of it."""
     random = Random(seed)
     lab = random_lab(random, kv)
     requests = [random_request(random, banned_phrases=phrases) for _ in range(random.randint(1, 4))]
@@ -118,7 +118,7 @@ def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple
 
 
 def test_what_was_shown_begins_no_stop_string_once_what_followed_it_went() -> None:
-    """`ab` could be shown when more came after it. That was taken back, and then `d` made a stop string of its `b`."""
+    """`ab` could be shown when more came after it. That was rolled back, and then `d` made a stop string of its `b`."""
     fields = {"n": 2, "max_tokens": 25, "temperature": 0.0, "stop": ("bd",), "seed": 258542091905}
     lab, replay = run(banned_phrases=("abc", "dd"), **fields)
     assert not [event for event in lab.events if isinstance(event, Rewind)]
@@ -197,7 +197,7 @@ def test_a_controller_hears_of_what_was_taken_back() -> None:
 
 
 def test_forced_text_stands_and_what_was_drawn_before_it_goes() -> None:
-    """`ab` where both are forced stays. Where `a` was drawn and `b` forced after it, `a` is what goes."""
+    """`ab` where both are forced stays. Where `a` was sampled and `b` forced after it, `a` is what goes."""
 
     def forces(view: View) -> Reply:
         if len(view.tokens) == 3:

@@ -189,7 +189,7 @@ def test_the_order_of_masks_does_not_matter(seed: int) -> None:
 @more(2)
 @given(seed=SEED)
 def test_no_token_outside_of_any_mask_appears(seed: int) -> None:
-    """Neither drawn nor forced, nor after a rewind or a fork: what one controller does passes the masks of all."""
+    """Neither sampled nor forced, nor after a rewind or a fork: what one controller does passes the masks of all."""
     random = Random(seed)
     masks = [pure_mask(random.randrange(1 << 20), 0.9) for _ in range(random.randint(1, 2))]
     wild: Program = RandomProgram(random.randrange(1 << 30), random.choice(["sssmbwffnkrxt", "ssf", "sn", "sk", "sr"]))
@@ -280,7 +280,7 @@ def test_two_may_force_the_same() -> None:
 
 
 def test_a_drawn_token_is_replaced_by_what_the_others_allow() -> None:
-    """The drawn token never enters the text, so the others need not like it."""
+    """The sampled token never enters the text, so the others need not like it."""
     swap = always(Decision.sample(splices=[Splice(1, (5,), frozenset({4}))]))
     got = run_one(swap, allowing(4, 5), max_tokens=30)
     assert set(got.first.tokens) == {5}

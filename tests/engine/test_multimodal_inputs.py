@@ -1,5 +1,5 @@
-"""Pictures in prompts, as the engine sees them: who computes what and when is unchanged by them, except that nobody
-computes a picture before it is encoded, and that no cache takes one for another."""
+"""Images in prompts, as the engine sees them: who computes what and when is unchanged by them, except that nobody
+computes an image before it is encoded, and that no cache takes one for another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEED = st.integers(0, 1 << 40)
 
 
 def seeing(random: Random, request: Request) -> Request:
-    """`request` with pictures at some places of a longer prompt, some of them in two runs, some not to be cut."""
+    """`request` with images at some places of a longer prompt, some of them in two runs, some not to be cut."""
     tokens, runs, media = list(request.prompt), [], {}
     for _ in range(random.randint(1, 3)):
         medium = make_medium(random.choice("xyz"), random.choice([1, 4, 5, 9]))
@@ -56,8 +56,8 @@ def outcome(replay: Replay) -> object:
 @more(2)
 @given(SEED)
 def test_an_output_depends_on_its_request_alone(seed: int) -> None:
-    """In a crowd, in chunks that cut pictures, preempted, from the prefix cache, while pictures come and go: each
-    request with pictures says what it says alone, where all of them are there at once."""
+    """In a crowd, in chunks that cut images, preempted, from the prefix cache, while images come and go: each
+    request with images says what it says alone, where all of them are there at once."""
     random = Random(seed)
     store = FakeMediaStore(random, room=random.choice([1, 2, 4]))
     limits = {"vocab_size": VOCAB, "block_size": 4, "eos_token_ids": (13,), "max_forks": 100_000}
@@ -111,7 +111,7 @@ def test_the_same_tokens_with_other_pictures_share_no_cache() -> None:
 
 
 def test_a_picture_that_is_not_cut_goes_first_once_and_the_others_go_on() -> None:
-    """Pictures of 6 rows in steps of 6 tokens, beside outputs that take a token each: all come to an end."""
+    """Images of 6 rows in steps of 6 tokens, beside outputs that take a token each: all come to an end."""
     lab = MediaLab(FakeMediaStore(), vocab_size=VOCAB, block_size=4, max_num_batched_tokens=6)
     medium = make_medium("one", 6)
     run = PlaceholderRange(1, 6, medium.key, is_mutual=True)
@@ -158,7 +158,7 @@ def test_what_the_prefix_cache_holds_is_not_encoded_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.sampled_from("ab"), st.integers(0, 3))), SEED)
 def test_marks_say_what_stands_where(parts: list[tuple[int, int, str, int]], seed: int) -> None:
-    """Blocks have equal marks exactly if the same rows of the same pictures stand at the same places of them."""
+    """Blocks have equal marks exactly if the same rows of the same images stand at the same places of them."""
     random, position, runs = Random(seed), 0, []
     for gap, length, name, offset in parts:
         runs.append(PlaceholderRange(position + gap, length, name.encode().ljust(16), offset))

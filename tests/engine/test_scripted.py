@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def greedy(executor: ScriptedExecutor, step: int, *sources: tuple[int, int]) -> list[int]:
-    """Tokens drawn greedily from (sequence, logits row) pairs of a step."""
+    """Tokens sampled greedily from (sequence, logits row) pairs of a step."""
     rows = [SampleRow(seq_id, index, GREEDY) for seq_id, index in sources]
     return executor.sample(SampleBatch(step, rows)).tokens
 

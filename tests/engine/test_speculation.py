@@ -95,7 +95,7 @@ def test_drafts_take_no_block_from_another() -> None:
 
 
 def test_no_drafted_token_is_ever_sent() -> None:
-    """Clients see tokens that were drawn, and nothing that is taken back for a draft's sake."""
+    """Clients see tokens that were sampled, and nothing that is rolled back for a draft's sake."""
     request = make_request([1, 2, 3], max_tokens=12, seed=5, speculate=6, prediction_ids=(7, 7, 7, 7))
     lab = Lab()
     lab.engine.add(request)

@@ -1,5 +1,5 @@
-"""Ids that the model has and no token stands for are never drawn nor told: outputs are those of a model that gives them
-no chance, whatever the parameters."""
+"""Ids that the model has and no token stands for are never sampled nor told: outputs are those of a model that gives
+them no chance, whatever the parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODEL = ScriptedModel(VOCAB)
 
 
 def eager(prefix: Sequence[int]) -> Logits:
-    """Logits in which an id without a token is the likeliest."""
+    """Logits in which an id without a token is the most probable."""
     row = _MODEL.row_after(prefix)
     row[list(UNNAMED)] += 6.0
     return row
@@ -73,7 +73,7 @@ def half(view: View) -> Decision:
 
 
 def random_request(random: Random) -> Request:
-    """Any sampling, drawn freely, under masks or along beams, with prompts that may hold such ids."""
+    """Any sampling, sampled freely, under masks or along beams, with prompts that may hold such ids."""
     controller = random.choice([None, None, half, BeamSearch(3, 6)])
     if isinstance(controller, BeamSearch):
         return make_request((1, 2), controller=controller, max_tokens=6, temperature=0.0, ignore_eos=True)

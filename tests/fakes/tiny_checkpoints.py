@@ -1,7 +1,7 @@
 """Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a
 second.
 
-Weights are drawn so that the next token depends on the whole context and wins by a wide margin: a wrong
+Weights are sampled so that the next token depends on the whole context and wins by a wide margin: a wrong
 position, a lost key or a neighbor's KV changes the output, rounding does not. The tokenizer has a token per
 byte.
 """

@@ -1,5 +1,5 @@
 """Real checkpoints that take images, tiny and random: a Hugging Face folder per family, with the file that says how
-pictures become its input.
+images become its input.
 
 The weights are those of `tiny`: the next token depends on the whole context, images included, and wins by a wide
 margin.
@@ -329,7 +329,7 @@ def placeholder_of(family: str) -> str:
 
 
 def name_tokens(folder: Path, names: tuple[str, ...], modality: str = "image") -> None:
-    """Give the last ids of the vocabulary to the tokens around pictures, the very last to the placeholder. The chat
+    """Give the last ids of the vocabulary to the tokens around images, the very last to the placeholder. The chat
     template knows parts of the one `modality`."""
     from transformers import AutoTokenizer
 

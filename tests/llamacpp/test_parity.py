@@ -57,7 +57,8 @@ def test_logits_of_llama_3s_positions() -> None:
 
 @pytest.mark.parametrize("kind", FILE_TYPES)
 def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> None:
-    """The likeliest token after each of a text's is that of torch wherever it is ahead by more than rounding can be."""
+    """The most probable token after each of a text's is that of torch wherever it is ahead by more than rounding can
+    be."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     _, file = pair("llama", kind, **sizes)
     tokens = PROMPT * 4

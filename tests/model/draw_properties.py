@@ -184,7 +184,7 @@ def test_tokens_that_lie_apart_have_to_be_waited_for() -> None:
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=2, max_size=5), st.integers(0, 600))
 def test_histories_that_go_on_from_step_to_step_count_as_whole_ones(changes: list[Any], max_words: int) -> None:
-    """... after tokens were taken back, and where there is no room to keep them."""
+    """... after tokens were rolled back, and where there is no room to keep them."""
     sampler = DeviceSampler(CPU)
     sampler.drawer._kept = DeviceTokenHistory(CPU, max_words)
     penalties = {"repetition_penalty": 1.7, "presence_penalty": 3.0, "frequency_penalty": 2.0}

@@ -68,7 +68,7 @@ class NaiveDriver:
         return row
 
     def run_step(self, counts: dict[int, int | None]) -> dict[int, int]:
-        """One step over the given sequences; appends the drawn token where everything is computed."""
+        """One step over the given sequences; appends the sampled token where everything is computed."""
         rows = [self.row(number, count) for number, count in counts.items()]
         self.step += 1
         self.executor.forward(StepPlan(self.step, rows))

@@ -80,7 +80,7 @@ def sampled(draw: st.DrawFn) -> tuple[SampleRow, list[int]]:
 
 @given(sampled())
 def test_draws_agree_with_the_plain_reference(case: tuple[SampleRow, list[int]]) -> None:
-    """The token is the reference's, unless the number drawn lies within a rounding error of the edge between two."""
+    """The token is the reference's, unless the number sampled lies within a rounding error of the edge between two."""
     single, history = case
     found = run(LOGITS, [single], histories={single.seq_id: (history, 2)})
     plain = PLAIN[single.logits_index]

@@ -238,7 +238,8 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_the_engine_did_logits_are_those_of_a_fresh_pass(kv: str, seed: int) -> None:
-    """Prefix cache, forks, splices, rewinds and preemption: every drawn token is exactly the best of one whole pass."""
+    """Prefix cache, forks, splices, rewinds and preemption: every sampled token is exactly the best of one whole
+    pass."""
     path = tiny_checkpoints.cached_checkpoint("qwen3", head_dim=16, hidden_size=64)
 
     def load_it(config: ModelConfig) -> Executor:

@@ -1,4 +1,4 @@
-"""Prompts with pictures give the logits of the library's own eager pass over pixels: in chunks that cut pictures,
+"""Prompts with images give the logits of the library's own eager pass over pixels: in chunks that cut images,
 packed with others, decoded, after preemption, from the prefix cache. Controls that must fail do."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_rows_of_pictures_go_through_their_own_experts(family: str, eyes: Any) -
 
 
 def unlike(mine: Eyes, prompt: Prompt) -> Prompt:
-    """The same tokens with another first picture, one that makes the model say something else."""
+    """The same tokens with another first image, one that makes the model say something else."""
     answer = mine.logits(prompt)[-1, : vision_checkpoints.IMAGE].argmax()
     for seed in range(5, 200):
         other = mine.prompt("look ", mine.picture(seed), " here ", prompt.pictures[1], " say")

@@ -1,5 +1,5 @@
 """Prompts with videos give the logits of the library's own eager pass over frames: whole, in chunks that cut videos,
-packed with pictures and text. Positions are those that the models were trained with."""
+packed with images and text. Positions are those that the models were trained with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Watcher(Eyes):
             return self.whole(input_ids=ids, **inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
-        """As the library's processors do where frames are pictures: all in order, none of them hidden."""
+        """As the library's processors do where frames are images: all in order, none of them hidden."""
         found = [picture.medium.arrays[0] for picture in prompt.pictures]
         if {array.name for array in found} != {"pixel_values"}:
             return super()._pixels(prompt)
@@ -90,7 +90,7 @@ class Watcher(Eyes):
 
 
 def types_of(family: str, ids: Tensor) -> Tensor:
-    """1 at rows of pictures, 2 at those of videos. In GLM-4V these are the same token, behind another mark."""
+    """1 at rows of images, 2 at those of videos. In GLM-4V these are the same token, behind another mark."""
     rows = (ids == vision_checkpoints.IMAGE).int()
     if family != "glm4v":
         return rows + 2 * (ids == VIDEO).int()

@@ -1,4 +1,4 @@
-"""A server of pictures on this machine, which does what its paths say."""
+"""A server of images on this machine, which does what its paths say."""
 
 from __future__ import annotations
 

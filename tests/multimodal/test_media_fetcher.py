@@ -1,4 +1,4 @@
-"""Pictures on other servers: fetched from hosts that are listed, at addresses that were checked, and from nowhere
+"""Images on other servers: fetched from hosts that are listed, at addresses that were checked, and from nowhere
 else."""
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_prompts_are_those_of_the_librarys_processor(text: str, folder: Path) ->
 
 
 def placed_once(tokens: tuple[int, ...]) -> list[int]:
-    """The prompt with one placeholder for each picture."""
+    """The prompt with one placeholder for each image."""
     places = [number for number, token in enumerate(tokens) if token == vision_checkpoints.IMAGE]
     assert len(places) % 4 == 0
     return [token for number, token in enumerate(tokens) if number not in places or places.index(number) % 4 == 0]

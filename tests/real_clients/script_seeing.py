@@ -1,5 +1,5 @@
 """Run with the real `huggingface_hub` and `text-generation` clients against a model that sees; the arguments are a
-server's address, a file with a picture and another one. Fails if anything is off."""
+server's address, a file with an image and another one. Fails if anything is off."""
 
 import asyncio
 import base64
@@ -82,7 +82,7 @@ def check_other_tasks() -> None:
 
 
 def check_text_generation() -> None:
-    """TGI's own client: a picture of Markdown in the text, whole and streamed."""
+    """TGI's own client: an image of Markdown in the text, whole and streamed."""
     prompts = [f"![](data:image/png;base64,{picture})What is it?" for picture in (FIRST, SECOND)]
     own = Client(url, timeout=60)
     texts = [own.generate(prompt, max_new_tokens=8).generated_text for prompt in prompts]

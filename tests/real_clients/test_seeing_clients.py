@@ -1,4 +1,4 @@
-"""The real clients send pictures to a served model as their documentation shows, streaming too."""
+"""The real clients send images to a served model as their documentation shows, streaming too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, elsewhere: str) -> Iterator
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two pictures of one size."""
+    """Two images of one size."""
     folder = tmp_path_factory.mktemp("pictures")
     for seed in range(2):
         numbers = np.random.RandomState(seed).randint(0, 255, (24, 30, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The picture that has an address, as a file."""
+    """The image that has an address, as a file."""
     file = tmp_path_factory.mktemp("drawn") / "it.png"
     file.write_bytes(png())
     return file
@@ -113,7 +113,7 @@ async def test_openais_helpers(server: str, files: list[Path]) -> None:
 
 
 def test_addresses_of_pictures(server: str, elsewhere: str, drawn: Path) -> None:
-    """As the clients' documentation shows them first; the answer is that to the picture itself."""
+    """As the clients' documentation shows them first; the answer is that to the image itself."""
     address, data = f"{elsewhere}/it.png", f"data:image/png;base64,{encoded(drawn)}"
     with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
         texts = set()
@@ -177,7 +177,7 @@ def test_anthropics_client(server: str, files: list[Path]) -> None:
 
 
 async def test_anthropics_tools_and_counts(server: str, files: list[Path]) -> None:
-    """A tool that answers with a picture, how many tokens that makes, and a stream of plain events."""
+    """A tool that answers with an image, how many tokens that makes, and a stream of plain events."""
     source = {"type": "base64", "media_type": "image/png", "data": encoded(files[0])}
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}

@@ -57,7 +57,7 @@ def test_a_phrase_is_banned_under_a_constraint(llm: LLM) -> None:
 
 
 def test_a_stream_never_shows_what_is_banned(llm: LLM) -> None:
-    """No piece has a part of a phrase that had to go: the pieces add up, and none is taken back."""
+    """No piece has a part of a phrase that had to go: the pieces add up, and none is rolled back."""
     said = llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
     phrase = said[10:18]
     pieces = list(llm.stream("Once upon a time", GREEDY.with_(banned_phrases=(phrase,))))

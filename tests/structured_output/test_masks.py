@@ -271,7 +271,7 @@ def test_a_dead_end_explains_itself() -> None:
     ids=["alternatives that are alike", "counts"],
 )
 def test_a_grammar_beyond_the_limits_of_a_step_is_told_which(constraint: Constraint, text: str, ran_out: str) -> None:
-    """It could go on, so neither is the token wrong that was drawn, nor is there none."""
+    """It could go on, so neither is the token wrong that was sampled, nor is there none."""
     vocab = vocabulary(string.printable)
     walk = matcher(vocab, constraint)
 

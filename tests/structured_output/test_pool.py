@@ -332,7 +332,7 @@ def test_workers_do_everything_and_end() -> None:
 @given(seed=st.integers(0, 1 << 30), error_rate=st.sampled_from([0.0, 0.2, 1.0]), drafts=st.sampled_from([1, 3, 8, -1]))
 @settings(deadline=None)
 def test_drafts_under_a_constraint_change_nothing(seed: int, error_rate: float, drafts: int) -> None:
-    """The same tokens, forced and drawn ones alike, whatever is predicted; and all logs and reasons."""
+    """The same tokens, forced and sampled ones alike, whatever is predicted; and all logs and reasons."""
     random = Random(seed)
     constraint = random.choice(
         [PERSON, ANSWERS, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"]), JsonObject()]

@@ -1,9 +1,9 @@
 """A guest's answers to draft tokens: clones of it are shown them, one after the other.
 
-What a clone prints and writes goes along with its answer, and counts once its token was drawn. The clone then takes the
-guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next ones. A
-draft ends where the guest does anything but draw, where it fails or takes long, and where a clone is no faithful one: a
-guest that is copied with its process, or that shares variables with other sequences and uses them.
+What a clone prints and writes goes along with its answer, and counts once its token was sampled. The clone then takes
+the guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next
+ones. A draft ends where the guest does anything but draw, where it fails or takes long, and where a clone is no
+faithful one: a guest that is copied with its process, or that shares variables with other sequences and uses them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ControllerLookahead:
         self._clock = clock
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """The asks with what is likely to be drawn next."""
+        """The asks with what is likely to be sampled next."""
         asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
         drafts = self._speculation.draft_for_remote_controllers(asked)
         if not drafts:

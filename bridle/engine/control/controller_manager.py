@@ -76,13 +76,13 @@ class ControllerManager:
         seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """Forget a sequence that was taken back before its pool heard of it."""
+        """Forget a sequence that was rolled back before its pool heard of it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
     def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
         """Note that the tokens of `seq` differ from those its controller was shown, so that it will be asked what next.
-        `sampled` was drawn, among `candidates`."""
+        `sampled` was sampled, among `candidates`."""
         control = seq.control
         if control.pool is None:
             return
@@ -243,7 +243,7 @@ class ControllerManager:
         sampled: int | None = None,
         candidates: Candidates = None,
     ) -> None:
-        """Take tokens back and append others. `sampled` was drawn, among `candidates`, and is replaced by them."""
+        """Take tokens back and append others. `sampled` was sampled, among `candidates`, and is replaced by them."""
         self._progress.rewind(seq, backtrack)
         is_kept = self._progress.force(seq, tokens)
         seq.clamp_computed()

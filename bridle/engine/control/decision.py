@@ -44,9 +44,9 @@ class Splice:
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One way to go on. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many of
-    the likeliest tokens the next ask reports. `draft` are tokens that are likely to be drawn from here on, if nothing
-    is taken back: they are computed ahead, and change nothing but the time. They hold as long as they come true; the
-    next draft takes their place."""
+    the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here on, if
+    nothing is rolled back: they are computed ahead, and change nothing but the time. They hold as long as they come
+    true; the next draft takes their place."""
 
     sample: bool = True
     mask: bytes | None = None

@@ -17,7 +17,7 @@ from bridle.sampling import MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class DecisionValidator:
-    """Those of a model with `vocab_size` ids, of which the `unnamed` ones are never drawn."""
+    """Those of a model with `vocab_size` ids, of which the `unnamed` ones are never sampled."""
 
     vocab_size: int
     unnamed: PaddedVocab = NONE_UNNAMED

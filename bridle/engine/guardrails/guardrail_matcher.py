@@ -1,8 +1,8 @@
 """Matching of guardrails against one growing output.
 
-Every token of an output passes here, whether it was drawn, forced, or put in place of another, and whatever steers the
-output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the watch says what must go. Text that may
-still become a match is not settled, and so not told to the client.
+Every token of an output passes here, whether it was sampled, forced, or put in place of another, and whatever steers
+the output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the watch says what must go. Text that
+may still become a match is not settled, and so not told to the client.
 """
 
 from __future__ import annotations

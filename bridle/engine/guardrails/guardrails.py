@@ -55,7 +55,7 @@ class LoopRule:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """The most characters of an output, and the most tokens drawn and forced for it, those included that were taken
+    """The most characters of an output, and the most tokens sampled and forced for it, those included that were taken
     back."""
 
     policy: str
@@ -66,7 +66,7 @@ class BudgetRule:
 
 @dataclass(frozen=True, slots=True)
 class Guardrails:
-    """All that is demanded of the texts of a request. `allowed` is a mask of the tokens that may be drawn at all."""
+    """All that is demanded of the texts of a request. `allowed` is a mask of the tokens that may be sampled at all."""
 
     texts: tuple[TextRule, ...] = ()
     loops: tuple[LoopRule, ...] = ()

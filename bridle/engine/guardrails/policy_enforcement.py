@@ -1,6 +1,6 @@
 """Holds outputs to what they must not say: banned phrases, and the policies of an operator.
 
-Text that says what is forbidden is still held back (`held`). Here it is taken back, and another way is taken, or the
+Text that says what is forbidden is still held back (`held`). Here it is rolled back, and another way is taken, or the
 output ends, as the rule wants.
 """
 

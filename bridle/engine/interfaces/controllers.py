@@ -14,9 +14,10 @@ from bridle.errors import ControllerError
 
 
 class Change(NamedTuple):
-    """Tokens that were drawn or forced, and are not what was decided: from place `start` on, `num_removed` of them went
-    and `num_added` others came, put there by `policy`. It is empty if another way is to be taken. Places count from the
-    start of the sequence, in the text as the changes before have left it, with all that was still to be forced."""
+    """Tokens that were sampled or forced, and are not what was decided: from place `start` on, `num_removed` of them
+    went and `num_added` others came, put there by `policy`. It is empty if another way is to be taken. Places count
+    from the start of the sequence, in the text as the changes before have left it, with all that was still to be
+    forced."""
 
     start: int
     num_removed: int
@@ -28,16 +29,16 @@ class Change(NamedTuple):
 class Ask:
     """Tokens of a sequence just became known: what next?
 
-    `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even if
-    a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its branch
-    wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in the same call),
-    its `branch` number, counted from 1, and its `index` among the request's outputs. The first `num_foreseen` of the
-    tokens were drawn one after the other, each as the pool foresaw it after the one before. A `final` ask wants no
-    decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
-    it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
-    `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are tokens that are likely
-    to be drawn next, for a pool that `is_told_ahead`. `changes` are what was done otherwise than it was decided,
-    because the text may not be in an output.
+    `tokens` were appended after `backtrack` older ones were rolled back; `sampled` is the token that was sampled,
+    even if a splice replaced it; `candidates` are the most probable tokens of that draw with their log-probabilities,
+    if its branch wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in
+    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The first
+    `num_foreseen` of the tokens were sampled one after the other, each as the pool foresaw it after the one before. A
+    `final` ask wants no decision, only last logs. `turns` is how often in a row a controller that does nothing may be
+    asked at once. Where it may not force tokens, because another controller does not allow them, it is asked for what
+    else it allows. `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are
+    tokens that are likely to be sampled next, for a pool that `is_told_ahead`. `changes` are what was done otherwise
+    than it was decided, because the text may not be in an output.
     """
 
     seq_id: int
@@ -59,7 +60,7 @@ class Ask:
 
     @property
     def rewritten_by(self) -> str:
-        """The policy that has put another text in place of a part of what was drawn or forced, if all of the rest was
+        """The policy that has put another text in place of a part of what was sampled or forced, if all of the rest was
         done as it was decided."""
         return self.changes[-1].policy if self.changes else ""
 

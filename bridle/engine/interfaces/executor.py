@@ -42,7 +42,7 @@ class ExecutorInfo:
 
     @property
     def num_drawable(self) -> int:
-        """Ids from this one on are never drawn."""
+        """Ids from this one on are never sampled."""
         return self.unnamed.end_of(self.vocab_size)
 
 
@@ -70,9 +70,9 @@ class Executor(Protocol):
 class AsyncExecutor(Executor, Protocol):
     """An executor whose device works on while its caller does other things: `sample` in two parts.
 
-    The caller may launch the next step between the two, with names of the tokens that are being drawn (`name_of`): the
-    device has them. It computes such a row with any token where nothing could be drawn. The order is
-    `sample_async`, forward or none, `get_result`; what was drawn and not taken is forgotten with `reset`. Errors of
+    The caller may launch the next step between the two, with names of the tokens that are being sampled (`name_of`):
+    the device has them. It computes such a row with any token where nothing could be sampled. The order is
+    `sample_async`, forward or none, `get_result`; what was sampled and not taken is forgotten with `reset`. Errors of
     either part may be raised by `get_result`.
     """
 

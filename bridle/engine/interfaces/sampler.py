@@ -21,7 +21,7 @@ class PendingSample(Protocol):
     @property
     def tokens(self) -> Any:
         """The tokens as the device has them, an integer tensor [rows] in the order of the batch, less than 0 where none
-        could be drawn; None if they have to be waited for."""
+        could be sampled; None if they have to be waited for."""
         raise NotImplementedError
 
     def take(self) -> StepResult:

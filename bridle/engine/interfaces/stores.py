@@ -53,10 +53,10 @@ class MediaDevice(Protocol):
         raise NotImplementedError
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Make the features of a picture; returns when plans may name them. Raises `MediaRefused`."""
+        """Make the features of an image; returns when plans may name them. Raises `MediaRefused`."""
 
     def drop(self, key: bytes) -> None:
-        """Let go of the features of a picture that no plan names; unknown keys are ignored."""
+        """Let go of the features of an image that no plan names; unknown keys are ignored."""
 
     def clear(self) -> None:
         """Let go of all features, also of those that are being made."""
@@ -64,23 +64,23 @@ class MediaDevice(Protocol):
 
 @runtime_checkable
 class BatchedMedia(MediaDevice, Protocol):
-    """A device that may encode several pictures at once."""
+    """A device that may encode several images at once."""
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """The first of `media` and those behind it that it would best be encoded with."""
         raise NotImplementedError
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> None:
-        """Make the features of pictures that belong `together`. After an error none of them are there: then each is to
+        """Make the features of images that belong `together`. After an error none of them are there: then each is to
         be encoded for itself."""
 
 
 class MediaStore(Protocol):
-    """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
+    """Encodes images and keeps their features where the model computes, by key. None of its calls may block. The
     engine's thread calls all but `check` and `counts`."""
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Raise `InvalidRequest` for a picture that can never be encoded here, and `Overloaded` where there is no room
+        """Raise `InvalidRequest` for an image that can never be encoded here, and `Overloaded` where there is no room
         for it now. Any thread may ask."""
 
     def open(self, medium: MultiModalItem) -> None:

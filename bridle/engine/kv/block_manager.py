@@ -8,9 +8,9 @@ Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules 
 3. Every block is free or referenced; free blocks with a hash are the prefix cache. Those that are parked are evicted
    after all others (`KVRetention`).
 
-The hash of a full block covers all tokens up to its end, and the pictures among them: blake2b over (parent's hash,
+The hash of a full block covers all tokens up to its end, and the images among them: blake2b over (parent's hash,
 token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
-equal tokens and pictures.
+equal tokens and images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def root_hash(*parts: str) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Iterable[int], media: bytes = b"") -> bytes:
-    """Hash of a full block of `tokens` that follows the chain `parent`; `media` are the marks of its pictures."""
+    """Hash of a full block of `tokens` that follows the chain `parent`; `media` are the marks of its images."""
     return blake2b(parent + array("q", tokens).tobytes() + media, digest_size=16).digest()
 
 

@@ -1,8 +1,8 @@
-"""Decides which features of pictures stay where the model computes, and has missing ones made by a thread beside the
+"""Decides which features of images stay where the model computes, and has missing ones made by a thread beside the
 steps.
 
 Features stay within a number of bytes; the least recently used leave first. What the step under way reads stays until
-the next one begins. When there is no room for the most urgent missing picture, those of less urgent sequences give way,
+the next one begins. When there is no room for the most urgent missing image, those of less urgent sequences give way,
 so that nobody waits for room that somebody else waits with. The device (`MediaDevice`) encodes and holds; it may be in
 this process or in another one, and when it comes back after a loss, what is needed is encoded again.
 """
@@ -30,7 +30,7 @@ _AWAY_SECONDS = 0.2
 
 class EncoderCache:
     """Implements `bridle.engine.interfaces.MediaStore` over a device. `on_change` is called, by a thread of the pool,
-    when a picture is there or failed."""
+    when an image is there or failed."""
 
     def __init__(self, device: MediaDevice) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -53,7 +53,7 @@ class EncoderCache:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Every picture that was made ready for this model can be tried; but requests keep theirs until they are over,
+        """Every image that was made ready for this model can be tried; but requests keep theirs until they are over,
         and so `Overloaded` is raised where they would take too much memory together."""
         with self._changed:
             held = sum(medium.num_bytes for medium in self._known.values())
@@ -123,7 +123,7 @@ class EncoderCache:
             self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
-        """Let go of the least urgent pictures of this step, where the first missing one has no room beside them."""
+        """Let go of the least urgent images of this step, where the first missing one has no room beside them."""
         first = self._wanted[0]
         size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):
@@ -138,7 +138,7 @@ class EncoderCache:
         return not self._pinned or kept + size <= self._device.max_bytes
 
     def _leavers(self, size: int) -> list[bytes]:
-        """Take as many pictures out of the books as leave room for `size` bytes."""
+        """Take as many images out of the books as leave room for `size` bytes."""
         used, leavers = sum(self._placed.values()), []
         for key in list(self._placed):
             if used + size <= self._device.max_bytes:
@@ -149,7 +149,7 @@ class EncoderCache:
         return leavers
 
     def _next(self) -> list[MultiModalItem]:
-        """The most urgent picture that can be encoded now, with others that are encoded together with it."""
+        """The most urgent image that can be encoded now, with others that are encoded together with it."""
         self._note_loss()
         media = [self._known[key] for key in self._wanted if self._is_missing(key)]
         if not media or not self._has_room(self._device.num_bytes(media[0])):
@@ -200,7 +200,7 @@ class EncoderCache:
             self.on_change()
 
     def _encode_all(self, media: Sequence[MultiModalItem]) -> list[BridleError | None]:
-        """Have pictures encoded, together if they are several; returns for each why it cannot be."""
+        """Have images encoded, together if they are several; returns for each why it cannot be."""
         if self._batched is not None and len(media) > 1:
             try:
                 self._batched.encode_all(media)
@@ -211,7 +211,7 @@ class EncoderCache:
         return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: MultiModalItem) -> BridleError | None:
-        """Have one picture encoded; returns why it cannot be."""
+        """Have one image encoded; returns why it cannot be."""
         try:
             self._device.encode(medium)
         except ShardUnavailable:
@@ -224,7 +224,7 @@ class EncoderCache:
         return None
 
     def _note(self, key: bytes, size: int | None, error: BridleError | None) -> None:
-        """Enter what came of a picture in the books. `size` is None if the device was lost meanwhile. With the lock
+        """Enter what came of an image in the books. `size` is None if the device was lost meanwhile. With the lock
         held."""
         if error is None:
             self._num_encoded += 1

@@ -1,9 +1,9 @@
-"""Chooses how far each sequence may be computed, while its pictures are being encoded.
+"""Chooses how far each sequence may be computed, while its images are being encoded.
 
-Encoding a picture takes far longer than a step, so it happens beside the steps, in a `MediaStore`. Only pictures that
+Encoding an image takes far longer than a step, so it happens beside the steps, in a `MediaStore`. Only images that
 the next chunk of a sequence touches are asked for: what the prefix cache holds is not encoded again. A chunk ends
-before a picture that is not ready, and a sequence whose next token belongs to one sits the step out. While no request
-has pictures, all of this costs nothing.
+before an image that is not ready, and a sequence whose next token belongs to one sits the step out. While no request
+has images, all of this costs nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EncoderScheduler:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if no pictures can be encoded here, and `InvalidRequest` for one that never can.
+        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for one that never can.
         Safe from any thread."""
         if self._store is None:
             raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
@@ -60,7 +60,7 @@ class EncoderScheduler:
             )
 
     def open(self, request: Request) -> None:
-        """Note that a request with pictures begins."""
+        """Note that a request with images begins."""
         assert self._store is not None  # else it was refused
         for medium in request.media:
             self._store.open(medium)
@@ -80,7 +80,7 @@ class EncoderScheduler:
         return self._store.take_failures() if self.num_users and self._store is not None else {}
 
     def counts(self) -> Mapping[str, Any]:
-        """Counts about pictures for the statistics. Safe from any thread."""
+        """Counts about images for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class EncoderScheduler:
     # -- pictures whose rows see each other ----------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """The sequence whose picture found too little room and gets as much of this step as it needs: in every second
+        """The sequence whose image found too little room and gets as much of this step as it needs: in every second
         step one, so that the others go on."""
         if step < self._made_room_at + 2:
             return None

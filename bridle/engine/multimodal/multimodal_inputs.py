@@ -1,10 +1,10 @@
 """Media of requests: images as the values that a model's tower reads, and the prompt positions of their features. The
 same holds for sounds and videos.
 
-A `MultiModalItem` is one picture, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
-of a prompt; one picture may have several runs. The tokens at these positions are placeholders: what is computed there
+A `MultiModalItem` is one image, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
+of a prompt; one image may have several runs. The tokens at these positions are placeholders: what is computed there
 depends on the image, so code that compares tokens for equality has to compare runs as well (`marks`). Runs say it, not
-token ids: a placeholder's id that was drawn or typed is text. Plain data; knows nothing of how pictures are read or
+token ids: a placeholder's id that was sampled or typed is text. Plain data; knows nothing of how images are read or
 encoded.
 """
 
@@ -30,8 +30,8 @@ class MediaArray:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
-    """One picture. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
-    `num_rows` rows. `pictures` are the keys of the pictures in a whole prompt, in order, so that they can be told apart
+    """One image. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
+    `num_rows` rows. `pictures` are the keys of the images in a whole prompt, in order, so that they can be told apart
     from it; without them it is encoded as one."""
 
     key: bytes
@@ -47,7 +47,7 @@ class MultiModalItem:
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
     """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
-    (time, height, width) is how the rows of the run lie in the picture, for models whose positions have three
+    (time, height, width) is how the rows of the run lie in the image, for models whose positions have three
     coordinates, and neighbouring times of it are `pace` positions apart. Rows of a run that `is_mutual` see each other
     in both directions, so they are computed in one step."""
 
@@ -72,13 +72,13 @@ PROMPT_IDS = "input_ids"
 
 @dataclass(frozen=True, slots=True)
 class MultiModalInputs:
-    """The pictures of a prompt, and where they stand in it."""
+    """The images of a prompt, and where they stand in it."""
 
     media: tuple[MultiModalItem, ...] = ()
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """The same with keys of a tenant: else a quick answer would tell that somebody else has sent a picture."""
+        """The same with keys of a tenant: else a quick answer would tell that somebody else has sent an image."""
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -132,13 +132,13 @@ class OutputProcessor:
             self._statistics.num_sampled_tokens += 1
 
     def count_replaced(self, seq: Sequence) -> None:
-        """Count a drawn token that a splice replaced before it entered the sequence."""
+        """Count a sampled token that a splice replaced before it entered the sequence."""
         self._count(seq, forced=False)
         seq.output.usage.rewound_tokens += 1
         self._statistics.num_rewound_tokens += 1
 
     def count_drafts(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Count the drafts of one step, and those of them that were drawn."""
+        """Count the drafts of one step, and those of them that were sampled."""
         seq.output.usage.drafted_tokens += num_drafted
         seq.output.usage.accepted_tokens += num_right
         self._statistics.num_drafted_tokens += num_drafted
@@ -176,7 +176,7 @@ class OutputProcessor:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not drawn, up to one that ends the output. Where a policy replaces a part of the
+        """Append tokens that were not sampled, up to one that ends the output. Where a policy replaces a part of the
         text, what follows it still follows. Returns False, and drops the rest, if another way is to be taken."""
         waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
         while waiting:

@@ -109,7 +109,7 @@ class OutputText:
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
         """Return how many tokens a match removes. Where another way is to be taken, the first of them is one that
-        was drawn, if any was. Where it is replaced, no character may be cut in two."""
+        was sampled, if any was. Where it is replaced, no character may be cut in two."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
             first -= 1
@@ -225,7 +225,7 @@ class OutputText:
 
     def _num_banned(self, tail: str, base: int, new_from: int) -> int:
         """Return how many tokens to remove so that no banned phrase ends in the new text, 0 for none. The first of
-        them is one of the phrase that was drawn; a phrase that was forced as a whole stays."""
+        them is one of the phrase that was sampled; a phrase that was forced as a whole stays."""
         most = 0
         for phrase in self._banned:
             start = tail.find(phrase, max(new_from - len(phrase) + 1, 0))

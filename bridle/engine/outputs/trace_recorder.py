@@ -119,7 +119,7 @@ class TraceRecorder:
         self._emit(Traced(request.id, index, made))
 
     def replaced(self, seq: Output, token: int) -> None:
-        """Record a drawn token whose place a splice takes."""
+        """Record a sampled token whose place a splice takes."""
         trace = seq.trace
         assert trace is not None
         _, _, draws, number = trace.drawn
@@ -128,7 +128,7 @@ class TraceRecorder:
         trace.drawn = NO_DRAW
 
     def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
-        """Record that tokens and characters were taken back."""
+        """Record that tokens and characters were rolled back."""
         trace = seq.trace
         assert trace is not None
         trace.num_seen = min(trace.num_seen, len(seq.tokens))

@@ -1,1 +1,1 @@
-"""From decisions and logits to sampled tokens: which row each token is drawn from."""
+"""From decisions and logits to sampled tokens: which row each token is sampled from."""

@@ -1,6 +1,6 @@
 """Ids of a model that stand for no token: the last ones, where logits are longer than the vocabulary, and gaps in it.
 
-A model reads them in prompts, and they are never drawn. This module knows no tokenizer;
+A model reads them in prompts, and they are never sampled. This module knows no tokenizer;
 `bridle.serving.models.vocab_checks` finds them.
 """
 

@@ -1,4 +1,4 @@
-"""Between logits and tokens: which branch draws from which row, and what happens with the drawn token.
+"""Between logits and tokens: which branch draws from which row, and what happens with the sampled token.
 
 A sequence whose last token was computed owns a logits row. Its controller's decision (or the lack of one) says how it
 goes on. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
@@ -191,7 +191,7 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
 
     def _accept(self, draw: PlannedDraw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
-        """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
+        """Apply a sampled token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
             if not find_alternative(seq):

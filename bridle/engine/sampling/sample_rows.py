@@ -1,4 +1,4 @@
-"""The row that draws a token: how a controller lets it be drawn, and what the request itself wants of each draw."""
+"""The row that draws a token: how a controller lets it be sampled, and what the request itself wants of each draw."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class StepCallbacks:
 
 
 class OverlapScheduler:
-    """Runs steps in this order. At most one step has drawn and was not taken."""
+    """Runs steps in this order. At most one step has sampled and was not taken."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class OverlapScheduler:
     # -- the end of a step, with the beginning of the next -----------------------------------------------
 
     def finish_previous_step(self) -> InFlightStep | None:
-        """Take the tokens that are being drawn, and apply them. The next step is launched before if it can be, and
+        """Take the tokens that are being sampled, and apply them. The next step is launched before if it can be, and
         returned: it lacks its draw."""
         last, self._last = self._last, None
         if last is None:
@@ -116,7 +116,7 @@ class OverlapScheduler:
         return following
 
     def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
-        """Give up the step that was drawn, and the one after it: both are computed again, with the same draws."""
+        """Give up the step that was sampled, and the one after it: both are computed again, with the same draws."""
         scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
         scheduled |= {item.seq.id: item for item in last.scheduled}
         self._ends.recover(list(scheduled.values()), last.branched, error)

@@ -361,13 +361,13 @@ class Scheduler(SequenceQueues):
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
     def advance(self, seq: Sequence) -> None:
-        """Record that a draft was drawn: its token was computed in this step."""
+        """Record that a draft was sampled: its token was computed in this step."""
         seq.kv.num_computed += 1
         self.blocks.publish(seq)
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
         """Forget the drafts of a row but the first `num_right`. Of the `num_guessed` that were no certainty,
-        `num_drawn` were drawn. Where all tokens are computed by now, because less was foreseen than was drafted, the
+        `num_drawn` were sampled. Where all tokens are computed by now, because less was foreseen than was drafted, the
         last is computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)

@@ -53,7 +53,7 @@ class PlanRow:
     `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
     truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
     numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
-    computed like any other, and the next row does not keep those that were not drawn. `runs` are the pictures among the
+    computed like any other, and the next row does not keep those that were not sampled. `runs` are the images among the
     new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a name
     (`placeholder_for_row`): only executors that answer late get such rows.
     """
@@ -145,10 +145,10 @@ class SampleBatch:
 class StepResult:
     """The results of step `step`, in the order of the `SampleBatch`.
 
-    `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
-    is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]` is Mirostat's
-    state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a traced row drew from,
-    perhaps made when it is read; there are none if no row is traced.
+    `tokens[i]` answers `rows[i]`; -1 means that nothing could be sampled (the mask and bias left no token).
+    `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch.
+    `mus[i]` is Mirostat's state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a
+    traced row drew from, perhaps made when it is read; there are none if no row is traced.
     """
 
     step: int

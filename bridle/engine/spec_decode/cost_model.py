@@ -27,7 +27,7 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftProposal:
-    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is drawn."""
+    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is sampled."""
 
     wish: DraftRequest
     parts: list[tuple[int, ...]]

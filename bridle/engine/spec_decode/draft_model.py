@@ -2,10 +2,10 @@
 
 The drafter keeps a shadow of each sequence, which is a sequence of its own: the same tokens, its own blocks, and a
 counter of what the draft model has computed. Whatever happened to the sequence since it was last asked about (tokens
-drawn, forced or taken back, a fork, a preemption), the shadow takes over its tokens, keeps the KV of those that both
+sampled, forced or rolled back, a fork, a preemption), the shadow takes over its tokens, keeps the KV of those that both
 share, and computes what is missing; blocks of prompts are found again by their hashes as those of the engine are. One
-forward pass then gives one token of every sequence; `DraftStep` says how that is drawn. A draft model that fails drafts
-nothing, and no request notices.
+forward pass then gives one token of every sequence; `DraftStep` says how that is sampled. A draft model that fails
+drafts nothing, and no request notices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One draft of a smaller model under way: how each of its tokens is drawn, and what is forced between them.
+"""One draft of a smaller model under way: how each of its tokens is sampled, and what is forced between them.
 
-A token is drawn as the one that it stands for would be: with the parameters, the key and the number of that draw, with
-what the request forbids at its place, and under the mask of the controller as far as that says before the step what
-it would answer after the tokens so far. What it forces there enters the draft. Where it says nothing, the
-draft ends, since nothing could be drawn behind it.
+A token is sampled as the one that it stands for would be: with the parameters, the key and the number of that draw,
+with what the request forbids at its place, and under the mask of the controller as far as that says before the step
+what it would answer after the tokens so far. What it forces there enters the draft. Where it says nothing, the draft
+ends, since nothing could be sampled behind it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN = Branch()
 @dataclass(slots=True, eq=False)
 class DraftStep:
     """A sequence that gets `left` further tokens of a model with `vocab_size` ids. `own` are its tokens with those that
-    were drafted, `way` is how the next one is drawn."""
+    were drafted, `way` is how the next one is sampled."""
 
     seq: Sequence
     own: Sequence
@@ -64,7 +64,7 @@ class DraftStep:
         return self.left > 0 and token not in self.seq.stop_ids and self._go_on(rules)
 
     def _go_on(self, rules: DecisionValidator) -> bool:
-        """Find out how the next token is drawn, after those that are forced before it."""
+        """Find out how the next token is sampled, after those that are forced before it."""
         pool = self.seq.control.pool
         if pool is None or "draft_masks" not in pool.capabilities:
             return True

@@ -245,7 +245,7 @@ class ProposerSelector:
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Note how many of the drafts of a step were drawn."""
+        """Note how many of the drafts of a step were sampled."""
         source = seq.drafts.source or seq.drafts.copied
         source.note(num_drafted, num_right)
         if source is seq.drafts.modelled:
@@ -259,7 +259,7 @@ class ProposerSelector:
             drafter.forget(seq)
 
     def cut(self, seq: Sequence) -> None:
-        """Note that tokens of `seq` were taken back."""
+        """Note that tokens of `seq` were rolled back."""
         seq.drafts.watched = None
         for drafter in self._drafters:
             drafter.cut(seq)

@@ -1,7 +1,7 @@
 """Proposers of draft tokens: one interface, and the proposers that need no model.
 
 A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
-since each guess is held against what is then drawn (`SamplePlanner`). `ProposalDrafter` takes what a
+since each guess is held against what is then sampled (`SamplePlanner`). `ProposalDrafter` takes what a
 controller proposes, `LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in
 `draft_model` asks a smaller model.
 """
@@ -36,7 +36,7 @@ class Proposer:
         return 0.0
 
     def cut(self, seq: Sequence) -> None:
-        """Note that tokens of `seq` were taken back."""
+        """Note that tokens of `seq` were rolled back."""
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept for a sequence that is over, or gives up its room."""

@@ -1,8 +1,9 @@
 """Choice of how many tokens to draft for which sequences, so that one pass may give several tokens of one sequence.
 
-A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is drawn. It never
-changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
-is not what was drawn is forgotten, with all that follow it (`SamplePlanner`). So this module decides about time alone.
+A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is sampled. It
+never changes what is sampled: each drafted position draws with its own number and key, as it would have later, and a
+draft that is not what was sampled is forgotten, with all that follow it (`SamplePlanner`). So this module decides
+about time alone.
 
 A draft is worth its row if the chance that it is right, by recent acceptance rates, exceeds the share of the step that
 a row takes, times the tokens that the step gives anyway. A full batch, whose rows are not cheap and whose tokens are

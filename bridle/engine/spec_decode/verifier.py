@@ -1,4 +1,4 @@
-"""Draws along drafts: which rows they need, and how far what is drawn is what was drafted.
+"""Draws along drafts: which rows they need, and how far what is sampled is what was drafted.
 
 A draft holds if it is what its position draws. Between the draws there may be forced tokens, which were computed with
 the drafts. What follows the first draft that does not hold is forgotten.

@@ -1,8 +1,8 @@
 """The items of a `/v1/run` stream: what is new of each fork, and the running costs.
 
-Every `run` item lists all forks of the request, also the finished ones. Text that was taken back is not deleted; a mark
-stands before the text that follows (the original's way). Usage counts like the original: one sampled token for each
-output in each model step, plus the tokens that were fed to the model for it.
+Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted; a
+mark stands before the text that follows (the original's way). Usage counts like the original: one sampled token for
+each output in each model step, plus the tokens that were fed to the model for it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """The news of one output for the next item; `reason` stays, and so does the fact that text was taken back."""
+    """The news of one output for the next item; `reason` stays, and so does the fact that text was rolled back."""
 
     text: str = ""
     error: str = ""

@@ -137,7 +137,7 @@ def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
 
 
 def _content(content: Any, where: str) -> str | JsonObjects:
-    """The text of blocks; the blocks themselves, in order, where some are pictures."""
+    """The text of blocks; the blocks themselves, in order, where some are images."""
     if not isinstance(content, list) or not any(_is_picture(block) for block in content):
         return _text(content, where)
     for position, block in enumerate(content):

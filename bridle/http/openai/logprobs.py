@@ -82,7 +82,7 @@ def prompt_logprobs(
     tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
     """The tokens of a prompt in vLLM's shape: for each one an object of token ids, its own and those of the `num_top`
-    likeliest; null for the first, which nothing predicts."""
+    most probable; null for the first, which nothing predicts."""
     return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
 
 

@@ -26,7 +26,7 @@ def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | No
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
-    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared.
+    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, rolled back and shared.
     Accepted draft tokens are OpenAI's `prediction_tokens`, from any proposer; rejected ones are not paid for."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -72,7 +72,7 @@ class ChoiceIndexer:
 
 
 def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
-    """Under `event`: how much of what was sent of a choice is taken back before this chunk's text follows."""
+    """Under `event`: how much of what was sent of a choice is rolled back before this chunk's text follows."""
     if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
         return {}
     return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

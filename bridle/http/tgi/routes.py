@@ -117,7 +117,7 @@ async def _answer(body: GenerateBody, serving: RequestLifecycle, is_stream: bool
 
 
 def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
-    """The text with a place for each picture that is written into it, and the pictures."""
+    """The text with a place for each image that is written into it, and the images."""
     if other := _OTHER_FILE.search(inputs):
         raise UnsupportedFeature(
             f"inputs has a file of type {other[1]!r}; {reads(model.name, model.modalities)}", "inputs"

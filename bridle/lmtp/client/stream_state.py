@@ -244,7 +244,7 @@ class StreamProgress:
 
 
 def best(alternatives: Mapping[int, float], limit: int, chosen: int | None) -> Mapping[int, float]:
-    """The `limit` likeliest and the chosen one: the genuine server adds what others in a batch asked for."""
+    """The `limit` most probable and the chosen one: the genuine server adds what others in a batch asked for."""
     if len(alternatives) <= limit:
         return alternatives
     keep = {*sorted(alternatives, key=alternatives.__getitem__, reverse=True)[:limit], chosen}

@@ -71,7 +71,7 @@ async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tupl
 async def _seen(
     model: LoadedModel, asked: Generate, context: tuple[int, ...]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """The context with its pictures, sounds and videos in their places."""
+    """The context with its images, sounds and videos in their places."""
     if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
     if asked.save is not None:
@@ -163,7 +163,7 @@ def _options(asked: Generate) -> dict[str, Any]:
 
 
 def _bias(bias: Mapping[int, float], info: ExecutorInfo) -> Mapping[int, float]:
-    """The entries for tokens that can be drawn. LMQL numbers tags of its own beyond those of the tokenizer."""
+    """The entries for tokens that can be sampled. LMQL numbers tags of its own beyond those of the tokenizer."""
     num_drawable, unnamed = info.num_drawable, info.unnamed.among(bias)
     if not bias or (min(bias) >= 0 and max(bias) < num_drawable and not unnamed):
         return bias

@@ -1,5 +1,5 @@
-"""Attention for models in which the rows of a picture see each other: another kernel, and beside it plain torch for the
-rows that have pictures.
+"""Attention for models in which the rows of an image see each other: another kernel, and beside it plain torch for the
+rows that have images.
 
 What the other kernel computes for such a row is thrown away. Rows of text get what it gives, whatever is beside them.
 """

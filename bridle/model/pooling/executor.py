@@ -51,7 +51,7 @@ class PooledExecutor:
             raise InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Nothing is drawn from such a model."""
+        """Nothing is sampled from such a model."""
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
         if batch.rows or batch.scores:

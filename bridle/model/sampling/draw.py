@@ -11,8 +11,8 @@ from bridle.model.sampling.rows import CHUNK
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] drawn from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
-    in [0, 1), float64, and the totals of the rows' weights [R, 1]. A forbidden token is never drawn; rows of NaN give
+    """Tokens [R] sampled from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
+    in [0, 1), float64, and the totals of the rows' weights [R, 1]. A forbidden token is never sampled; rows of NaN give
     some index."""
     found = sampling_kernels(shifted)
     if found is None:

@@ -379,7 +379,7 @@ def tell(
     num_best: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The logit of the drawn token, the weights of parts, and how many of their logits are larger than it. Programs:
+    """The logit of the sampled token, the weights of parts, and how many of their logits are larger than it. Programs:
     rows that tell, parts."""
     slot, number = tl.program_id(0), tl.program_id(1)
     keys += slot.to(tl.int64) * vocab

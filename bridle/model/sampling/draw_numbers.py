@@ -99,7 +99,7 @@ def penalized(
     vocab: tl.tensor,
     mask_words: tl.tensor,
 ) -> tl.tensor:
-    """Logits as they are drawn from, but for the temperature."""
+    """Logits as they are sampled from, but for the temperature."""
     x = steered(logits, ints, masks, biases, column, is_column, vocab, mask_words)
     slot = tl.load(ints + 2)
     if slot >= 0:

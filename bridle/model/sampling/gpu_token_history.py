@@ -24,7 +24,7 @@ class HistoryRow(NamedTuple):
 
 
 class DeviceTokenHistory:
-    """Rows of one device, for the sequences drawn most recently."""
+    """Rows of one device, for the sequences sampled most recently."""
 
     def __init__(self, device: torch.device, max_words: int = MAX_WORDS) -> None:
         self._device, self._max_words = device, max_words
@@ -72,7 +72,7 @@ class DeviceTokenHistory:
         return owner.row < len(self._owners) and self._owners[owner.row] is owner
 
     def _give_row(self, owner: Known) -> bool:
-        """A free row, or that of the sequence drawn longest ago; whether there is one."""
+        """A free row, or that of the sequence sampled longest ago; whether there is one."""
         if len(self._owners) < self._num_rows:
             owner.row = len(self._owners)
             self._owners.append(owner)

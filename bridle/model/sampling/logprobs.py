@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn and of given tokens. They are always finite: an impossible token has `FLOOR`.
+"""Log-probabilities of sampled and of given tokens. They are always finite: an impossible token has `FLOOR`.
 
 A step may score thousands of prompt positions over a large vocabulary. They are computed in parts, so that the memory
 needed does not grow with the prompt.

@@ -1,6 +1,6 @@
 """Mirostat 2.0 (Basu et al., arXiv 2007.14966, algorithm 2): only tokens whose surprise, -log2 p, is at most mu may be
-drawn, at least the likeliest; after each draw mu moves against the difference between the surprise that was seen and
-the one that is wanted, tau, by the share eta.
+sampled, at least the most probable; after each draw mu moves against the difference between the surprise that was
+seen and the one that is wanted, tau, by the share eta.
 
 mu begins at twice tau. It belongs to a sequence, not to this module: rows bring it, and results carry the next one.
 """
@@ -21,7 +21,7 @@ _MOST = 1000.0  # of mu, where 2 ** mu is still a number
 
 
 def mu_of(row: SampleRow) -> float:
-    """The largest surprise that may be drawn."""
+    """The largest surprise that may be sampled."""
     return 2.0 * row.sampling.mirostat_tau if row.mu is None else row.mu
 
 
@@ -36,7 +36,7 @@ def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -> list[float]:
-    """mu after `tokens` [R] were drawn from rows `x` [R, W], as they were cut."""
+    """mu after `tokens` [R] were sampled from rows `x` [R, W], as they were cut."""
     weights = weights_of(x)
     seen = (totals(weights) / weights.gather(1, tokens.unsqueeze(1)).squeeze(1).double()).log2().tolist()
     return [_next(row, surprise) for row, surprise in zip(rows, seen, strict=True)]

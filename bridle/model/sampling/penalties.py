@@ -48,7 +48,7 @@ class Known:
 
 
 class Histories:
-    """Token arrays by sequence, for the sequences drawn most recently."""
+    """Token arrays by sequence, for the sequences sampled most recently."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Known] = OrderedDict()

@@ -33,7 +33,7 @@ def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: His
 
 @lru_cache(_CACHED_LISTS)
 def _green_list(previous: int, vocab: int, gamma: float) -> torch.Tensor:
-    """[vocab] of 0 and 1. Drawn on the CPU, so that it does not depend on the device."""
+    """[vocab] of 0 and 1. Sampled on the CPU, so that it does not depend on the device."""
     generator = torch.Generator().manual_seed(_HASH_KEY * previous)
     green = torch.zeros(vocab, dtype=torch.float32)
     green[torch.randperm(vocab, generator=generator)[: int(vocab * gamma)]] = 1.0

@@ -138,7 +138,7 @@ class LoadedModel:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
     async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do as `in_text_thread` for a request whose pictures have to be fetched: it gets a thread of its own, since it
+        """Do as `in_text_thread` for a request whose images have to be fetched: it gets a thread of its own, since it
         waits for other servers. Raises `Overloaded` where there are too many of those."""
         if self.pictures is None or not self.pictures.hosts:  # nothing is fetched here
             return await self.in_text_thread(function, *args, **kwargs)

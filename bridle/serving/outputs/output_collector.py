@@ -1,4 +1,4 @@
-"""Adds events up to outputs: tokens and text grow, are taken back, and split into forks.
+"""Adds events up to outputs: tokens and text grow, are rolled back, and split into forks.
 
 Every front-end uses it. A reader that streams asks `rewind.DeltaReader` what is new; one that does not reads `output`
 at the end. This module knows nothing of wire formats and of engines.
@@ -37,7 +37,7 @@ class GrowingOutput:
     """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
 
     `low_tokens` and `low_chars` are the shortest lengths since a reader last looked: what the reader has beyond them
-    was taken back.
+    was rolled back.
     """
 
     output: CompletionOutput

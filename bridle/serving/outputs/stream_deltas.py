@@ -1,8 +1,8 @@
-"""Decides which part of a growing output may be shown now, when tokens can still be taken back.
+"""Decides which part of a growing output may be shown now, when tokens can still be rolled back.
 
 Wire formats differ in how they report a rewind. `hold` never shows text that may still be rolled back (for formats that
-cannot report it). `event` shows everything at once and reports what is taken back. `mark` shows everything and puts a
-mark where text was taken back (AICI's way). A request without a controller never rewinds, so none of its text is held.
+cannot report it). `event` shows everything at once and reports what is rolled back. `mark` shows everything and puts a
+mark where text was rolled back (AICI's way). A request without a controller never rewinds, so none of its text is held.
 """
 
 from __future__ import annotations

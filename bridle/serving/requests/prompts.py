@@ -1,4 +1,4 @@
-"""From what a client sent, text or ids and pictures, to the tokens of a prompt, and to a request of it.
+"""From what a client sent, text or ids and images, to the tokens of a prompt, and to a request of it.
 
 A text that is too long is refused before it is read, and a long one is read beside the event loop, since others wait
 for that. This module knows no wire format.
@@ -74,7 +74,7 @@ def build_request(
 def process_multimodal(
     model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """A prompt of tokens with its pictures and sounds in their places; slow. Raises what is wrong with one."""
+    """A prompt of tokens with its images and sounds in their places; slow. Raises what is wrong with one."""
     for source in sources:
         if source.modality not in model.modalities:
             said, what = reads(model.name, model.modalities), WORDS[source.modality][1]

@@ -108,7 +108,8 @@ class Admission:
             )
         self.num_refused += 1
         raise Overloaded(
-            f"{user!r} has {held} requests in flight, {wanted} more requested; the last {free} places are kept for others",
+            f"{user!r} has {held} requests in flight, {wanted} more requested; "
+            f"the last {free} places are kept for others",
             self.retry_after(),
         )
 

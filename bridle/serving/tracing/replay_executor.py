@@ -1,4 +1,4 @@
-"""A recorded run in place of a model: what was drawn is drawn again, as far as the same was asked.
+"""A recorded run in place of a model: what was sampled is sampled again, as far as the same was asked.
 
 A traced draw has the best tokens of its distribution, and those that its mask left. That is enough to follow a run
 whose controller still does the same, with no model: the engine, the controllers and the constraints are real, and only
@@ -95,7 +95,7 @@ class RecordedExecutor:
     # -- one draw ----------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """The token, and what it is drawn from now; no draw if nobody knows."""
+        """The token, and what it is sampled from now; no draw if nobody knows."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:
@@ -160,7 +160,7 @@ class _Mask:
         return None
 
     def best(self, draw: Draw) -> int | None:
-        """The likeliest token that is allowed, if that is among the best ones that were recorded."""
+        """The most probable token that is allowed, if that is among the best ones that were recorded."""
         if self._asked or any(math.isfinite(addend) for addend in self.biases.values()):
             return None
         return next((token for token, _ in draw.before.top if self.allows(token)), None)

@@ -21,7 +21,7 @@ PHASES = ("commentary", "final_answer")
 
 
 def messages_of(instructions: str | None, items: str | JsonObjects, has_media: bool) -> JsonObjects:
-    """The messages; pictures and sounds are left in them if the model `has_media`. Raises `InvalidRequest`, and
+    """The messages; images and sounds are left in them if the model `has_media`. Raises `InvalidRequest`, and
     `UnsupportedFeature` for what is read nowhere."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
@@ -100,7 +100,7 @@ class _ItemReader:
         return self._messages[-1]
 
     def _content(self, content: Any, where: str) -> str | JsonObjects:
-        """The text of parts; the parts themselves, in order, where some are pictures or sounds, or files elsewhere."""
+        """The text of parts; the parts themselves, in order, where some are images or sounds, or files elsewhere."""
         if not isinstance(content, list) or not any(self._stays(part) for part in content):
             return self._text(content, where)
         return [
