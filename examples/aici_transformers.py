@@ -1,4 +1,4 @@
-"""An engine of one's own, steered by bridle's control runtime: plain transformers, one request at a time.
+"""An engine of your own, steered by bridle's control runtime: plain transformers, one request at a time.
 
     python examples/aici_transformers.py demo yesno "Is snow white?"
     python examples/aici_transformers.py MODEL_FOLDER CONTROLLER.wasm "a prompt" ARGUMENT

@@ -1,9 +1,9 @@
-"""A prompt that ends in the middle of a word goes on as if it did not.
+"""A prompt that ends in the middle of a word continues as if it did not.
 
     bridle run examples/token_healing.py --prompt "The capital of France is Pa"
 
 Models have hardly ever seen " Pa" before "ris": text is cut into tokens at other places. So the last tokens are taken
-back, to where the word begins, and the model is asked for tokens that spell the same text again and go on.
+back, to where the word begins, and the model is asked for tokens that spell the same text again and continue.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Print pip's arguments for PyTorch's indexes, which `make` passes on: nothing, or the index of wheels without CUDA.
 
 On Linux the wheel of PyPI brings CUDA along, gigabytes that a machine without an NVIDIA driver has no use for. The
-index is asked first, because pip asks a silent one for minutes. If it does not answer, pip goes on with its own.
+index is asked first, because pip asks a silent one for minutes. If it does not answer, pip continues with its own.
 Standard library only: nothing is installed yet.
 
     python scripts/torch_index.py INDEX      # prints arguments for `pip install`; what happens, to standard error

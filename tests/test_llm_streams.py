@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, until, until_async
 
 
 class Waits(Controller):
-    """Draws two tokens; then the output never goes on."""
+    """Draws two tokens; then the output never continues."""
 
     max_rewind = 0  # so that text is certain at once
 

@@ -58,7 +58,7 @@ class FutexChannel:
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
-        """As `SemaphoreChannel.receive`. After a wake-up without a message the wait goes on."""
+        """As `SemaphoreChannel.receive`. After a wake-up without a message the wait continues."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             length = self._word.value
@@ -73,7 +73,7 @@ class FutexChannel:
                     return None
 
     def unlink(self) -> None:
-        """Remove the name; both sides go on with what they have open. Idempotent."""
+        """Remove the name; both sides continue with what they have open. Idempotent."""
         shm.remove_region(self.name)
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class SpliceReply(Struct):
 
 
 class BranchReply(Struct):
-    """D2: one way to go on; `sample_mask` is a row of the mask matrix, None means do not sample.
+    """D2: one way to continue; `sample_mask` is a row of the mask matrix, None means do not sample.
 
     Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will

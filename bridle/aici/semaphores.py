@@ -61,7 +61,7 @@ class SemaphoreChannel:
         return message
 
     def unlink(self) -> None:
-        """Remove the names; both sides can go on with the objects that they have open. Idempotent."""
+        """Remove the names; both sides can continue with the objects that they have open. Idempotent."""
         shm.remove_region(f"{self.name}-shm")
         remove_semaphore(f"{self.name}-wr")
         remove_semaphore(f"{self.name}-rd")

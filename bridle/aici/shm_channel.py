@@ -66,7 +66,7 @@ class SharedChannels:
     prefix: str
 
     def unlink(self) -> None:
-        """Remove all names from the system. Idempotent; the link goes on working."""
+        """Remove all names from the system. Idempotent; the link continues working."""
         for channel in self._channels:
             channel.unlink()
         shm.remove_region(f"{self.prefix}bin-shm")

@@ -45,7 +45,7 @@ class Race:
         return [(batch, context) for batch, context in pairs if self._needed(batch, context) <= self.max_tokens]
 
     def _needed(self, batch: int, context: int) -> int:
-        """Tokens of a scene. A sequence goes on drawing while the prompts of others are read, in many steps."""
+        """Tokens of a scene. A sequence continues drawing while the prompts of others are read, in many steps."""
         reading = batch * context // 2_048 + batch
         return batch * (context + reading + self.num_steps + 2 * WARM_UP + 16)
 

@@ -86,7 +86,7 @@ class ChatRequest:
         return ParsedMessage().add(self.reader(is_whole=True).push(text, is_last=True))
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
-        """Remember the outputs of a request that is over, told apart, for the conversation that goes on from them."""
+        """Remember the outputs of a request that is over, told apart, for the conversation that continues from them."""
         if request.parks:
             keep_answers(model, request, self.rendered, found)
 

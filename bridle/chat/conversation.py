@@ -31,8 +31,8 @@ Message = Mapping[str, Any]
 class Conversation:
     """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
     without a limit); `is_thinking` and `effort` are passed to its template, as are `variables`. `template` is used
-    instead of the model's own. The answer goes on after `prefill`. Unless one `reads_calls`, tools are for the template
-    alone, in whatever shape it expects."""
+    instead of the model's own. The answer continues after `prefill`. Unless one `reads_calls`, tools are for the
+    template alone, in whatever shape it expects."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -94,7 +94,7 @@ def continued(
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation: its text, its tokens, and the images and sounds among these. It goes on from the
+    """The prompt of a conversation: its text, its tokens, and the images and sounds among these. It continues from the
     KV that a request `continues` has parked."""
 
     text: str

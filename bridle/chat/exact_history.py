@@ -1,4 +1,5 @@
-"""Lets a conversation go on from the very tokens that the model wrote, where its template would write them otherwise.
+"""Lets a conversation continue from the very tokens that the model wrote, where its template would write them
+otherwise.
 
 After a tool call the client sends the answer back as text and calls. A template writes those in its own way: other
 spaces, keys in another order, thoughts left out. The KV of what the model wrote is then of no use. So answers with

@@ -66,7 +66,7 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
 
 
 def _guarded(probe: Probe) -> Iterator[Finding]:
-    """The findings of a probe. A probe that fails becomes a finding itself, since the doctor must go on."""
+    """The findings of a probe. A probe that fails becomes a finding itself, since the doctor must continue."""
     try:
         yield from probe()
     except Exception as error:

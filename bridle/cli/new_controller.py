@@ -1,4 +1,4 @@
-"""`bridle new-controller`: a folder for a controller of one's own."""
+"""`bridle new-controller`: a folder for a controller of your own."""
 
 from __future__ import annotations
 

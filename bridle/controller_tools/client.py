@@ -59,7 +59,7 @@ def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[st
 
 
 def new_call_id() -> str:
-    """An id by which a client answers a call, which nobody else can guess."""
+    """An id by which a client answers a call, which no one else can guess."""
     return secrets.token_urlsafe(18)
 
 

@@ -1,4 +1,4 @@
-"""Beam search: the `width` most probable ways to go on, held side by side, until the best texts are known.
+"""Beam search: the `width` most probable ways to continue, held side by side, until the best texts are known.
 
 The beams of a request are its outputs: forks of one sequence, which share the blocks of what they have in common. After
 each draw the pool compares what all of them could say next, and decides once for all. A beam that no way goes through
@@ -114,7 +114,7 @@ class _Group:
         return len(self.beams) == self.search.width and all(beam.drawn is not None for beam in self.beams.values())
 
     def advance(self) -> None:
-        """Decide how all beams go on."""
+        """Decide how all beams continue."""
         search = self.search
         ways = [
             _Way(beam, token, logprob, beam.score + logprob)
@@ -169,7 +169,7 @@ class _Group:
         self.beams = {seq_id: self._follow(beam, given.get(seq_id)) for seq_id, beam in self.beams.items()}
 
     def _follow(self, beam: _Beam, way: _Way | None) -> _Beam:
-        """The beam as it goes on. Where there are fewer ways than beams, it waits as one that does not count."""
+        """The beam as it continues. Where there are fewer ways than beams, it waits as one that does not count."""
         has = (*beam.tokens, beam.drawn)
         if way is None:
             return _Beam(beam.seq_id, False, (*beam.tokens, beam.drawn or 0), (), 0.0, decision=self.sample)

@@ -104,7 +104,7 @@ class CompositeSequence:
 
     def _follow(self, ask: Ask) -> None:
         """Compare what happened with what was shown, or expected. If it is something else, because the engine took
-        tokens back by itself, all scripts are void. They go on where a policy has but put another text in place of a
+        tokens back by itself, all scripts are void. They continue where a policy has but put another text in place of a
         part."""
         shown, expected = self.shown, self.expected
         self.shown, self.expected = (), (0, ())

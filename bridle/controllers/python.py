@@ -121,7 +121,7 @@ class Controller:
         return None
 
     def next(self, view: SequenceView) -> Decision:
-        """Decide how the output goes on. Called whenever tokens become known, first with the prompt."""
+        """Decide how the output continues. Called whenever tokens become known, first with the prompt."""
         return Decision.sample()
 
     def fork(self, branch: int) -> Controller:

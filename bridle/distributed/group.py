@@ -216,8 +216,8 @@ class GroupExecutor:
 
 
 def beat(sink: BinaryIO) -> None:
-    """Write signs of life to `sink` from now on. They come from a thread of their own, so that they go on while a step
-    computes."""
+    """Write signs of life to `sink` from now on. They come from a thread of their own, so that they continue while a
+    step computes."""
 
     def run() -> None:
         try:

@@ -55,8 +55,8 @@ class GroupMedia:
 
 
 class MemberMedia:
-    """Encodes in a thread of its own. Steps go on until rank 0 is ready with an image; then they wait for this rank to
-    be ready as well."""
+    """Encodes in a thread of its own. Steps continue until rank 0 is ready with an image; then they wait for this
+    rank to be ready as well."""
 
     def __init__(self, executor: Executor) -> None:
         self._device = find_media(executor)

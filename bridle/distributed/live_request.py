@@ -89,7 +89,7 @@ class RoutedRequest:
 
     @property
     def remaining(self) -> Request:
-        """The request as another replica is to go on with it."""
+        """The request as another replica is to continue with it."""
         tokens = self.tokens
         return replace(self.request, generated=tokens) if tokens else self.request
 

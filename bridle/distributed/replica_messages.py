@@ -54,7 +54,7 @@ class CancelRequest(Wire, tag="Cancel"):
 
 
 class Unpark(Wire):
-    """The client of a finished request will not go on from it."""
+    """The client of a finished request will not continue from it."""
 
     id: str
 

@@ -1,8 +1,8 @@
 """An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
 called; also when its device is lost permanently.
 
-This is for a process that computes the model itself. Its signs of life come from another thread and go on while a step
-hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
+This is for a process that computes the model itself. Its signs of life come from another thread and continue while a
+step hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides which sequences end after a failed step, and which go on.
+"""Decides which sequences end after a failed step, and which continue.
 
 To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device is
 treated as a preemption of all, since its cause is usually outside. But a request that makes the device die would do so

@@ -27,7 +27,7 @@ _MAX_NAME_CHARS = 64
 @runtime_checkable
 class StoppingCriteria(Protocol):
     """When an output is complete. Called after each token that a sequence gains, with all its tokens and the
-    number of them that are prompt. Return a short reason to stop, None to go on. Must not modify `tokens`."""
+    number of them that are prompt. Return a short reason to stop, None to continue. Must not modify `tokens`."""
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...
 

@@ -44,7 +44,7 @@ def root_key(seed: int) -> int:
 def fork_key(key: int, ordinal: int, branch: int) -> int:
     """Random key of branch `branch` (from 1) of a sequence's fork number `ordinal` (from 0).
 
-    Branch 0 goes on with the parent's key. A draw depends on the seed, this path and the number of draws so far,
+    Branch 0 continues with the parent's key. A draw depends on the seed, this path and the number of draws so far,
     and on nothing else.
     """
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too

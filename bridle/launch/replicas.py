@@ -195,7 +195,7 @@ def _shut_down(
     tools: ToolExecutor | None,
     drain: float = 0.0,
 ) -> None:
-    """Close the replicas and what is theirs in this process; `tools` are those of nobody else."""
+    """Close the replicas and what is theirs in this process; `tools` are those of no one else."""
     client.close(drain)
     constraints.shutdown()
     if tools is not None:

@@ -1,4 +1,4 @@
-"""A spare process: it was started, has imported the slow modules, and waits for a line that tells it to go on.
+"""A spare process: it was started, has imported the slow modules, and waits for a line that tells it to continue.
 
 It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
 the memory of its imports and nothing else. Starting it takes seconds of processor time. After a loss these are needed
@@ -29,7 +29,7 @@ def wait_for_activation() -> None:
 
 
 def let_go(process: Process) -> bool:
-    """Tell a spare process, or one that will soon be one, to go on; returns whether it could be told."""
+    """Tell a spare process, or one that will soon be one, to continue; returns whether it could be told."""
     assert process.stdin is not None
     try:
         process.stdin.write(_GO)

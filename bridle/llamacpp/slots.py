@@ -1,7 +1,7 @@
 """Mapping of the engine's sequences to llama.cpp's slots, and its changes by plans.
 
 The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
-fork stays one there too, until one of them goes on.
+fork stays one there too, until one of them continues.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class LoadedModelMixin:
 
     def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
         """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
-        run go on meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        run continue meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
         self._model.check_process()
         add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
         return self._model.adapters.get(name)

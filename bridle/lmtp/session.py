@@ -95,7 +95,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Reattach:
-    """Let a stream go on with work begun before."""
+    """Let a stream continue with work begun before."""
 
     stream: Stream
     request: Resume

@@ -1,4 +1,4 @@
-"""The adapters of one engine: they are brought into memory in the background while the batch goes on.
+"""The adapters of one engine: they are brought into memory in the background while the batch continues.
 
 At each step the engine asks which adapters it can compute with, and never waits for the answer. Missing adapters are
 brought in meanwhile, and the sequences that need them sit out the steps until then. The device (`AdapterDevice`) holds

@@ -1,4 +1,4 @@
-"""Work of a GPU that goes on beside its steps: copies and trials that no step waits for.
+"""Work of a GPU that continues beside its steps: copies and trials that no step waits for.
 
 Memory that such work fills comes from its stream's own pool. Steps read it on their stream, so it has to be told
 (`used_by_steps`), or the pool would give it to the next copy while a step still reads.

@@ -68,7 +68,7 @@ class ModelAdapters:
         self.on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
     def _placed(self, adapter: HostAdapter, layout: AdapterLayout) -> PlacedAdapter:
-        """The adapter on the device, once its kernels were tried. Steps go on meanwhile."""
+        """The adapter on the device, once its kernels were tried. Steps continue meanwhile."""
         with self._side.beside():
             placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
             self._kernel.prepare(placed)

@@ -181,7 +181,7 @@ def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
     """[3, end-start] of the tokens from `start` on. An image takes as many positions as its longest side has rows or
-    columns, or its times take; what follows goes on behind the largest."""
+    columns, or its times take; what follows continues behind the largest."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # how far tokens behind the runs so far stand from their number
     for run in runs:

@@ -1,4 +1,4 @@
-"""Weights on their way to a GPU: through a ring of pinned buffers, so that the copy of one goes on while the next is
+"""Weights on their way to a GPU: through a ring of pinned buffers, so that the copy of one continues while the next is
 read. A copy from ordinary memory is made by way of the driver's own small buffer, and the host waits for each.
 
 The ring is all the pinned memory that a model takes while it loads, however large its weights are.

@@ -68,7 +68,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         return self.get_result()
 
     def await_forward(self, seconds: float) -> bool:
-        """Let the clock go on, at most to the end of the last forward."""
+        """Let the clock continue, at most to the end of the last forward."""
         clock = self.device.clock
         if clock is not None:
             clock.wait_until(min(self._forward_done, clock() + seconds))

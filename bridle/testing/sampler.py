@@ -105,7 +105,7 @@ def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], 
 
 
 def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Logits:
-    """Each token loses by the longest repetition that it goes on with."""
+    """Each token loses by the longest repetition that it continues with."""
     if not sampling.has_dry:
         return logits
     breakers = set(sampling.dry_breaker_ids)

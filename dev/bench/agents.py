@@ -1,6 +1,6 @@
 """Benchmark of agents that call tools repeatedly: `bridle bench agents`.
 
-Several agents side by side, each with a long context, write a call, wait for its result, and go on. They run as a
+Several agents side by side, each with a long context, write a call, wait for its result, and continue. They run as a
 client's loop over parked KV, over the prefix cache, and without one; and inside of the engine, as a controller that
 waits and writes the result itself. The cache is large, or so scarce that what others ask for during each call drives
 the agents' KV out. All of it runs on tokens of a model with random weights: neither speed nor counts depend on what is

@@ -1,6 +1,6 @@
 """Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that stays.
 
-Five scenes over `bridle serve demo`. Each is measured first with nobody else on the server and then beside the crowd,
+Five scenes over `bridle serve demo`. Each is measured first with no one else on the server and then beside the crowd,
 in one run, so that the two can be compared on a machine that does other work as well. Crowd and watchers are one
 process, which takes processor time from the server that real clients would not.
 """
@@ -115,7 +115,7 @@ def resident(server: HttpServer) -> float:
 
 
 def settle(server: HttpServer, seconds: float = 120.0) -> None:
-    """Wait until nothing runs any more. Raises `EngineClosed` if something goes on running."""
+    """Wait until nothing runs any more. Raises `EngineClosed` if something continues running."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         metrics = server.metrics()

@@ -2,7 +2,7 @@
 
 Every route of `bridle serve` that takes a body gets values that are large, deep or no numbers, whole and in a field, up
 to the limit of 4 MiB and beyond. Meanwhile a bystander asks for `/health/live` again and again over a connection of its
-own: its longest wait, less what it usually waits, is how long the server attended to nobody else.
+own: its longest wait, less what it usually waits, is how long the server attended to no one else.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def kill(pid: int) -> None:
 
 
 def test_a_killed_worker(start: Start) -> None:
-    """Another tenant's sequences go on; a new worker takes new requests at once."""
+    """Another tenant's sequences continue; a new worker takes new requests at once."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     llm.start(module, 1, user="eva")

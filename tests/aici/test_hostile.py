@@ -268,7 +268,7 @@ def test_endless_rewinding_ends(llm: Llm) -> None:
 
 
 def test_a_fork_bomb(llm: Llm, neighbour: Neighbour) -> None:
-    """Every sequence forks whenever it can: the request hits its limit, the neighbour goes on."""
+    """Every sequence forks whenever it can: the request hits its limit, the neighbour continues."""
     two = [result({"branches": [splice([]), splice([])]})]
     llm.start(llm.upload(guest2([NOOP, two])), 2)
     alive, following, errors = [2], 100, []

@@ -87,7 +87,7 @@ def test_a_request_id_is_used_once(start: Start) -> None:
 
 
 def test_a_process_for_each_request(start: Start) -> None:
-    """One request's trap or endless loop, or its worker's death, is nobody else's business."""
+    """One request's trap or endless loop, or its worker's death, is no one else's business."""
     llm = start(*CAPABLE, "--isolation", "request", "--wasm-max-step-time", "500")
     good = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
     loop = llm.upload(guest2([NOOP, [LOOP]]))

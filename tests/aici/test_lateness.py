@@ -41,7 +41,7 @@ def begun(llm: Llm, module: str, seq: int) -> dict[str, Any]:
 
 
 def stop(pid: int) -> None:
-    """Take the processor from a process. Its threads go on until one of them was there to take the signal."""
+    """Take the processor from a process. Its threads continue until one of them was there to take the signal."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: {state_of(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, "that all threads stop")
 

@@ -227,7 +227,7 @@ def test_a_runtime_that_does_not_know_of_clones_steers_as_before(pool: RuntimePo
 
 
 def test_a_worker_that_is_killed_takes_its_clones_along(pool: RuntimePool) -> None:
-    """Its sequences end with the reason; those of a runtime that goes on are steered again."""
+    """Its sequences end with the reason; those of a runtime that continues are steered again."""
     steered = steer(pool)
     truth = say_all(pool, CHATTY, max_tokens=120)[1][0]
     assert isinstance(truth, list)

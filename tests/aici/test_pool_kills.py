@@ -1,5 +1,5 @@
 """Kill -9 under running streams: of a worker, of the compiler, of the supervisor, of the engine's own process. Only
-what lived there fails, the rest goes on, the service resumes, and nothing is left behind."""
+what lived there fails, the rest continues, the service resumes, and nothing is left behind."""
 
 from __future__ import annotations
 

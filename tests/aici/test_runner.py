@@ -75,7 +75,7 @@ FREE = sample(range(VOCAB_SIZE), VOCAB_SIZE)
 
 
 def test_every_verb_over_transformers(runner: Runner, model: Any) -> None:
-    """Forced tokens, a rewind, a fork, a wait; after each, the model goes on as if nothing else had ever been."""
+    """Forced tokens, a rewind, a fork, a wait; after each, the model continues as if nothing else had ever been."""
     branches = result({"branches": [splice([50, 51]), splice([60], backtrack=1), splice([])]})
     steps = [FREE, force([40, 41, 42]), FREE, force([43], backtrack=3), NOOP, FREE, [branches], FREE, FREE, END]
     first, second, third = TinyEngine(model, runner).run(PROMPT, runner.upload(guest2(steps)))
@@ -190,7 +190,8 @@ TIMED = [result({"branches": [], "wait": {"ms": 40}})]
 
 
 def test_a_trace_with_late_and_waiting_controllers_replays(checkpoint: Path, store: Path, tmp_path: Path) -> None:
-    """In the record one is late for several steps and one waits for time, while a third goes on; one never answers."""
+    """In the record one is late for several steps and one waits for time, while a third continues; one never
+    answers."""
     trace = tmp_path / "trace.jsonl"
     slow = guest2(
         [[say("slow\n"), "(call $spin)", *sample([70], VOCAB_SIZE)], END], raw=f"(func $spin (local $i i32) {SPIN})"

@@ -1,6 +1,6 @@
 """Python scripts in the sandbox, over a model that knows some lines by heart.
 
-`Parrot` reads the text so far and goes on as the line goes that it reminds it of: the one that shares the longest
+`Parrot` reads the text so far and continues as the line goes that it reminds it of: the one that shares the longest
 end with it. So a test says in plain text what the model would like to write, and sees what a script makes of it.
 """
 

@@ -1,4 +1,4 @@
-"""Generating from scripts in JavaScript: constraints, ends, sampling, candidates, constraints of one's own."""
+"""Generating from scripts in JavaScript: constraints, ends, sampling, candidates, constraints of your own."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_too_many_forks_and_a_deadlock_are_told(js: Run) -> None:
 
 
 def test_choices_of_which_there_are_none(js: Run) -> None:
-    """The end is all that may come under them, and the script goes on after it."""
+    """The end is all that may come under them, and the script continues after it."""
     source = """
         import { Label, test } from "aici"
         test(async () => {

@@ -1,4 +1,4 @@
-"""Scripts in JavaScript: labels, taking back, forks, waiting, steps of one's own in the words of both dialects."""
+"""Scripts in JavaScript: labels, taking back, forks, waiting, steps of your own in the words of both dialects."""
 
 from __future__ import annotations
 

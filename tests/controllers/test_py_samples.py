@@ -101,7 +101,7 @@ await aici.gen_text(options=items, store_var="best")
 
 def test_choices_of_which_there_are_none(py: Run) -> None:
     """A question whose options are what the model marked before, which is nothing: the end is all that may come, it is
-    not kept, and the script goes on."""
+    not kept, and the script continues."""
     body = """
 import re
 begin = aici.Label()
@@ -135,7 +135,7 @@ else:
 
 
 def test_the_end_in_the_middle_of_a_text(py: Run) -> None:
-    """The end is sampled because nothing else is allowed, and the script goes on after it."""
+    """The end is sampled because nothing else is allowed, and the script continues after it."""
     body = """
 await aici.FixedTokens("one")
 await aici.gen_tokens(regex="x?", max_tokens=5)

@@ -24,8 +24,8 @@ def test_texts_of_a_source() -> None:
 
 
 def test_sentences_have_words_and_no_code() -> None:
-    text = "# A page of text here\n\nOne sentence with words.\nToo short.\n```\nsome code of a page\n```\nAnother one is the last."
-    assert list(sentences_of(text)) == ["A page of text here", "One sentence with words.", "Another one is the last."]
+    text = "# A page of text here\n\nOne sentence with words.\nShort.\n```\nsome code of a page\n```\nMore than three words."
+    assert list(sentences_of(text)) == ["A page of text here", "One sentence with words.", "More than three words."]
 
 
 def test_a_seed_repeats_and_kinds_have_equal_shares() -> None:

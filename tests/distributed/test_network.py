@@ -1,4 +1,5 @@
-"""A network between a router and its shard that is slow, breaks off or goes silent: streams go on, token for token."""
+"""A network between a router and its shard that is slow, breaks off or goes silent: streams continue, token for
+token."""
 
 from __future__ import annotations
 

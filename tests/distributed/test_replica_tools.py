@@ -56,7 +56,7 @@ def test_controllers_of_replicas_call_tools_of_the_router(tools: Tools) -> None:
 
 
 def test_a_lost_replicas_calls_are_not_made_again(tools: Tools) -> None:
-    """Those that were answered are answered alike, and one under way goes on."""
+    """Those that were answered are answered alike, and one under way continues."""
     desk = desk_of(tools)
     with replicated(tools=desk) as made:
         controller = asks(

@@ -114,7 +114,7 @@ def test_rows_with_drafts_wait(drafts: int) -> None:
 
 @KEEPINGS
 def test_rows_in_vain_leave_nothing_behind(kv: str) -> None:
-    """Outputs end with a token that nobody could foresee, beside others that go on in the blocks they give back."""
+    """Outputs end with a token that nobody could foresee, beside others that continue in the blocks they give back."""
     lab = busy_lab(LateLab, kv=kv, eos_token_ids=(5, 6, 7), max_num_seqs=3, max_num_batched_tokens=12)
     requests = [make_request((i, i + 1, i), max_tokens=20, seed=i, temperature=2.0) for i in range(9)]
     for request, got in zip(requests, lab.run(*requests), strict=True):

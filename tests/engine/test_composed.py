@@ -61,7 +61,7 @@ def allowing(*tokens: int) -> Program:
 @given(seed=SEED)
 def test_a_neutral_controller_changes_nothing(seed: int) -> None:
     """Tokens, text, log-probabilities, counts and logs are those of each program alone, whatever it does, wherever it
-    stands, however late it is, and whatever goes on beside it: preemption, forks, a cramped cache."""
+    stands, however late it is, and whatever continues beside it: preemption, forks, a cramped cache."""
     random = Random(seed)
     lab = composed_lab(random)
     delays = random.choice([ON_TIME, LATE])

@@ -1,4 +1,4 @@
-"""Deadlock is found by what outputs wait for: never where one can go on, always soon where none can."""
+"""Deadlock is found by what outputs wait for: never where one can continue, always soon where none can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An output that began on another engine goes on as if it had never been elsewhere."""
+"""An output that began on another engine continues as if it had never been elsewhere."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def seen(text: str) -> str:
 
 
 def says(guard: Guardrails, text: str, begin: int, *, is_over: bool) -> str | None:
-    """The rule that a text breaks behind `begin`. A text that goes on may end in what is decided by what follows, but
+    """The rule that a text breaks behind `begin`. A text that continues may end in what is decided by what follows, but
     that must not be told; so a late rule counts in any case."""
     for rule in guard.texts:
         read = {"folded": folded, "seen": seen, "written": str}[rule.reading]

@@ -205,7 +205,7 @@ def test_removed_adapters_leave_nothing_parked() -> None:
 
 @given(seed=SEED)
 def test_parking_changes_no_output_and_refuses_nothing(seed: int) -> None:
-    """Random requests that park, go on, are let go, expire, in cramped pools: each gives what the oracle says."""
+    """Random requests that park, continue, are let go, expire, in cramped pools: each gives what the oracle says."""
     random = Random(seed)
     lab = random_lab(random, "paged", park_memory=random.choice([None, 8, 40, 1 << 20]), park_seconds=0.3)
     requests: list[Request] = []

@@ -203,7 +203,7 @@ def test_pictures_are_encoded_again_after_the_loss_of_a_device() -> None:
 
 
 def rewinding(count: int) -> FakeController:
-    """Takes `count` tokens back at first, puts one in their place, then lets the model go on."""
+    """Takes `count` tokens back at first, puts one in their place, then lets the model continue."""
 
     def program(view: View) -> Decision:
         return Decision.splice(count, (7,)) if not view.num_asks else Decision.sample()

@@ -1,4 +1,4 @@
-"""Each part of a sequence has one owner: nobody else in the engine writes it."""
+"""Each part of a sequence has one owner: no one else in the engine writes it."""
 
 from __future__ import annotations
 

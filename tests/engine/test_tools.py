@@ -1,4 +1,5 @@
-"""Controllers in plain Python that call tools: the output waits with its KV, others go on, each fault ends in words."""
+"""Controllers in plain Python that call tools: the output waits with its KV, others continue, each fault ends in
+words."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Kill -9 behind `bridle serve` under running streams: of a worker, of a compiler, of the nursery, of the supervisor,
-of the server itself. Only what lived there fails, and quickly; the rest goes on, the service resumes, nothing stays."""
+of the server itself. Only what lived there fails, and quickly; the rest continues, the service resumes, nothing
+stays."""
 
 from __future__ import annotations
 

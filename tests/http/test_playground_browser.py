@@ -756,7 +756,7 @@ def answer_with(page: Any, num_tokens: int) -> None:
 
 
 def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
-    """A page that fell behind finds thousands of events: it reads some, lets the browser work, and goes on."""
+    """A page that fell behind finds thousands of events: it reads some, lets the browser work, and continues."""
     answer_with(page, 3000)
     go(page, "Complete")
     page.get_by_label("Prompt").wait_for()

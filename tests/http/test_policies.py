@@ -1,5 +1,5 @@
 """An operator's policies hold on every API, streamed or not, whatever users ask for; admins see them and read their
-file again while streams go on."""
+file again while streams continue."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_users_are_told_apart(tmp_path: Path) -> None:
 
 
 class Held:
-    """A model that writes a token and then waits to be let go on."""
+    """A model that writes a token and then waits to be let continue."""
 
     def __init__(self) -> None:
         self.is_open, self.num_tokens = threading.Event(), 0

@@ -1,4 +1,4 @@
-"""Traces over HTTP: each API takes the wish, the user gets the trace, nobody else does, and it is bounded."""
+"""Traces over HTTP: each API takes the wish, the user gets the trace, no one else does, and it is bounded."""
 
 from __future__ import annotations
 

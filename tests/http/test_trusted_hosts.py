@@ -1,4 +1,4 @@
-"""A server without keys answers to names that nobody else can own: a page behind another name gets nothing."""
+"""A server without keys answers to names that no one else can own: a page behind another name gets nothing."""
 
 from __future__ import annotations
 

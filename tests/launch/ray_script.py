@@ -254,7 +254,7 @@ def check_policies_hold(url: str) -> None:
 
 
 def check_nothing_is_lost_with_an_engine(url: str) -> None:
-    """One of two engines is killed under 12 streams: every one goes on, with the text it would have had."""
+    """One of two engines is killed under 12 streams: every one continues, with the text it would have had."""
     expected = [reader.text for reader in run(url, range(12))]
     readers = [Reader(url, number) for number in range(12)]
     wait_for(lambda: all(len(reader.items) > 5 for reader in readers), "streaming")

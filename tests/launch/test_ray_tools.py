@@ -129,7 +129,7 @@ def test_an_answer_that_does_not_arrive_is_sent_again(tools: Tools) -> None:
 
 
 def test_a_lost_engines_calls_are_not_made_again(tools: Tools) -> None:
-    """One that was under way goes on, and its answer goes to where the request runs now."""
+    """One that was under way continues, and its answer goes to where the request runs now."""
 
     async def main() -> None:
         with cluster(desk_of(tools), "one", "two") as made:

@@ -1,4 +1,4 @@
-"""A replica that is killed or stopped under its streams: they go on elsewhere, and it is started again."""
+"""A replica that is killed or stopped under its streams: they continue elsewhere, and it is started again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedReplicas]:
 
 
 def lose(replicas: LaunchedReplicas, number: int, how: signal.Signals, crowd: Crowd) -> None:
-    """Take a replica away; come back when it was missed and streams go on."""
+    """Take a replica away; come back when it was missed and streams continue."""
     before, pid = replicas.num_losses, replicas.children[number].pid
     if pid is not None:
         os.kill(pid, how)

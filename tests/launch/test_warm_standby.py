@@ -30,7 +30,7 @@ signal.pause()
 
 
 class Worker:
-    """A child over the program, and the pipe through which it tells when it goes on."""
+    """A child over the program, and the pipe through which it tells when it continues."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -39,7 +39,7 @@ class Worker:
         self.child = SupervisedProcess("worker", [sys.executable, "-c", PROGRAM, str(path)], stands_by=True)
 
     def await_next(self) -> int:
-        """The process that goes on next."""
+        """The process that continues next."""
         assert select.select([self._pipe], [], [], 60)[0], "nobody goes on"
         pid, _, self.told = self._pipe.readline().decode().rstrip("\n").partition(" ")
         with self.child.changed:  # it may be quicker than who let it go

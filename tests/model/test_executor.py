@@ -73,7 +73,7 @@ def test_chunked_prefill_beside_decodes(executor: LocalExecutor) -> None:
 
 
 def test_backtrack_and_fork(executor: LocalExecutor) -> None:
-    """A fork with a copied tail block, and a truncated sequence, both go on as if computed from scratch."""
+    """A fork with a copied tail block, and a truncated sequence, both continue as if computed from scratch."""
     driver = NaiveDriver(executor, [PROMPTS[0]])
     driver.generate(6)
     tokens = driver.tokens[0][:36]  # all but the last were computed: 35 positions, 9 blocks of 4

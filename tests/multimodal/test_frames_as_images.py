@@ -192,7 +192,7 @@ def test_fewer_frames_are_seen_where_a_context_is_short(family: str, tmp_path: P
 
 
 def test_a_template_may_write_a_video_in_words(tmp_path: Path) -> None:
-    """The text becomes the placeholder of videos, not that of images, and nobody else may write it."""
+    """The text becomes the placeholder of videos, not that of images, and no one else may write it."""
     reader, tokenizer = opened("smolvlm", tmp_path)
     assert tokenizer.id_of("<video>") is None
     places = {name: tokenizer.token_text(sense.placeholder) for name, sense in reader.senses.items()}

@@ -153,7 +153,7 @@ def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, in
 
 
 def test_a_template_may_write_a_picture_in_words(tmp_path: Path) -> None:
-    """As Aya Vision's does; the text becomes the placeholder, and nobody else may write it."""
+    """As Aya Vision's does; the text becomes the placeholder, and no one else may write it."""
     folder = vision_checkpoints.make_seeing("aya_vision", tmp_path)
     reader, tokenizer = open_reader(folder), Tokenizer.load(folder)
     assert reader is not None and tokenizer.id_of("<image>") is None

@@ -39,7 +39,7 @@ def test_nobody_waits_while_there_is_time() -> None:
 
 @pytest.mark.parametrize("spent", [0.0, BURST + 0.0001], ids=["share left", "share spent"])
 def test_a_turn_ends_before_the_next_and_the_loop_goes_on_between(spent: float) -> None:
-    """Also where time is always left, as on a busy machine, whose clock goes on while next to nothing is charged."""
+    """Also where time is always left, as on a busy machine, whose clock continues while next to nothing is charged."""
     num_turns = 3_000  # more than Python nests calls
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Masks against brute force: a token is allowed exactly if some text goes on with it."""
+"""Masks against brute force: a token is allowed exactly if some text continues with it."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_dead_end_explains_itself() -> None:
     ids=["alternatives that are alike", "counts"],
 )
 def test_a_grammar_beyond_the_limits_of_a_step_is_told_which(constraint: Constraint, text: str, ran_out: str) -> None:
-    """It could go on, so neither is the token wrong that was sampled, nor is there none."""
+    """It could continue, so neither is the token wrong that was sampled, nor is there none."""
     vocab = vocabulary(string.printable)
     walk = matcher(vocab, constraint)
 

@@ -1,9 +1,9 @@
 """Tools for Wasm controllers, over variables with reserved names, so that every guest that has variables can call them.
 
-A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and goes on or
-waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none, to nothing,
-after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing gives the call up. Clients do not see these
-variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
+A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and
+continues or waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none,
+to nothing, after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing gives the call up. Clients do
+not see these variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 typed instead of using pointers.
 
 The interface is in `wit/controller.wit`. A component always has its process for itself and is forked with it, so what
-holds for the Python API's conversions (slow for long lists, one place for exceptions) touches nobody else.
+holds for the Python API's conversions (slow for long lists, one place for exceptions) touches no one else.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class GuestSequence:
         return False
 
     def pre(self, budget_ms: float) -> PreResult:
-        """Ask the guest whether, and how, the sequence goes on in this step."""
+        """Ask the guest whether, and how, the sequence continues in this step."""
         if self._stage.cached_pre is not None:
             cached, self._stage.cached_pre = self._stage.cached_pre, None
             return cached

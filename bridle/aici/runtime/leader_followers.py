@@ -104,7 +104,7 @@ class LeaderFollowers:
             self.ticker.awake()
 
     def _detach(self, task: WorkItem) -> None:
-        """Let another thread lead; the task goes on in its own thread."""
+        """Let another thread lead; the task continues in its own thread."""
         with self._mutex:
             if self._current is not task:
                 return

@@ -3,7 +3,7 @@ than its Python API, but with private names, so bound to tested versions.
 
 Numbers travel in arrays of 16-byte cells. An exception of a host function is kept on the guest and turned into a
 trap; an epoch callback looks at the running guest every few ticks, so that a guest can be ended at any time and a
-patient host can let it go on.
+patient host can let it continue.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
 
 
 def _look(_context: int, _data: int, delta: Any, kind: Any) -> int:
-    """Decide whether a guest that has run for a few ticks may go on."""
+    """Decide whether a guest that has run for a few ticks may continue."""
     guest = running.guest
     try:
         reason = guest.stop_reason()

@@ -1,4 +1,4 @@
-"""The kit for writing a controller of one's own: a folder that builds with one command, in a language of choice.
+"""The kit for writing a controller of your own: a folder that builds with one command, in a language of choice.
 
 A template's files end in `.in`; `@NAME@`, in them and in their own names, becomes the controller's name. Languages that
 compile to a module share common files, and so do scripts.

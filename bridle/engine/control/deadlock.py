@@ -1,7 +1,7 @@
-"""Finds requests that can never go on, because each of their outputs waits for another one.
+"""Finds requests that can never continue, because each of their outputs waits for another one.
 
 Only the outputs of a request can set its variables. Suppose every output waits for a variable, none has a time at which
-it would go on anyway, and every one was asked again after all of them had begun to wait. Then no answer can ever
+it would continue anyway, and every one was asked again after all of them had begun to wait. Then no answer can ever
 change: this is a deadlock, found within two turns. An output that only says "not now" may be counting. So a request
 whose outputs all say that, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
 takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one step. This
@@ -86,7 +86,7 @@ class DeadlockWatch:
         return min(max(due, 1), _MAX_AT_ONCE)
 
     def note_decision(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
-        """Take in an answer that took `turns` turns. Returns why its request can never go on, or None if it may."""
+        """Take in an answer that took `turns` turns. Returns why its request can never continue, or None if it may."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)
         if rest is None:

@@ -43,10 +43,10 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to go on. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many of
-    the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here on, if
-    nothing is rolled back: they are computed ahead, and change nothing but the time. They hold as long as they come
-    true; the next draft takes their place."""
+    """One way to continue. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many
+    of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here on,
+    if nothing is rolled back: they are computed ahead, and change nothing but the time. They hold as long as they
+    come true; the next draft takes their place."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -95,7 +95,7 @@ class Decision:
 
     @classmethod
     def fork(cls, branches: Iterable[Branch]) -> Decision:
-        """Branch 0 goes on in this sequence; each further one starts a new output."""
+        """Branch 0 continues in this sequence; each further one starts a new output."""
         return cls(tuple(branches))
 
     @classmethod

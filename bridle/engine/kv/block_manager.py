@@ -270,7 +270,7 @@ class BlockManager:
         self.parking.park(seq.request.tenant, (seq.request.id, seq.index), seq.request.adapter, held, now)
 
     def renew(self, seq: Sequence, now: float) -> None:
-        """Hold back for longer what `seq`, which waits for its turn, will go on from."""
+        """Hold back for longer what `seq`, which waits for its turn, will continue from."""
         num_cached = self.match_prefix(seq)
         digests = seq.kv.block_hashes[: num_cached // self.block_size]
         self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)

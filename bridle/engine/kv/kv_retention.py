@@ -121,8 +121,8 @@ class KVRetention:
     # -- going -------------------------------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """A request goes on from these blocks, which it uses by now, or from what another one has parked: it ends what
-        is parked of them. Returns whether anything was."""
+        """A request continues from these blocks, which it uses by now, or from what another one has parked: it ends
+        what is parked of them. Returns whether anything was."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             self.drop(key)
@@ -130,7 +130,7 @@ class KVRetention:
         return bool(continued)
 
     def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
-        """A request that will go on from these blocks waits for its turn: their time begins again."""
+        """A request that will continue from these blocks waits for its turn: their time begins again."""
         for key in self._continued_by(user, digests, request_id):
             known = self._users[user]
             known.parked[key].until = now + self.seconds

@@ -131,7 +131,7 @@ class EncoderScheduler:
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
         """The sequence whose image found too little room and gets as much of this step as it needs: in every second
-        step one, so that the others go on."""
+        step one, so that the others continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)

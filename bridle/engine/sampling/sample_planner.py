@@ -1,7 +1,7 @@
 """Between logits and tokens: which branch draws from which row, and what happens with the sampled token.
 
 A sequence whose last token was computed owns a logits row. Its controller's decision (or the lack of one) says how it
-goes on. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
+continues. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
 before sampling and may create sequences, `commit` applies the results, and `undo` takes a failed step's forks back.
 """
 
@@ -80,7 +80,7 @@ class SamplePlanner:
     # -- before sampling ---------------------------------------------------------------------------------
 
     def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
-        """Make the rows for all branches of the sequences that go on in this step."""
+        """Make the rows for all branches of the sequences that continue in this step."""
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
         wanting = [item for item in scheduled if item.seq.wants_scores]
         out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]

@@ -1,6 +1,6 @@
 """Launch ahead: a step is planned and computed before the tokens of the one before it are there.
 
-This is the order of a step over an `AsyncExecutor`, whose device goes on working while the engine does other things:
+This is the order of a step over an `AsyncExecutor`, whose device continues working while the engine does other things:
 
     draw(k)                       its masks are there
     plan(k+1), forward(k+1)       the tokens of k have names: the device has them
@@ -8,7 +8,7 @@ This is the order of a step over an `AsyncExecutor`, whose device goes on workin
     collect(k+1), branch(k+1)     what controllers answer, up to the end of forward(k+1) and a grace
     draw(k+1)
 
-Nothing of this changes an output. A row whose sequence turns out to have ended, or to go on after other tokens than
+Nothing of this changes an output. A row whose sequence turns out to have ended, or to continue after other tokens than
 were planned, was computed in vain: what is still true of its KV counts, the rest is written again. Blocks that such a
 sequence gives back are written by later steps only, and the device does its work in order. Blocks are hashed once
 their tokens are known.

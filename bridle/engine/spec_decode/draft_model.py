@@ -123,8 +123,8 @@ class ModelDrafter(Proposer):
         return turns
 
     def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
-        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot go on from there, or if it is not
-        known how the sequence does."""
+        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot continue from there, or if it is
+        not known how the sequence does."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
@@ -174,7 +174,7 @@ class ModelDrafter(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """One forward pass: a token for each sequence that is caught up. Returns those that go on."""
+        """One forward pass: a token for each sequence that is caught up. Returns those that continue."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)

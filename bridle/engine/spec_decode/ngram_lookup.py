@@ -1,7 +1,7 @@
 """Drafts without a model: what followed the last time the same few tokens stood there.
 
 The text that is looked into is the client's prediction, if there is one, then prompt and output. Wherever the output
-copies from it (code that is edited, answers that quote, JSON with the keys of the prompt), the copy goes on as it did
+copies from it (code that is edited, answers that quote, JSON with the keys of the prompt), the copy continues as it did
 there: prompt lookup (Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Of the places where the last
 `NGRAM` tokens stood before, the one that agrees furthest back is taken, among the latest few.
 

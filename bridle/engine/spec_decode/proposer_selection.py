@@ -175,7 +175,7 @@ class ProposerSelector:
 
     def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
         """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
-        Where these are others than were guessed, the text is asked how it goes on after them."""
+        Where these are others than were guessed, the text is asked how it continues after them."""
         pool = seq.control.pool
         if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)

@@ -71,7 +71,7 @@ class ProposalDrafter(Proposer):
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Forget a proposal that began behind the end; one that was under way goes on from there."""
+        """Forget a proposal that began behind the end; one that was under way continues from there."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)

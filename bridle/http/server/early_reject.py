@@ -2,8 +2,8 @@
 which there is no place whatever they say.
 
 A full server gets the most requests, from clients that ask again at once. Their bodies are neither read nor parsed, no
-task begins, and no line is logged for each: a refusal is a look at counters and one write. All other requests go on to
-the application, which decides with the same rules.
+task begins, and no line is logged for each: a refusal is a look at counters and one write. All other requests
+continue to the application, which decides with the same rules.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EarlyRejector:
         self._has_cors = bool(http.settings.cors_origins)
 
     def answer(self, scope: Scope) -> DoorAnswer | None:
-        """The answer to a request that ends here; None for one that goes on to the application."""
+        """The answer to a request that ends here; None for one that continues to the application."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
             return None  # a browser must be told more

@@ -239,7 +239,7 @@ class DrainingServer(uvicorn.Server):
 
 
 async def reload_policies(book: PolicyRegistry) -> None:
-    """Read the file of policies again. What is wrong with it is logged, and those from before go on."""
+    """Read the file of policies again. What is wrong with it is logged, and those from before continue."""
     try:
         current = await asyncio.to_thread(book.reload)
     except InvalidRequest as error:

@@ -1,6 +1,6 @@
 """Passes the answers of a stream to its connection, and for a stream with a key also into a memory.
 
-A `ResumableStream` outlives connections. While no connection is attached, its stream goes on for a while and its
+A `ResumableStream` outlives connections. While no connection is attached, its stream continues for a while and its
 answers are remembered, so that its client can come back and get the answers that it missed, each once. Streams, answers
 and time are bounded.
 """

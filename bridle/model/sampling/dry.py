@@ -1,5 +1,5 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677, 2024): a penalty that grows with the
-length of the repetition that a token would go on with.
+length of the repetition that a token would continue with.
 
 If the sequence ends in tokens that stand earlier in it, too, and token t followed there, t loses
 multiplier * base ** (length - allowed_length), where length is that of the longest such end; shorter ones than
@@ -36,7 +36,7 @@ class Dry:
     def apply(
         self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, known: Histories, vocab: int
     ) -> None:
-        """Penalize, in place, what would go on with a repetition. `work` is [len(rows), W]."""
+        """Penalize, in place, what would continue with a repetition. `work` is [len(rows), W]."""
         places: list[npt.NDArray[np.int64]] = []
         penalties: list[npt.NDArray[np.float32]] = []
         for i in [i for i, row in enumerate(rows) if row.sampling.has_dry]:
@@ -65,8 +65,8 @@ class Dry:
 
 
 def repetitions(tokens: IntArray, breakers: IntArray) -> tuple[IntArray, IntArray]:
-    """Tokens that would go on with a repetition, each once, and the length of the longest one that it goes on with.
-    `breakers` are sorted."""
+    """Tokens that would continue with a repetition, each once, and the length of the longest one that it continues
+    with. `breakers` are sorted."""
     size = len(tokens)
     if size < 2 or _are_in(tokens[-1:], breakers)[0]:
         return tokens[:0], tokens[:0]

@@ -204,7 +204,7 @@ class ModelRegistry:
 
     async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
         """The model of a slot that `slot_of` found; it stays loaded until `held` closes. If it is not loaded yet, this
-        waits until it is, at most `timeout` seconds; other requests go on meanwhile.
+        waits until it is, at most `timeout` seconds; other requests continue meanwhile.
 
         Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
         room beside the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the

@@ -244,7 +244,7 @@ class PolicyRegistry:
         self.applied.update(policy.label for policy in policies)
 
     def reload(self) -> PolicySet:
-        """Read the file again. If it cannot be used, what held before goes on, and the error is raised."""
+        """Read the file again. If it cannot be used, what held before continues, and the error is raised."""
         if self.path is None:
             raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
         try:

@@ -2,8 +2,8 @@
 
 A traced draw has the best tokens of its distribution, and those that its mask left. That is enough to follow a run
 whose controller still does the same, with no model: the engine, the controllers and the constraints are real, and only
-logits are missing. Where something else is asked, the draw says so in a `ReplayDivergence`, and goes on only if what is
-known decides it.
+logits are missing. Where something else is asked, the draw says so in a `ReplayDivergence`, and continues only if
+what is known decides it.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 class ResponseWriter:
     """Writes the output of a generation in the shape of this API. A response that is to be stored goes into `book`;
     any other one into `passing`, if there is one. With `is_warm_up` the prompt is computed alone, and nothing is said:
-    who goes on from such a response is answered sooner."""
+    who continues from such a response is answered sooner."""
 
     generation: Generation
     turn: ChatRequest

@@ -52,7 +52,7 @@ class ConnectionExpired(ProtocolError):
 
 
 class PreviousNotFound(InvalidRequest):
-    """The response that a request goes on from is neither stored nor the last one of its connection."""
+    """The response that a request continues from is neither stored nor the last one of its connection."""
 
     code = "previous_response_not_found"
 
