@@ -373,9 +373,9 @@ def test_parameters_first_then_the_backend(folder: str) -> None:
 def test_settings_are_checked_by_name(folder: str) -> None:
     with pytest.raises(InvalidRequest, match="no setting 'max_num_seq'; did you mean 'max_num_seqs'"):
         LLM(folder, max_num_seq=3)
-    with pytest.raises(InvalidRequest, match="'dtype' was given beside a ModelConfig"):
+    with pytest.raises(InvalidRequest, match="'dtype' was given next to a ModelConfig"):
         LLM(ModelConfig(folder), dtype="float32")
-    with pytest.raises(InvalidRequest, match="'max_waiting' was given beside an EngineConfig"):
+    with pytest.raises(InvalidRequest, match="'max_waiting' was given next to an EngineConfig"):
         LLM(folder, engine_config=EngineConfig(), max_waiting=3)
     with pytest.raises(InvalidRequest, match="max_num_seqs is 0"):
         LLM(folder, max_num_seqs=0)

@@ -29,14 +29,14 @@ def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([b"{\n"], "line 1 is no request"),
+        ([b"{\n"], "line 1 is not a batch request"),
         ([_line("a"), b"\n", _line("a")], "line 3 repeats custom_id 'a'"),
         ([_line("a", client_tools=["ask"])], "line 1 has client_tools; a batch has no client that could answer them"),
         ([_line("a", "/generate", parameters={"client_tools": ["ask"]})], "line 1 has client_tools"),
         ([_line("a", "/v1/models")], "line 1 asks for 'POST /v1/models'"),
-        ([b'{"custom_id": 1, "url": "/generate", "body": {}}'], "line 1 is no request"),
-        ([_line("a"), b'{"custom_id": "\xff", "url": "/generate", "body": {}}'], "line 2 is no request"),
-        ([b'{"custom_id": "a", "url": "/generate", "body": {"a": ' + b"[" * 100_000], "line 1 is no request"),
+        ([b'{"custom_id": 1, "url": "/generate", "body": {}}'], "line 1 is not a batch request"),
+        ([_line("a"), b'{"custom_id": "\xff", "url": "/generate", "body": {}}'], "line 2 is not a batch request"),
+        ([b'{"custom_id": "a", "url": "/generate", "body": {"a": ' + b"[" * 100_000], "line 1 is not a batch request"),
     ],
 )
 def test_bad_lines_are_named(lines: list[bytes], message: str) -> None:
@@ -164,7 +164,7 @@ def test_the_file_is_named_as_elsewhere_too(
     """vLLM's command has flags for both files. Nothing is loaded for an invalid file."""
     (tmp_path / "in.jsonl").write_text("{")
     assert main(["run-batch", *flags, str(tmp_path / "in.jsonl"), "--output-file", str(tmp_path / "out.jsonl")]) == 2
-    assert "line 1 is no request" in capsys.readouterr().err
+    assert "line 1 is not a batch request" in capsys.readouterr().err
 
 
 def test_a_second_file_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:

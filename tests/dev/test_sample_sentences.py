@@ -24,7 +24,7 @@ def test_texts_of_a_source() -> None:
 
 
 def test_sentences_have_words_and_no_code() -> None:
-    text = "# A page of text here\n\nOne sentence with words.\nShort.\n```\nsome code of a page\n```\nMore than three words."
+    text = "# A page of text here\n\nOne sentence with words.\nShort.\n```\na b c d e f\n```\nMore than three words."
     assert list(sentences_of(text)) == ["A page of text here", "One sentence with words.", "More than three words."]
 
 

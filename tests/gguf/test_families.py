@@ -375,7 +375,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
         ("olmo3", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 4"),
         ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),
-        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 cannot be said"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 cannot be stored"),
         ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 1, "topk_group": 1}, "topk_method 'group_l"),
         ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 1.0}}, "mscale other than"),
         ("gpt_oss", {"rope_parameters": YARN}, "without `truncate`"),

@@ -116,9 +116,9 @@ def test_completions_search_beams(server: httpx.Client) -> None:
     [
         ({"stream": True}, "use_beam_search is true: the best texts are not known while streaming"),
         ({"regex": "a"}, "use_beam_search goes with no controller and no constraint"),
-        ({"top_k": 3}, "top_k does not go with beam search"),
-        ({"stop": "x"}, "stop does not go with beam search"),
-        ({"temperature": 0.5}, "temperature is 0.5; beam search draws nothing"),
+        ({"top_k": 3}, "top_k cannot be combined with beam search"),
+        ({"stop": "x"}, "stop cannot be combined with beam search"),
+        ({"temperature": 0.5}, "temperature is 0.5; beam search samples nothing"),
         ({"best_of": 33}, "the beam width is 33; must be between 1 and 32"),
         ({"logprobs": 2}, "logprobs is 2; with beam search it must be 0"),
         ({"length_penalty": 11}, "length_penalty is 11.0; must be a number from -10 to 10"),

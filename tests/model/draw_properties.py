@@ -236,7 +236,7 @@ def test_the_trial_lets_the_kernels_pass_and_no_others(
     monkeypatch.setattr(device_draw.DrawStep, "launch", forgetful)
     assert "was drawn in place of" in str(find_problem(DeviceSampler(CPU), CPU, dtype, 5003))
     assert isinstance(tried_sampler(CPU, dtype, 5003), StandardSampler)
-    assert "tokens are drawn in plain torch on cpu" in caplog.text
+    assert "sampling on cpu runs in plain torch" in caplog.text
 
 
 def test_random_logits_are_drawn_over_many_parts() -> None:

@@ -41,7 +41,7 @@ def test_a_gpu_without_triton_draws_in_plain_torch_and_the_log_says_so(
 ) -> None:
     monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: None)
     assert isinstance(tried_sampler(CUDA, torch.bfloat16, VOCAB), StandardSampler)
-    assert "tokens are drawn in plain torch on cuda, not in kernels: that needs Triton" in caplog.text
+    assert "sampling on cuda runs in plain torch, not in kernels: that needs Triton" in caplog.text
 
 
 @pytest.mark.parametrize("max_elements", [1, 4 * VOCAB, 1 << 20])

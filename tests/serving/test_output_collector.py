@@ -165,7 +165,7 @@ def test_hold_lets_through_what_an_announced_rewind_cannot_reach() -> None:
     collector.add([Rewind("r", 0, 1, 1), token(3, "c"), token(4, "d")])
     assert [delta.text for delta in reader.read()] == ["c"]
     collector.add([Rewind("r", 0, 2, 2)])
-    with pytest.raises(ControllerError, match="announced to take back at most 1"):
+    with pytest.raises(ControllerError, match="announced to roll back at most 1"):
         reader.read()
 
 

@@ -30,18 +30,18 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"name": "a", "kind": "phrases"}, "policy 'a': phrases is missing"),
     ({"name": "a", "kind": "phrases", "phrases": []}, "phrases is []"),
     ({"name": "a", "kind": "phrases", "phrases": ["\u200b"]}, "phrases is"),
-    ({"name": "a", "kind": "phrases", "phrases": ["x"], "colour": 1}, "colour is no setting"),
+    ({"name": "a", "kind": "phrases", "phrases": ["x"], "colour": 1}, "colour is not a setting"),
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "order": "b"}, "order is 'b'; must be an integer"),
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "on_failure": "b"}, "on_failure is 'b'; must be one of end"),
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "replacement": "y"}, "replacement goes with"),
     ({"name": "a", "kind": "phrases", "phrases": ["x"], "models": "y"}, "models is 'y'"),
-    ({"name": "a", "kind": "pattern", "pattern": "("}, "pattern is no pattern"),
+    ({"name": "a", "kind": "pattern", "pattern": "("}, "pattern is not a valid pattern"),
     ({"name": "a", "kind": "pattern", "pattern": "x*"}, "pattern matches a text that is empty"),
     ({"name": "a", "kind": "pattern", "pattern": "x", "action": "replace", "replacement": "xx"}, "replacement is 'xx'"),
     ({"name": "a", "kind": "redact", "what": ["face"]}, "what is 'face'"),
     ({"name": "a", "kind": "length"}, "max_tokens is missing"),
     ({"name": "a", "kind": "length", "max_tokens": 0}, "max_tokens is 0"),
-    ({"name": "a", "kind": "characters", "allowed": "z-a"}, "allowed is no pattern"),
+    ({"name": "a", "kind": "characters", "allowed": "z-a"}, "allowed is not a valid pattern"),
     ({"name": "a", "kind": "constraint", "constraint": {"regxe": "a"}}, "constraint cannot be used"),
     ({"name": "a", "kind": "thinking"}, "max_tokens is missing"),
     ({"name": "a", "kind": "wasm", "module": "latest"}, "module is 'latest'"),
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     for text, what in (
         ("[[policy", "not a valid TOML file"),
-        ("colour = 1", "'colour' is no setting"),
+        ("colour = 1", "'colour' is not a setting"),
         ("header = 1", "header is 1"),
     ):
         path.write_text(text, encoding="utf-8")

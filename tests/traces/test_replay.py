@@ -84,7 +84,7 @@ class Says(Controller):
 
 def test_a_controller_of_ones_own_is_brought_again(llm: LLM) -> None:
     old = traced(llm, controller=Says(65, 66))
-    with pytest.raises(InvalidRequest, match="says, which is code of the process"):
+    with pytest.raises(InvalidRequest, match="says, which is code of the recording process"):
         replay(llm.model, old)
     assert compare(old, replay(llm.model, old, controller=Says(65, 66))).is_same
     found = compare(old, replay(llm.model, old, controller=Says(65, 67)))
