@@ -79,14 +79,15 @@ def docstrings_of(tree: ast.AST) -> Iterator[ast.Constant]:
 def source_passages(file: str, source: str) -> Iterator[Passage]:
     """Yield the docstrings of a Python file; of the package also messages: strings that contain a space."""
     tree = ast.parse(source)
-    docs = {id(node): node for node in docstrings_of(tree)}
-    for node in docs.values():
-        yield Passage(file, node.lineno, str(node.value), is_docstring=True)
+    docs = {id(text): text for text in docstrings_of(tree)}
+    for text in docs.values():
+        yield Passage(file, text.lineno, str(text.value), is_docstring=True)
     if not file.startswith("bridle/"):
         return
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-        if is_text and id(node) not in docs:
+        if not isinstance(node, ast.Constant) or id(node) in docs:
+            continue
+        if isinstance(node.value, str) and " " in node.value:
             yield Passage(file, node.lineno, node.value)
 
 
