@@ -46,7 +46,7 @@ ALLOWED = {
 }
 
 #: Sources whose bytes are those of a built module, and files that are generated or a history.
-EXCLUDED = ("dev/controllers/sources/", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "docs/log.md", "web/node_modules/")
+EXCLUDED = ("dev/controllers/sources/", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "dev/log.md", "web/node_modules/")
 GENERATED = ("_pb2.py",)
 
 _BANNED = {re.compile(rf"\b{phrase}\b", re.IGNORECASE): advice for phrase, advice in BANNED.items()}

@@ -74,7 +74,7 @@ def _logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def obeyed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number of drafts is obeyed for good, whatever this machine took for its steps."""
+    """A number of draft tokens stays, whatever this machine took for its steps."""
     monkeypatch.setattr(speculation, "ENOUGH_STEPS", 1 << 60)
 
 

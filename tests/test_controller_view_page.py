@@ -1,4 +1,4 @@
-"""The page about `view` has each member of the code, as it is, and no other."""
+"""The page about `view` has each member of the code and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the cache: whole or not there, whoever writes, reads, damages or kills meanwhile."""
+"""Entries of the cache: whole or not there, under writers, readers, damage and kills."""
 
 from __future__ import annotations
 

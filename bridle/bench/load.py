@@ -2,7 +2,7 @@
 llama.cpp's server if its path is given: seconds, seconds of the processor, memory, and what an idle server costs.
 
 Processor time and memory are those of the server with all processes that it starts. Memory that processes share is
-counted once, where the system tells (Linux); the most that the server's own process had is told beside it.
+counted once, where the system tells (Linux); the peak of the server's own process is reported, too.
 """
 
 from __future__ import annotations

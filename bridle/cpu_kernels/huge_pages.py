@@ -46,7 +46,7 @@ def alloc_huge_pages(num_bytes: int) -> Tensor:
 
 
 def _region(num_bytes: int) -> Region:
-    """Room for so many bytes, from a border of large pages on."""
+    """Room for that number of bytes, from a border of large pages on."""
     region = Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages refuses to be asked for them
         region.madvise(mmap.MADV_HUGEPAGE)

@@ -87,7 +87,7 @@ def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, zero
 
 
 def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
-    """Memory for so many bytes each, one behind the other."""
+    """Memory for the given numbers of bytes, one behind the other."""
     whole, ends = alloc_huge_pages(sum(sizes)), list(accumulate(sizes))
     return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 

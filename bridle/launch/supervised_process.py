@@ -89,7 +89,7 @@ class SupervisedProcess:
                 process.kill()
 
     def close(self) -> None:
-        """End the process for good, gently at first. Idempotent."""
+        """End the process permanently, gently at first. Idempotent."""
         with self.changed:
             self._is_closed = True
             process = self._process

@@ -64,7 +64,7 @@ class WarmStandby:
             self.changed.notify_all()
 
     def take(self) -> Process | None:
-        """Take the spare, which is told to go on; None if there is none, or if it has ended."""
+        """Take the spare process and let it continue; None if there is none, or if it has ended."""
         with self.changed:
             process, self._process = self._process, None
             self._is_wanted = False

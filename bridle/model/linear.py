@@ -1,7 +1,7 @@
 """Linear layers with weights in the order that the native kernels or the CPU's matrix library want, arranged once while
 loading.
 
-The kernels compute float32 as fast as the library packed, or faster, and two to three times as fast as it is plain
+The kernels compute float32 as fast as the library packed, or faster, and two to three times as fast as plain torch
 (dev/log.md); and a row gives the same bits alone and among others. The library's order is for bfloat16, and where no
 kernels fit. A plain `nn.Linear` has its weights rearranged in every call: measured with one thread (docs/models.md),
 float32 matrices of some million numbers gain 1.5 to 2 times by that order at 2 to 32 rows and lose little elsewhere,

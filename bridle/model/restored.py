@@ -2,7 +2,7 @@
 in the order of the kernels.
 
 The description holds plain numbers and names alone. A model that is made of it gives the same bits as the one that was
-described; whoever describes one compares both (`bridle.model.model_cache`).
+described; the code that describes a model compares both (`bridle.model.model_cache`).
 """
 
 from __future__ import annotations

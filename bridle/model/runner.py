@@ -40,7 +40,7 @@ class ModelRunner:
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
 
     def keep_angles(self, num_positions: int) -> None:
-        """Have the angles of so many positions in memory, where a step asks a GPU for them."""
+        """Keep the angles of that number of positions in memory, where a step asks a GPU for them."""
         if self.lowered is not None:
             self.lowered.keep_angles(num_positions)
 

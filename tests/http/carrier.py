@@ -1,4 +1,4 @@
-"""A carrier that notes what it is told."""
+"""A carrier that notes what it gets."""
 
 from __future__ import annotations
 

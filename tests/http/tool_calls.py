@@ -73,7 +73,7 @@ class Says(Controller):
 
 
 def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
-    """The id of the call that a stream tells of next, and what it says."""
+    """The id and the content of the next call in a stream."""
     for line in lines:
         found = re.search(r"tool_call:([\w-]+)", line)
         if found is not None:

@@ -73,7 +73,7 @@ SECONDS = PATIENCE
 
 
 class FakeDevice:
-    """Remembers what it was told; may be held up, made to fail, or lost."""
+    """Remembers its calls; may be held up, made to fail, or lost."""
 
     def __init__(self) -> None:
         self.layers: Mapping[str, LayerShape] = LAYERS
@@ -121,7 +121,7 @@ def size_of(files: AdapterFiles) -> int:
 
 
 class Bench:
-    """A pool over a fake device, with room for so many adapters of one size on either tier."""
+    """A pool over a fake device, with room for the given number of adapters of one size on either tier."""
 
     def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
         self.files = files

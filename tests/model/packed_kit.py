@@ -183,7 +183,7 @@ def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tupl
 def random_weight(
     seed: int, form: int | str, num_outputs: int, num_inputs: int, group: int, has_zeros: bool, is_ordered: bool
 ) -> Grouped:
-    """A weight in groups of so many inputs, the last of which may have fewer."""
+    """A weight in groups of that number of inputs, the last of which may have fewer."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.arange(num_inputs) // group
     if is_ordered:

@@ -1,4 +1,4 @@
-"""Models: how they are loaded, which names they have, and who is told of unknown ones."""
+"""Models: how they are loaded, which names they have, and the errors for unknown ones."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a reply is due, or the runtime has not been told yet which instances are free."""
+        """True if a reply is due, or if the runtime does not know yet which instances are free."""
         life = self.life
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 

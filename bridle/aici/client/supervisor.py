@@ -130,7 +130,7 @@ class RuntimeSupervisor:
             return self.changed.wait_for(lambda: self._closed, seconds)
 
     def close(self) -> None:
-        """End the runtime for good. Called by the main channel's thread. Idempotent."""
+        """End the runtime permanently. Called by the main channel's thread. Idempotent."""
         with self.changed:
             self._closed = True
             life, self.current = self.current, None

@@ -107,8 +107,7 @@ class Lookahead:
         return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
 
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
-        """The sequence after `tokens`, which were drawn as they had been foreseen. Tokens that no clone was told of are
-        told now."""
+        """Return the sequence after `tokens`, which were sampled as predicted. It now gets the tokens that no clone has."""
         told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:

@@ -28,7 +28,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--check-tensors --load-mode -lm --lazy-mode -lzm --repack --no-repack -nr --no-host": reasons.LOADING,
             "--control-vector --control-vector-*": "there are no control vectors; adapters are (docs/lora.md)",
             "--models-preset --models-max --models-autoload "
-            "--no-models-autoload": "--max-model-memory bounds what is loaded, --static keeps it as it is",
+            "--no-models-autoload": "--max-model-memory bounds what is loaded, --static keeps it unchanged",
             "--sleep-idle-seconds": "models are unloaded when others need the room (docs/multiple-models.md)",
             "--embedding --embeddings --embd-* --rerank --reranking --pooling": reasons.POOLED,
             "--rope-* --yarn-*": reasons.ROPE,

@@ -1,7 +1,7 @@
 """Which sequences run and which wait: they come, are admitted while there are blocks for them, and go.
 
 When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
-later. What the executor has to be told of forks and of freed sequences is kept for the next plan.
+later. What the executor has to know about forks and freed sequences is kept for the next plan.
 """
 
 from __future__ import annotations

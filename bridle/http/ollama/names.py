@@ -8,7 +8,7 @@ from bridle.serving import ModelRegistry
 
 
 def served_name(registry: ModelRegistry, name: str | None) -> str | None:
-    """Return the name under which the registry knows a model. Any other name, such as an adapter's, stays as it is."""
+    """Return the name under which the registry knows a model. Any other name, such as an adapter's, stays unchanged."""
     if not name:
         return None
     entry = find_entry(name)

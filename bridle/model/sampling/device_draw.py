@@ -255,5 +255,5 @@ def _part_of(words: Tensor, section: Section) -> Tensor:
 
 
 def block_of(number: int) -> int:
-    """A power of two that holds so many."""
+    """Return the next power of two."""
     return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What a model answered of late with tool calls: the exact tokens, so that the next prompt can begin with them.
+"""Recent answers of a model with tool calls: the exact tokens, so that the next prompt can begin with them.
 
 A client sends an answer back as text and calls, and a chat template may write them in another way than the model did;
 then nothing of the answer's KV could be used. The cache knows answers by the ids of their calls, which nobody else has.

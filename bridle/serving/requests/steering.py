@@ -64,7 +64,7 @@ class Controllers:
 @dataclass(frozen=True, slots=True)
 class Steering:
     """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
-    how text is told that a controller may take back, `client_tools` are those that the client answers."""
+    how text is reported that a controller may roll back, `client_tools` are those that the client answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
