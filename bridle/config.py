@@ -75,6 +75,9 @@ class ModelConfig:
     that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary, which guesses tokens ahead and
     has its part of the KV cache's memory. Images that requests name by an address are fetched from `image_hosts`, and
     from nowhere else. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
+    `tool_format` and `reasoning_format` name how calls and thoughts are written (`auto`: as the chat template shows).
+    With `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls`
+    a call needs its markup.
     """
 
     model: str = "demo"
@@ -103,6 +106,10 @@ class ModelConfig:
     num_threads: int | None = None
     generation_config: Literal["auto", "none"] = "auto"
     image_hosts: tuple[str, ...] = ()
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+    parse_special_text: bool = False
+    bare_calls: bool = True
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridle.chat.content_tokens import Content, encode_prompt, protect, with_marks, without_marks
 from bridle.chat.files import with_files
 from bridle.chat.tool_choice import ToolChoice, offer_of
 from bridle.chat.tool_parsers.formats import as_the_template_reads
@@ -15,7 +16,7 @@ from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInpu
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
 from bridle.serving import LoadedModel, check_length
-from bridle.tokenizer.chat_template import Look, prepare
+from bridle.tokenizer.chat_template import Look, Prepared, prepare
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -94,8 +95,8 @@ def continued(
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation: its text, its tokens, and the images and sounds among these. It continues from the
-    KV that a request `continues` has parked."""
+    """The prompt of a conversation: its text (with marks, see `content_tokens.py`), its tokens, and the images and
+    sounds among these. It continues from the KV that a request `continues` has parked."""
 
     text: str
     tokens: tuple[int, ...]
@@ -106,13 +107,13 @@ class ChatPrompt:
 def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice | None = None) -> ChatPrompt:
     """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
     ones, and for images. Raises `InvalidRequest` naming the message at fault."""
-    encode, pictures = model.tokenizer.encode, model.pictures
+    pictures = model.pictures
     if pictures is None:
         text = prompt_text(model, conversation, offer)
-        return ChatPrompt(text, tuple(encode(text, False)))
+        return ChatPrompt(text, tuple(encode_prompt(model.tokenizer, text)))
     look = look_of(pictures, model.tokenizer, conversation)
     text = look.placed(prompt_text(model, conversation, offer, look))
-    tokens = tuple(encode(text, False))
+    tokens = tuple(encode_prompt(model.tokenizer, text))
     if not look.sources:
         return ChatPrompt(text, tokens)
     return ChatPrompt(text, *pictures.place(tokens, pictures.read_all(look.sources), model.tokenizer))
@@ -137,8 +138,25 @@ def prompt_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
-    for long ones. `look` takes its images. Raises `InvalidRequest` naming the message at fault."""
+    for long ones. `look` takes its images. Marks in it protect what special tokens spell (`content_tokens.py`).
+    Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
+    messages = _messages_of(model, conversation, look)
+    given = conversation.tools if offer.functions or not conversation.reads_calls else None
+    own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
+    said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
+    render = model.tokenizer.chat_template.render
+    try:
+        text = render(said.messages, said.tools, conversation.template, said.variables, add_generation_prompt)
+    except InvalidRequest as error:
+        error.args = tuple(without_marks(each) if isinstance(each, str) else each for each in error.args)
+        raise
+    return with_marks(model.tokenizer, text) + said.prefill
+
+
+def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:
+    """The messages as templates expect them, checked: what no template could render, or no context hold, is refused
+    before anything is rendered."""
     template, said = conversation.template, conversation.messages
     if template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
@@ -152,6 +170,4 @@ def prompt_text(
     check_length(model, sum(lengths), "messages")  # before it is rendered
     if template is None and any("tool_calls" in message for message in messages):
         messages = as_the_template_reads(model.tokenizer, messages)
-    given = conversation.tools if offer.functions or not conversation.reads_calls else None
-    render, variables = model.tokenizer.chat_template.render, conversation.options()
-    return render(messages, given, template, variables, add_generation_prompt) + conversation.prefill
+    return messages

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from bridle.chat.content_tokens import encode_prompt, without_marks
 from bridle.chat.conversation import ChatPrompt, Conversation, prompt_text
 from bridle.chat.stream_deltas import own_id
 from bridle.chat.tool_choice import ToolChoice
@@ -125,10 +126,10 @@ def _spliced(
     if not text.startswith(before) or len(before) <= answer.prompt_chars:
         return None
     end = _end_of_turn(model, written)
-    if end is None or not _says(written[:end], answer):
+    if end is None or not _says(without_marks(written[:end]), answer):
         return None
     # An end of turn is a special token, at which tokenizers split: what follows it has tokens of its own.
-    rest = tuple(model.tokenizer.encode(written[end:] + text[len(before) :], False))
+    rest = tuple(encode_prompt(model.tokenizer, written[end:] + text[len(before) :]))
     if made.tokens[len(made.tokens) - len(rest) :] != rest:
         return None
     return (*answer.prompt, *answer.tokens, *rest)

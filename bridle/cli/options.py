@@ -82,6 +82,14 @@ class ModelOptions:
         "Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are "
         "not public. Repeatable. Default: none."
     )
+    tool_format: str = "auto"
+    "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
+    reasoning_format: str = "auto"
+    "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
+    bare_calls: bool = True
+    "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
+    parse_special_text: Annotated[bool, Parameter(negative="")] = False
+    "Turn special tokens that are spelled in messages into these tokens. By default they stay text."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         return ModelConfig(model, warm_up=warm_up, **vars(self))

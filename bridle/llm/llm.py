@@ -14,6 +14,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from bridle.chat.content_tokens import encode_prompt
 from bridle.chat.conversation import prompt_text
 from bridle.compat.vllm_calls import of_method
 from bridle.config import ModelConfig
@@ -390,7 +391,7 @@ class LLM(LoadedModelMixin):
         """The tokens of a conversation, up to where the model's next message begins."""
         check_names("chat_prompt", options, ChatOptions.__annotations__)
         text = prompt_text(self._model, conversation_of(messages, options))
-        return self._model.tokenizer.encode(text, add_special_tokens=False)
+        return encode_prompt(self._model.tokenizer, text)
 
     @property
     def chat_sampling(self) -> SamplingParams:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest
+from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate, Message, prepare
 from bridle.tokenizer.token_table import Spelling, TokenTable
 from bridle.tokenizer.tokenizer_files import decoder_of, end_tokens, read_tokenizer
@@ -55,6 +56,8 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         #: What makes prompts of conversations.
         self.chat_template = ChatTemplate(chat_template, self._roles)
+        #: What the operator says about conversations.
+        self.chat_settings = ChatSettings()
 
     @classmethod
     def load(cls, path_or_id: str | Path, revision: str | None = None) -> Tokenizer:
@@ -132,6 +135,11 @@ class Tokenizer:
             if table.decode(tokens) != self._backend.decode(tokens, skip_special_tokens=False):
                 return False
         return True
+
+    @cached_property
+    def added_tokens(self) -> tuple[str, ...]:
+        """The texts that are tokens wherever they stand, special or not."""
+        return tuple(info.content for info in self._backend.get_added_tokens_decoder().values())
 
     def id_of(self, token: str) -> int | None:
         """The token that is written so in the vocabulary; None if there is none."""

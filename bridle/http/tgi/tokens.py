@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, WithJsonSchema
 from starlette.responses import Response
 
+from bridle.chat.content_tokens import encode_prompt, encode_with_offsets, without_marks
 from bridle.chat.conversation import Conversation, prompt_text
 from bridle.errors import InvalidRequest
 from bridle.http.chunked_json import ChunkedJsonResponse
@@ -71,12 +72,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     if name == "content":
         shape = _pieces if body.with_pieces else _plain
         return ChunkedJsonResponse(await _told(model, body.content or "", bool(body.add_special), shape), "tokens", {})
-    text, adds_special = body.prompt or "", body.add_special_tokens is not False
     if body.messages is not None:
-        text = await model.in_text_thread(prompt_text, model, Conversation(body.messages))
-        adds_special = bool(body.add_special_tokens)
-    _check(model, text, name)
-    tokens = await model.in_text_thread(model.tokenizer.encode, text, adds_special)
+        tokens = await model.in_text_thread(_tokens_of_chat, model, body.messages, bool(body.add_special_tokens))
+    else:
+        _check(model, body.prompt or "", name)
+        adds_special = body.add_special_tokens is not False
+        tokens = await model.in_text_thread(model.tokenizer.encode, body.prompt or "", adds_special)
     texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
     shown = {"count": len(tokens), "max_model_len": model.max_sequence_tokens, "tokens": tokens, "token_strs": texts}
     return json_response(shown)
@@ -97,8 +98,19 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 async def chat_tokenize(body: ChatBody, request: Request) -> Response:
     model = await borrow(request, base_name(body.model))
     text = await model.in_text_thread(prompt_text, model, body.conversation())
-    tokens = await _told(model, text, False, _rows)
-    return ChunkedJsonResponse(tokens, "tokenize_response", {"templated_text": text})
+    _check(model, text, "messages")
+    tokens = await model.in_text_thread(_chat_rows, model.tokenizer, text)
+    return ChunkedJsonResponse(tokens, "tokenize_response", {"templated_text": without_marks(text)})
+
+
+def _chat_rows(tokenizer: Tokenizer, text: str) -> list[bytes]:
+    return _in_pieces(tokenizer, encode_with_offsets(tokenizer, text), without_marks(text), _rows)
+
+
+def _tokens_of_chat(model: LoadedModel, messages: list[Any], adds_special: bool) -> list[int]:
+    text = prompt_text(model, Conversation(messages))
+    _check(model, text, "messages")
+    return encode_prompt(model.tokenizer, text, adds_special)
 
 
 def _check(model: LoadedModel, text: str, name: str) -> None:
@@ -117,8 +129,11 @@ async def _told(model: LoadedModel, text: str, adds_special: bool, shape: _Rows)
 
 
 def _encoded(tokenizer: Tokenizer, text: str, adds_special: bool, shape: _Rows) -> list[bytes]:
+    return _in_pieces(tokenizer, tokenizer.encode_with_offsets(text, adds_special), text, shape)
+
+
+def _in_pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str, shape: _Rows) -> list[bytes]:
     """There may be hundreds of thousands of tokens, so other tasks run between pieces of them."""
-    rows = tokenizer.encode_with_offsets(text, adds_special)
     pieces = (shape(tokenizer, rows[at : at + _ROWS_PER_PIECE], text) for at in range(0, len(rows), _ROWS_PER_PIECE))
     return [msgspec.json.encode(piece)[1:-1] for piece in pieces]
 

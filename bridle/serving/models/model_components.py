@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
     """The tokenizer of the model in `folder`, or the one that the configuration names in its place."""
     from bridle.tokenizer import Tokenizer
+    from bridle.tokenizer.chat_settings import ChatSettings
 
-    return Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
+    tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
+    tokenizer.chat_settings = ChatSettings(
+        config.tool_format, config.reasoning_format, config.parse_special_text, config.bare_calls
+    )
+    return tokenizer
 
 
 def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:

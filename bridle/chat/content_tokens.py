@@ -1,0 +1,177 @@
+"""Keeps the text of a conversation text: a special token that is spelled in a message does not become that token.
+
+Before the template is rendered, a mark is put into each such spelling, behind its first character, so that no special
+token matches it. The rendered prompt is tokenized as a whole, and the tokens of the marks are taken out. What the
+template writes itself stays special. A conversation without such spellings is not touched.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.tokenizer import Tokenizer
+    from bridle.tokenizer.chat_template import Prepared
+
+#: Two noncharacters of Unicode. Content that has them is marked as well, so that they come out again.
+MARK = "\ufdd0\ufdd1"
+#: The mark as templates write it that escape what is not ASCII.
+_ESCAPED = r"\ufdd0\ufdd1"
+_CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+
+
+class Spellings:
+    """The texts that stand for tokens, and where they are in other texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = {text for text in (*texts, MARK, _ESCAPED) if len(text) > 1}
+        lengths: dict[str, set[int]] = {}
+        for text in self._texts:
+            lengths.setdefault(text[:2], set()).add(len(text))
+        self._lengths = lengths
+        self._heads = re.compile(f"(?=({'|'.join(map(re.escape, sorted(lengths)))}))")
+
+    def protect(self, text: str) -> str:
+        """The text with a mark in each spelling."""
+        places = [head.start() + 1 for head in self._heads.finditer(text) if self._is_at(text, head.start(), head[1])]
+        return MARK.join(text[start:end] for start, end in pairwise((0, *places, len(text)))) if places else text
+
+    def _is_at(self, text: str, start: int, head: str) -> bool:
+        return any(text[start : start + length] in self._texts for length in self._lengths[head])
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a template is given of a conversation."""
+
+    messages: Prepared
+    tools: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
+
+
+def protect(tokenizer: Tokenizer, content: Content, own: Collection[str] = ()) -> Content:
+    """The content with marks in the spellings of tokens, but for those that are its `own`: placeholders of pictures."""
+    if tokenizer.chat_settings.parse_special_text:
+        return content
+    texts, of_answers = _spellings_of(tokenizer, own)
+    try:
+        return Content(
+            [_message(message, texts, of_answers) for message in content.messages],
+            _protected(content.tools, texts),
+            _protected(content.variables, texts),
+            of_answers.protect(content.prefill),
+        )
+    except RecursionError:
+        raise InvalidRequest("messages and tools are nested too deeply; flatten them", "messages") from None
+
+
+def _message(message: dict[str, Any], texts: Spellings, of_answers: Spellings) -> dict[str, Any]:
+    """Templates look for tags of thoughts in what an assistant said, so that its text keeps them."""
+    changed: dict[str, Any] = _protected(message, texts)
+    if message.get("role") == "assistant":
+        changed["content"] = _protected(message.get("content"), of_answers)
+    return changed
+
+
+def _protected(value: Any, texts: Spellings) -> Any:
+    if isinstance(value, str):
+        return texts.protect(value)
+    if isinstance(value, Mapping):
+        return {_protected(key, texts): _protected(each, texts) for key, each in value.items()}
+    return [_protected(each, texts) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+#: The spellings in all texts and in answers, as long as their tokenizers are there.
+_KNOWN: WeakKeyDictionary[Tokenizer, tuple[Spellings, Spellings]] = WeakKeyDictionary()
+
+
+def _spellings_of(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellings, Spellings]:
+    if own:
+        return _find_spellings(tokenizer, own)
+    if tokenizer not in _KNOWN:
+        _KNOWN[tokenizer] = _find_spellings(tokenizer, own)
+    return _KNOWN[tokenizer]
+
+
+def _find_spellings(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellings, Spellings]:
+    """Special tokens count, and such others as look like control tokens. Tags that the template knows count where no
+    assistant speaks; other added tokens are words such as `<table>`."""
+    special = set(map(tokenizer.token_text, tokenizer.special_token_ids))
+    added = set(tokenizer.added_tokens)
+    of_answers = special | set(filter(_CONTROL.fullmatch, added))
+    tags = {text for text in added if _TAG.fullmatch(text) and text in tokenizer.template_text}
+    return Spellings((of_answers | tags).difference(own)), Spellings(of_answers.difference(own))
+
+
+# -- the prompt ------------------------------------------------------------------------------------------------
+
+
+def with_marks(tokenizer: Tokenizer, rendered: str) -> str:
+    """What a template rendered of protected content, with marks that it escaped as they were."""
+    if tokenizer.chat_settings.parse_special_text:
+        return rendered
+    return rendered.replace(_ESCAPED, MARK)
+
+
+def without_marks(text: str) -> str:
+    """The text as a reader knows it."""
+    return text.replace(MARK, "")
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    """The tokens of a prompt that was rendered of protected content."""
+    tokens = tokenizer.encode(text, add_special_tokens)
+    kept = _kept(tokenizer, text, tokens)
+    return tokens if kept is None else [tokens[position] for position in kept]
+
+
+def encode_with_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
+    """The tokens of such a prompt, each with the range of characters that it stands for in the text without marks."""
+    rows = tokenizer.encode_with_offsets(text, add_special_tokens=False)
+    kept = _kept(tokenizer, text, [token for token, _, _ in rows])
+    if kept is None:
+        return rows
+    marks = [place.start() for place in re.finditer(MARK, text)]
+
+    def moved(place: int) -> int:
+        return place - len(MARK) * bisect_left(marks, place)
+
+    return [(token, moved(start), moved(stop)) for token, start, stop in (rows[position] for position in kept)]
+
+
+def _kept(tokenizer: Tokenizer, text: str, tokens: list[int]) -> list[int] | None:
+    """The positions of the tokens that are no marks; None if there are no marks."""
+    num_marks = text.count(MARK)
+    if not num_marks or tokenizer.chat_settings.parse_special_text:
+        return None
+    dropped = _tokens_of_marks(list(map(tokenizer.token_bytes, tokens)))
+    if dropped is None or len(dropped) != num_marks:
+        raise InvalidRequest(
+            "messages has the text of a special token, which this tokenizer cannot write as text; leave it out, or "
+            "start with parse_special_text",
+            "messages",
+        )
+    positions = {position for each in dropped for position in each}
+    return [position for position in range(len(tokens)) if position not in positions]
+
+
+def _tokens_of_marks(pieces: list[bytes]) -> list[range] | None:
+    """The positions of the tokens that spell marks; None if one spells more."""
+    ends, mark = [0, *accumulate(map(len, pieces))], MARK.encode()
+    found = []
+    for place in re.finditer(re.escape(mark), b"".join(pieces)):
+        first, last = bisect_right(ends, place.start()) - 1, bisect_right(ends, place.end()) - 1
+        if ends[first] != place.start() or ends[last] != place.end():
+            return None
+        found.append(range(first, last))
+    return found

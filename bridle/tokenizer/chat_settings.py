@@ -1,0 +1,17 @@
+"""How conversations are written for a model and read from it, as far as the operator says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """`tool_format` and `reasoning_format` are names of formats, or `auto`: what the chat template shows. With
+    `parse_special_text` a special token that is spelled in a message becomes that token. With `bare_calls` an answer
+    that begins with the JSON of a call is one, without any markup."""
+
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+    parse_special_text: bool = False
+    bare_calls: bool = True
