@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bridle.chat.reasoning import GAP, ThinkTags
 from bridle.chat.tool_choice import ToolChoice
-from bridle.chat.tool_parsers.formats import ToolFormat
+from bridle.chat.tool_parsers.formats import InferredFormat, ToolFormat
 from bridle.controllers.composition import compose
 from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -92,7 +92,7 @@ class OutputGrammar:
         arguments of strict functions. None if there is no such grammar and the client does not insist."""
         if not (kind.is_spelled or offer.is_strict):
             return None
-        loose = offer.loosened()
+        loose = _loosened(kind, offer)
         form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
         try:
             return await self._checked(form.constraint())
@@ -103,7 +103,7 @@ class OutputGrammar:
 
     async def _usable(self, kind: ToolFormat, offer: ToolChoice) -> Constraint:
         """The grammar of calls. Schemas that cannot be used are left out if the client does not insist on them."""
-        loose = offer.loosened()
+        loose = _loosened(kind, offer)
         try:
             return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
         except InvalidRequest:
@@ -138,3 +138,9 @@ class OutputGrammar:
         if pool is None or form is None:
             raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
         return await compile_grammar(pool, form)
+
+
+def _loosened(kind: ToolFormat, offer: ToolChoice) -> ToolChoice:
+    """The tools without the schemas that nobody insists on. Grammars of arguments between tags need them all the same:
+    they spell the name of each argument."""
+    return offer if isinstance(kind, InferredFormat) and kind.needs_schemas else offer.loosened()

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.chat.stream_deltas import held_back
+from bridle.chat.tool_parsers.presets import reasoning_tags
 from bridle.chat.tool_parsers.probes import CONTENT, THOUGHT
 from bridle.controllers.thinking import THOUGHT_TAGS
-from bridle.errors import TemplateFailure, UnsupportedModel
+from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +39,28 @@ class ThinkTags:
 
 def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
     """The tags of a model that thinks: its chat template writes or knows them, and each is one token."""
-    shown = infer_thoughts(tokenizer.chat_template)
-    known = [(*pair, "", "") for pair in THOUGHT_TAGS if pair[1] in tokenizer.template_text]
-    for opening, closing, lead, tail in [shown, *known] if shown else known:
+    name = tokenizer.chat_settings.reasoning_format
+    chosen = None if name == "auto" else reasoning_tags(name)
+    if name != "auto" and chosen is None:
+        return None
+    for opening, closing, lead, tail in _shown(tokenizer) if chosen is None else [chosen]:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
         if first is not None and last is not None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
             return ThinkTags(opening, closing, first, last, are_special, lead, tail)
+    if chosen is not None:
+        message = (
+            f"reasoning_format is {name!r}, but the model has no tokens {chosen[0]} and {chosen[1]}; use auto or none"
+        )
+        raise InvalidRequest(message, "reasoning_format")
     return None
+
+
+def _shown(tokenizer: Tokenizer) -> list[tuple[str, str, str, str]]:
+    """The tags that the chat template writes, and those that it knows."""
+    shown = infer_thoughts(tokenizer.chat_template)
+    known = [(*pair, "", "") for pair in THOUGHT_TAGS if pair[1] in tokenizer.template_text]
+    return [shown, *known] if shown else known
 
 
 #: A tag that begins thoughts, and any tag.

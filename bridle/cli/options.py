@@ -92,6 +92,9 @@ class ModelOptions:
     "Turn special tokens that are spelled in messages into these tokens. By default they stay text."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
+        from bridle.chat.tool_parsers.presets import check_names
+
+        check_names(self.tool_format, self.reasoning_format)
         return ModelConfig(model, warm_up=warm_up, **vars(self))
 
 

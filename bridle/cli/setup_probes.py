@@ -207,6 +207,15 @@ def model(name: str) -> Iterator[Finding]:
         yield Finding("note", f"model {name}", text, "--quantization int8 takes a quarter, --dtype bfloat16 half")
     else:
         yield Finding("ok", f"model {name}", text)
+    if pooling is None and (said := _chat(folder)):
+        yield Finding("ok", f"chat of {name}", said, "--tool-format and --reasoning-format set others.")
+
+
+def _chat(folder: Path) -> str:
+    from bridle.chat.chat_format import summary
+    from bridle.tokenizer import Tokenizer
+
+    return summary(Tokenizer.load(folder))
 
 
 def _local_folder(name: str) -> Path | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from bridle.chat.tool_parsers.presets import check_names
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import DEFAULT_LIMITS, ToolExecutor, ToolLimits, function_tools
 from bridle.engine.interfaces import ExecutorInfo
@@ -180,6 +181,7 @@ def _load(
         raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
     engine = engine_config or EngineConfig(**of_engine)
+    check_names(config.tool_format, config.reasoning_format)
     check_available(config.model, config.revision)  # says which name may be meant; a server's clients are not told
     if has_adapters or engine.adapter_memory is not None:
         from bridle.model.memory_estimate import settle_adapters

@@ -24,6 +24,7 @@ from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate
 
 ARGUMENTS = '{"a": "<b> } </tool_call> \\" [", "c": [{"d": {}}]}'
@@ -256,6 +257,7 @@ class Learned:
     def __init__(self, template: str, *tokens: str) -> None:
         self.template_text, self._tokens = template, tokens
         self.chat_template = ChatTemplate(template, {})
+        self.chat_settings = ChatSettings()
 
     def id_of(self, token: str) -> int | None:
         return 7 if token in self._tokens else None

@@ -52,6 +52,8 @@ class QuotedArguments(msgspec.Struct, frozen=True, tag="quoted"):
     quote: str
 
 
+#: Ways of spelling `true` and lists between tags.
+LITERALS = ("json", "python", "mixed")
 Arguments = JsonArguments | TaggedArguments | PythonArguments | QuotedArguments
 
 
@@ -127,6 +129,30 @@ def parse_format(data: object) -> CallFormat:
         form = msgspec.convert(data, CallFormat)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"tool_format: {error}", "tool_format") from None
-    if NAME not in form.call or ARGUMENTS not in form.call:
-        raise InvalidRequest(f"tool_format: got call={form.call}; it needs {NAME} and {ARGUMENTS}", "tool_format")
+    names = form.call[: form.call.index(ARGUMENTS)] if ARGUMENTS in form.call else ()
+    if NAME not in names:
+        raise InvalidRequest(
+            f"tool_format: got call={form.call}; it needs {NAME} and {ARGUMENTS} behind", "tool_format"
+        )
+    if not form.trigger and not form.is_bare:
+        raise InvalidRequest(
+            "tool_format: no markup begins a call; set section_open, or begin call with it", "tool_format"
+        )
+    _check_arguments(form.arguments)
     return form
+
+
+def _check_arguments(arguments: Arguments) -> None:
+    needed: dict[str, str] = {}
+    if isinstance(arguments, TaggedArguments):
+        needed = {"opening": arguments.opening, "closing": arguments.closing, "middles": "".join(arguments.middles)}
+        if arguments.literals not in LITERALS:
+            known = ", ".join(LITERALS)
+            raise InvalidRequest(
+                f"tool_format: arguments.literals is {arguments.literals!r}; must be one of {known}", "tool_format"
+            )
+    elif isinstance(arguments, QuotedArguments):
+        needed = {"quote": arguments.quote}
+    for name, text in needed.items():
+        if not text.strip():
+            raise InvalidRequest(f"tool_format: arguments.{name} is empty; write the text of the tag", "tool_format")

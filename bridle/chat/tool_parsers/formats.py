@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from bridle.chat.stream_deltas import ANY_CALL, CallRules, ToolReader
-from bridle.chat.tool_parsers.call_format import CallFormat
+from bridle.chat.tool_parsers.call_format import CallFormat, JsonArguments, to_dict
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
@@ -17,10 +18,16 @@ from bridle.chat.tool_parsers.hermes import OPEN, Hermes
 from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
+from bridle.chat.tool_parsers.presets import name_of, preset_or_file
 from bridle.chat.tool_parsers.probes import RenderChat, prober_of
+from bridle.chat.tool_parsers.untagged import with_bare_calls
+from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
+
+
+_log = logging.getLogger(__name__)
 
 
 class ToolFormat(Protocol):
@@ -51,8 +58,10 @@ class InferredFormat:
     opening_token: str | None = None
     is_spelled: bool = True
 
-    def __init__(self, form: CallFormat, specials: Mapping[str, int]) -> None:
-        self.form = form
+    def __init__(self, form: CallFormat, specials: Mapping[str, int], bare_calls: bool = True) -> None:
+        self.form, self._bare_calls = form, bare_calls
+        #: True if grammars of calls spell each argument, so that they need to know which there are.
+        self.needs_schemas = not isinstance(form.arguments, JsonArguments)
         self._specials = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
 
     @property
@@ -61,7 +70,8 @@ class InferredFormat:
         return bool(self._specials)
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
-        return CallFormatReader(self.form, rules)
+        inner = CallFormatReader(self.form, rules)
+        return with_bare_calls(inner, rules) if self._bare_calls else inner
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         return Form(CallGrammar(self.form, self._specials).must_call(functions, max_calls), bool(self._specials))
@@ -79,13 +89,60 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     most common format."""
     known = _KNOWN.get(tokenizer)
     if known is None:
-        known = _KNOWN[tokenizer] = harmony_of(tokenizer) or _inferred(tokenizer)
+        known = _KNOWN[tokenizer] = _find(tokenizer)
     return known
+
+
+def _find(tokenizer: Tokenizer) -> ToolFormat:
+    name = tokenizer.chat_settings.tool_format
+    return harmony_of(tokenizer) or _inferred(tokenizer) if name == "auto" else _chosen(tokenizer, name)
 
 
 def _inferred(tokenizer: Tokenizer) -> ToolFormat:
     form = inferred_from(tokenizer)
-    return _by_words(tokenizer) if form is None else _named(form, tokenizer)
+    if form is None:
+        found = _by_words(tokenizer)
+        _log.info(
+            "the chat template writes no tool calls that are understood; read as %s, --tool-format sets another format",
+            type(found).__name__.lower(),
+        )
+        return found
+    return _named(form, tokenizer)
+
+
+def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
+    """The format that the operator names. Raises `InvalidRequest` if there is none, or if the vocabulary lacks what it
+    needs."""
+    bare = tokenizer.chat_settings.bare_calls
+    match preset_or_file(name):
+        case "hermes":
+            return Hermes(bare)
+        case "llama3_json":
+            return Llama()
+        case "mistral":
+            return _mistral(tokenizer)
+        case "harmony":
+            found = harmony_of(tokenizer)
+            if found is None:
+                raise InvalidRequest(
+                    f"tool_format is {name!r}, but the model writes no channels; name another format, or auto",
+                    "tool_format",
+                )
+            return found
+        case CallFormat() as form:
+            return InferredFormat(form, _specials(tokenizer), bare)
+
+
+def described(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Plain data about the format of calls: its name, and what is known of it beside."""
+    match format_of(tokenizer):
+        case InferredFormat(form=form):
+            return {"name": name_of(form), **to_dict(form)}
+        case found:
+            return {"name": _NAMES[type(found)]}
+
+
+_NAMES: dict[type, str] = {Hermes: "hermes", Llama: "llama3_json", Mistral: "mistral", Harmony: "harmony"}
 
 
 def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
@@ -138,25 +195,33 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
     """The reader of a format: three common ones have their own, which also forgive what small models get wrong."""
+    bare = tokenizer.chat_settings.bare_calls
     if form.trigger == OPEN and form.name_key == "name":
-        return Hermes()
+        return Hermes(bare)
     if form.trigger == MARK or form.is_bare:
         return _by_words(tokenizer)
-    specials = {tokenizer.token_text(token): token for token in tokenizer.special_token_ids}
-    return InferredFormat(form, specials)
+    return InferredFormat(form, _specials(tokenizer), bare)
+
+
+def _specials(tokenizer: Tokenizer) -> dict[str, int]:
+    return {tokenizer.token_text(token): token for token in tokenizer.special_token_ids}
+
+
+def _mistral(tokenizer: Tokenizer) -> Mistral:
+    ends = [tokenizer.token_text(token) for token in tokenizer.eos_token_ids]
+    return Mistral(ends, tokenizer.id_of(ARGS) is None, tokenizer.chat_settings.bare_calls)
 
 
 def _by_words(tokenizer: Tokenizer) -> ToolFormat:
     """The format that words of the template or of the vocabulary tell."""
-    template = tokenizer.template_text
+    template, bare = tokenizer.template_text, tokenizer.chat_settings.bare_calls
     if OPEN in template:
-        return Hermes()
+        return Hermes(bare)
     if MARK in template or tokenizer.id_of(MARK) is not None:
-        ends = [tokenizer.token_text(token) for token in tokenizer.eos_token_ids]
-        return Mistral(ends, is_spelled=tokenizer.id_of(ARGS) is None)
+        return _mistral(tokenizer)
     if PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template:
         return Llama()
-    return Hermes()
+    return Hermes(bare)
 
 
 def shows_special_tokens(kind: ToolFormat) -> bool:

@@ -2,59 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from bridle.chat.stream_deltas import ANY_CALL, CallRules, StreamDelta, held_back
+from bridle.chat.stream_deltas import ANY_CALL, CallRules, StreamDelta, ToolReader, held_back
 from bridle.chat.tool_parsers.base import CallTextReader
 from bridle.chat.tool_parsers.grammar import Form, Function, json_call, one_of
 from bridle.chat.tool_parsers.json_call import JsonCallReader
-from bridle.chat.tool_parsers.untagged import where_call_begins, without_end
+from bridle.chat.tool_parsers.untagged import with_bare_calls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesReader(CallTextReader):
-    """Reads calls between tags; what turns out not to be a call is content, tags included. An answer may begin with a
-    call that has no tags."""
+    """Reads calls between tags; what turns out not to be a call is content, tags included."""
 
     _is_closing = False  # a call is over, its tag is not there yet
-    _is_beginning = True
-    _before: str | None = None  # what came before a call without tags
 
     def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         if self._is_closing:
             return self._at_close(is_last)
-        if self._is_beginning and self._rules.names:
-            return self._at_beginning(self._rules.names, is_last)
         before, tag, after = self._held.partition(OPEN)
         keep = 0 if tag or is_last else held_back(before, OPEN)
         self._held = before[len(before) - keep :]
         self._say(before[: len(before) - keep], pieces)
         return bool(tag) and self._begin(after)
 
-    def _at_beginning(self, names: Collection[str], is_last: bool) -> bool:
-        """Begin a call without tags, if there is one."""
-        start = where_call_begins(self._held, names, is_last)
-        if start is None:
-            return False
-        self._is_beginning = False
-        if start < 0:
-            return True
-        self._before, self._held = self._held[:start], self._held[start:]
-        self._call = JsonCallReader(0, replace(self._rules, is_held=True))
-        return True
-
     def _ended(self, call: JsonCallReader, pieces: list[StreamDelta]) -> None:
         self._is_closing = not call.is_bad
         if call.is_bad:
-            self._say((OPEN if self._before is None else self._before) + call.text, pieces)
-            self._before = None
+            self._say(OPEN + call.text, pieces)
 
     def _at_close(self, is_last: bool) -> bool:
         """Skip white space and the closing tag; anything else is content again."""
-        if self._before is not None:
-            return self._at_untagged_close(is_last)
         rest = self._held.lstrip()
         if CLOSE.startswith(rest) and rest != CLOSE and not is_last:
             return False  # perhaps the rest of the tag follows
@@ -62,22 +41,19 @@ class HermesReader(CallTextReader):
         self._held = rest.removeprefix(CLOSE) if rest.startswith(CLOSE) else self._held
         return bool(self._held)
 
-    def _at_untagged_close(self, is_last: bool) -> bool:
-        rest = without_end(self._held, is_last)
-        if rest is None:
-            return False
-        self._is_closing, self._before, self._held = False, None, rest
-        return bool(rest)
-
 
 class Hermes:
-    """The format, and the grammars of text in it."""
+    """The format, and the grammars of text in it. With `bare_calls` an answer may begin with a call without tags."""
 
     opening_token: str | None = None
     is_spelled: bool = True
 
-    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> HermesReader:
-        return HermesReader(rules)
+    def __init__(self, bare_calls: bool = True) -> None:
+        self._bare_calls = bare_calls
+
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
+        inner = HermesReader(rules)
+        return with_bare_calls(inner, rules) if self._bare_calls else inner
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """Nothing but calls."""

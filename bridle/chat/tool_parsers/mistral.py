@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bridle.chat.stream_deltas import ANY_CALL, CallRules, StreamDelta, held_back
+from bridle.chat.stream_deltas import ANY_CALL, CallRules, StreamDelta, ToolReader, held_back
 from bridle.chat.tool_parsers.base import CallTextReader
 from bridle.chat.tool_parsers.grammar import Form, Function, json_call, one_of
 from bridle.chat.tool_parsers.json_call import JsonCallReader
+from bridle.chat.tool_parsers.untagged import with_bare_calls
 
 MARK, ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"\s*([\w.\-]{1,256})(?:\[CALL_ID\][\w\-]{0,64})?(?:\[ARGS\])?\s*(?=\{)")
@@ -70,12 +71,14 @@ class Mistral:
 
     opening_token: str | None = MARK
 
-    def __init__(self, ends: Sequence[str] = (), is_spelled: bool = True) -> None:
+    def __init__(self, ends: Sequence[str] = (), is_spelled: bool = True, bare_calls: bool = True) -> None:
         self._ends = tuple(ends)
         self.is_spelled = is_spelled
+        self._bare_calls = bare_calls
 
-    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> MistralReader:
-        return MistralReader(self._ends, is_open, rules)
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
+        inner = MistralReader(self._ends, is_open, rules)
+        return with_bare_calls(inner, rules) if self._bare_calls and not is_open else inner
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """The list of calls, after the token."""

@@ -7,7 +7,11 @@ was asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from bridle.chat.stream_deltas import CallArguments, CallRules, Content, StreamDelta, ToolCallStart, ToolReader
+from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 _FENCES = ("", "```json", "```")
 #: Qwen 2.5's template shows calls in double braces, and models repeat them.
@@ -34,3 +38,62 @@ def without_end(text: str, is_last: bool) -> str | None:
     rest = text[found.end() :]
     is_open = "```".startswith(rest) and len(text) < _LONGEST_AFTER
     return None if is_open and not is_last else rest
+
+
+def with_bare_calls(inner: ToolReader, rules: CallRules) -> ToolReader:
+    """The reader of a format, for answers that may begin with a call that has no tags."""
+    return BareCallReader(inner, rules, rules.names) if rules.names else inner
+
+
+class BareCallReader:
+    """Looks for such a call at the beginning of an answer; another reader gets the rest. What is no call after all is
+    content."""
+
+    def __init__(self, inner: ToolReader, rules: CallRules, names: Collection[str]) -> None:
+        self._inner, self._names = inner, names
+        self._call = JsonCallReader(0, replace(rules, is_held=True))
+        self._held = self._before = ""
+        self._step: Callable[[list[StreamDelta], bool], bool] = self._begin
+        self._num_calls = 0
+
+    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+        """What became certain with `text`; with `is_last` nothing follows."""
+        self._held += text
+        pieces: list[StreamDelta] = []
+        while self._step(pieces, is_last):
+            pass
+        return pieces
+
+    def _begin(self, pieces: list[StreamDelta], is_last: bool) -> bool:
+        start = where_call_begins(self._held, self._names, is_last)
+        if start is None:
+            return False
+        self._step = self._read if start >= 0 else self._pass
+        if start >= 0:
+            self._before, self._held = self._held[:start], self._held[start:]
+        return True
+
+    def _read(self, pieces: list[StreamDelta], is_last: bool) -> bool:
+        text, self._held = self._held, ""
+        pieces += self._call.push(text, is_last)
+        if not self._call.is_over:
+            return False
+        self._held = self._call.rest
+        if self._call.is_bad:
+            pieces.append(Content(self._before + self._call.text))
+        self._num_calls, self._step = int(not self._call.is_bad), self._pass if self._call.is_bad else self._close
+        return True
+
+    def _close(self, pieces: list[StreamDelta], is_last: bool) -> bool:
+        rest = without_end(self._held, is_last)
+        if rest is None:
+            return False
+        self._held, self._step = rest, self._pass
+        return True
+
+    def _pass(self, pieces: list[StreamDelta], is_last: bool) -> bool:
+        text, self._held = self._held, ""
+        for piece in self._inner.push(text, is_last):
+            is_call = isinstance(piece, (ToolCallStart, CallArguments))
+            pieces.append(replace(piece, number=piece.number + self._num_calls) if is_call else piece)
+        return False

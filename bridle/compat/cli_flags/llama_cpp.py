@@ -44,6 +44,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
         },
     ),
     *taken("llama.cpp", "--cache-prompt", "--prefix-caching"),
+    *same("llama.cpp", "--reasoning-format", "`none`, `auto`, `deepseek`"),
     *taken("llama.cpp", "--no-cache-prompt", "--no-prefix-caching"),
     *refusals(
         "llama.cpp",
@@ -97,7 +98,6 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--no-jinja --chat-template-file": reasons.TEMPLATE,
             "--chat-template-kwargs --reasoning-effort --reasoning-budget --reasoning-budget-message --reasoning -rea "
             "--prefill-assistant --no-prefill-assistant": reasons.REQUEST,
-            "--reasoning-format "
             "--reasoning-preserve --no-reasoning-preserve --skip-chat-parsing --no-skip-chat-parsing": reasons.TOLD,
             "--spm-infill": "there is no filling in between prefix and suffix",
             "--tools --tools-runtime --mcp-servers-config --mcp-servers-json --agent --no-agent -ag -no-ag": (

@@ -96,7 +96,8 @@ SHARED: tuple[Flag, ...] = (
     *same("TGI", "--speculate"),
     # What requests ask for.
     *refused("vLLM", "--enable-auto-tool-choice", reasons.ALWAYS),
-    *refused("vLLM SGLang", "--tool-call-parser --reasoning-parser", reasons.TOLD),
+    *taken("vLLM SGLang", "--tool-call-parser", "--tool-format", "the chat template tells it"),
+    *taken("vLLM SGLang", "--reasoning-parser", "--reasoning-format", "the chat template tells it"),
     *refused(
         "vLLM SGLang", "--tool-server", "--tools FILE names servers of the Model Context Protocol (docs/tools.md)"
     ),

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from bridle.errors import ModelUnavailable
+from bridle.chat.chat_format import chat_format
+from bridle.errors import InvalidRequest, ModelUnavailable
 from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
 from bridle.http.errors import error_response
 from bridle.http.fields import InnerFields
@@ -31,8 +32,8 @@ class ModelBody(InnerFields):
 @router.get("/v1/models", summary="List the models, loaded or not")
 async def models(request: Request) -> Response:
     http = http_state(request)
-    rows = [_row(http, name) for name in await http.registry.all_names()]
-    rows += [_adapter_row(http, *each) for each in await http.registry.all_adapters()]
+    rows = [await _row(http, name) for name in await http.registry.all_names()]
+    rows += [await _adapter_row(http, *each) for each in await http.registry.all_adapters()]
     if is_anthropic(request):
         return json_response(anthropic_list(rows))
     return json_response({"object": "list", "data": rows})
@@ -42,7 +43,7 @@ async def models(request: Request) -> Response:
 async def load(body: ModelBody, request: Request) -> Response:
     check_admin(request)
     await borrow(request, body.model)
-    return json_response(_row(http_state(request), body.model))
+    return json_response(await _row(http_state(request), body.model))
 
 
 @router.post("/v1/models/unload", summary="Close a model that nobody uses (admins)")
@@ -53,18 +54,18 @@ async def unload(body: ModelBody, request: Request) -> Response:
         await http.registry.unload(body.model)
     except ModelUnavailable as error:  # somebody uses it
         return error_response(error, 409)
-    return json_response(_row(http, body.model))
+    return json_response(await _row(http, body.model))
 
 
 @router.get("/v1/models/{name:path}", summary="Describe one model")
 async def model(name: str, request: Request) -> Response:
     http = http_state(request)
     base, adapter = http.registry.choose(name)
-    row = _row(http, name) if adapter is None else _adapter_row(http, base or "", adapter)
+    row = await _row(http, name) if adapter is None else await _adapter_row(http, base or "", adapter)
     return json_response(anthropic_row(row) if is_anthropic(request) else row)
 
 
-def _row(http: HttpState, name: str) -> dict[str, Any]:
+async def _row(http: HttpState, name: str) -> dict[str, Any]:
     """One entry in OpenAI's shape. `state` tells whether the model answers at once."""
     slot = http.registry.slot_of(name)
     row: dict[str, Any] = {
@@ -79,6 +80,7 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
         "state": slot.state.value,
         "task": None if slot.model is None else slot.model.info.task,
         "has_chat_template": None if slot.model is None else slot.model.tokenizer.chat_template.is_present,
+        "chat_format": await _chat_format(slot.model),
         "reads_pictures": None if slot.model is None else "image" in slot.model.modalities,
         "input_modalities": None if slot.model is None else ["text", *slot.model.modalities],
     }
@@ -89,6 +91,16 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
     return row
 
 
+async def _chat_format(model: LoadedModel | None) -> dict[str, Any] | None:
+    """How the model writes calls and thoughts. None if it has no conversations, or not in the format that is set."""
+    if model is None or model.pooling is not None:
+        return None
+    try:
+        return await model.in_text_thread(chat_format, model.tokenizer)
+    except InvalidRequest:  # the requests say so
+        return None
+
+
 def _pooling(model: LoadedModel) -> dict[str, Any]:
     """Return the properties of a pooling model: labels, or vector size and prompts."""
     assert model.pooling is not None
@@ -97,10 +109,10 @@ def _pooling(model: LoadedModel) -> dict[str, Any]:
     return {"embedding_size": model.info.embedding_size, "prompts": list(model.pooling.prompts)}
 
 
-def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
+async def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
     """The entry of an adapter, whose parent is its model. It counts as loaded as soon as its model knows it, because a
     client cannot see where its weights are."""
-    row, model = _row(http, base), http.registry.slot_of(base).model
+    row, model = await _row(http, base), http.registry.slot_of(base).model
     is_known = model is not None and adapter in model.adapters
     state = row["state"] if is_known else ModelState.LOADABLE.value
     return row | {"id": adapter, "root": adapter, "parent": base, "state": state}
