@@ -65,6 +65,11 @@ def test_what_is_read_does_not_depend_on_how_the_text_arrives(parts: list[str], 
     assert read([text[start:end] for start, end in pairwise(bounds)]) == read([text])
 
 
+@pytest.mark.parametrize("text", ["<|start|>", "a<|start|>", "<|start|>" * 3 + "assistant" + "x" * 600])
+def test_marks_that_begin_no_message_end_the_reading(text: str) -> None:
+    assert "<|start|>" not in str(read([text]))
+
+
 def passes(matcher: Matcher, text: str) -> bool:
     for piece in re.split("(" + "|".join(map(re.escape, MARKS)) + ")", text):
         for token in [SPECIALS[piece]] if piece in SPECIALS else list(piece.encode()):

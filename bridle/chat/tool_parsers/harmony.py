@@ -47,10 +47,12 @@ class HarmonyReader:
 
     def _in_head(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         head, mark, rest = self._held.partition(MESSAGE)
+        is_head = bool(mark) and len(head) < _MAX_HEAD and bool(_HEAD.match(head))
         if not mark and self._may_be_head() and not is_last:
             return False
-        if not mark:
-            self._head = ""  # plain text
+        if not is_head:
+            # Plain text. A mark that begins no message is dropped, since it would end this one before it begins.
+            self._head, self._held = "", self._held.removeprefix(START)
             return bool(self._held) and self._in_body(pieces, is_last)
         self._head, self._held = head, rest
         function = _TO_FUNCTION.search(head)
@@ -60,7 +62,7 @@ class HarmonyReader:
 
     def _may_be_head(self) -> bool:
         text = self._held.lstrip()
-        return len(text) < _MAX_HEAD and (
+        return len(text) < _MAX_HEAD + len(MESSAGE) and (
             bool(_HEAD.match(text)) or any(beginning.startswith(text) for beginning in _BEGINNINGS)
         )
 
