@@ -2,7 +2,7 @@
 
     python examples/town_server.py
 
-It speaks over its standard input and output, and is started by the program that calls it: `examples/tools.toml` names it, and
+It speaks over its standard input and output, and its caller starts it: `examples/tools.toml` names it, and
 the agents of `agent.js` and `agent.py` call it as `town.zone`. It needs the package `mcp` (`pip install
 'bridle-llm[tools]'`).
 """

@@ -41,7 +41,8 @@ SAID = {
     + "}\n]<|END_ACTION|>",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" + _ARGS
     + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{_ARGS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{_ARGS}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
     "functionary_v3_1": f"<function=f>{_ARGS}</function>",
     "gemma4": '<|tool_call>call:f{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
     "gigachat3": f"<|function_call|>{_JSON}",
@@ -64,15 +65,16 @@ SAID = {
     f"{_M3}</invoke>\n{_M3}</tool_call>",
     "nemotron_v2": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
     "phi4_mini_json": f"functools[{_JSON}]",
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-    "</function>\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
     "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=city>Rome</parameter>\n<parameter=days>3</parameter>\n"
     "</function>\n</seed:tool_call>",
     "solar_open": "<|tool_calls|><|tool_call:begin|>x1<|tool_call:name|>f<|tool_call:args|>" + _ARGS
     + "<|tool_call:end|><|calls|>",
     **{
-        f"deepseek_{version}": f'<｜DSML｜{section}>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="city" string="true">'
-        'Rome</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        f"deepseek_{version}": f'<｜DSML｜{section}>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="city" '
+        'string="true">Rome</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        f"</｜DSML｜invoke>\n"
         f"</｜DSML｜{section}>"
         for version, section in (("v32", "function_calls"), ("v4", "tool_calls"))
     },

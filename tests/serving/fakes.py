@@ -18,6 +18,7 @@ from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycl
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tenancy.per_user_store import PerUserStore
+from bridle.tokenizer.chat_settings import ChatSettings
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -28,7 +29,7 @@ class LineTemplate:
 
     is_present = True
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, *options: Any) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, *options: Any, **more: Any) -> str:
         lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in messages]
         return "".join(f"[{tool['function']['name']}]" for tool in tools or ()) + "".join(lines) + "assistant: "
 
@@ -42,6 +43,8 @@ class ByteTokenizer:
     special_token_ids = frozenset({EOS})
     chat_template = LineTemplate()
     template_text = ""
+    chat_settings = ChatSettings()
+    added_tokens: tuple[str, ...] = ()
 
     def id_of(self, token: str) -> int | None:
         return None

@@ -107,7 +107,7 @@ class Lookahead:
         return m.LookaheadAnswer(token, choice.branches, masks, logs, writes), _Told(token, clone, writes)
 
     def accept(self, hosted: GuestSequence, tokens: list[int], budget_ms: float) -> GuestSequence:
-        """Return the sequence after `tokens`, which were sampled as predicted. It now gets the tokens that no clone has."""
+        """Return the sequence after `tokens`, which were sampled as predicted, with the tokens that no clone has."""
         told = self.told
         for place, token in enumerate(tokens):
             if place < len(told) and told[place].token == token:

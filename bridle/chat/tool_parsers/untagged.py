@@ -94,6 +94,7 @@ class BareCallReader:
     def _pass(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         text, self._held = self._held, ""
         for piece in self._inner.push(text, is_last):
-            is_call = isinstance(piece, (ToolCallStart, CallArguments))
-            pieces.append(replace(piece, number=piece.number + self._num_calls) if is_call else piece)
+            if isinstance(piece, (ToolCallStart, CallArguments)):
+                piece = replace(piece, number=piece.number + self._num_calls)
+            pieces.append(piece)
         return False

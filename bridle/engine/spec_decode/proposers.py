@@ -32,7 +32,7 @@ class Proposer:
         raise NotImplementedError
 
     def seconds(self, num_sequences: int) -> float:
-        """Return the time of one token for each of that number of sequences, in seconds; 0 if it is small next to a step."""
+        """Return the seconds that one token for each sequence takes; 0 if that is small next to a step."""
         return 0.0
 
     def cut(self, seq: Sequence) -> None:

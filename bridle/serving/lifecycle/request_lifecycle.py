@@ -239,7 +239,7 @@ class RequestLifecycle(SteersRequests):
     ) -> Generation:
         """Check everything. Nothing is submitted yet, unless it is to `run` to its end. Prompts are tokens that were
         checked; `texts` are what they came from. Choices are forks of one request; with a controller, or if they are to
-        be `apart`, each is a request of its own, which its seed alone repeats. At most `at_once` requests run at a time."""
+        be `apart`, each is a request of its own, which its seed alone repeats. At most `at_once` run at a time."""
         if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
