@@ -65,7 +65,7 @@ class ControllerLookahead:
         return known
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
-        """Pass on the logs and variables of the predicted answer after `num_tokens` draft tokens, which is applied now."""
+        """Pass on logs and variables of the predicted answer after `num_tokens` draft tokens, which applies now."""
         words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:
