@@ -39,7 +39,7 @@ _MAGIC = b"bridle\x00\x01"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, bytes of the text, bytes of the data, digest of text and sums
 _ALIGNMENT = 4096  # where the data begin
 _MAX_TEXT = 64 << 20
-_PIECE = 1 << 20  # bytes that are read, and summed, at once
+PIECE_BYTES = 1 << 20  # bytes that are read, and summed, at once
 _MAX_SUMS = 1 << 20
 _THREADS = 2
 _DRAFT, _SUFFIX = ".draft-", ".entry"
@@ -108,7 +108,7 @@ class FileCache:
         """Put an entry there, unless it has no room. Parts follow each other without gaps. Returns whether it is
         there; nothing but the log tells why not."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
-        if fcntl is None or size > cache_limit() or size > _MAX_SUMS * _PIECE:
+        if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -191,18 +191,18 @@ def _write(file: int, text: bytes, parts: Sequence[Bytes]) -> None:
     sums, at = _Sums(), begin
     for part in parts:
         flat = part.reshape(-1)
-        for first in range(0, flat.nbytes, _PIECE):
-            piece = flat[first : first + _PIECE]
+        for first in range(0, flat.nbytes, PIECE_BYTES):
+            piece = flat[first : first + PIECE_BYTES]
             sums.add(piece)
-            at += _write_all(file, piece, at)
+            at += write_all_bytes(file, piece, at)
     values = sums.values()
     digest = hashlib.blake2b(text + values, digest_size=32).digest()
     head = _HEAD.pack(_MAGIC, len(text), at - begin, digest) + text + values
-    _write_all(file, np.frombuffer(head, np.uint8), 0)
+    write_all_bytes(file, np.frombuffer(head, np.uint8), 0)
     os.ftruncate(file, at)
 
 
-def _write_all(file: int, data: Bytes, at: int) -> int:
+def write_all_bytes(file: int, data: Bytes, at: int) -> int:
     done = 0
     while done < data.nbytes:
         done += os.pwrite(file, data[done:], at + done)  # type: ignore[arg-type]  # an array is a buffer
@@ -216,7 +216,7 @@ def _read_text(file: int) -> tuple[bytes, int, bytes] | None:
         if len(head) < _HEAD.size:
             return None
         magic, length, size, digest = _HEAD.unpack(head)
-        if magic != _MAGIC or length > _MAX_TEXT or size > _MAX_SUMS * _PIECE:
+        if magic != _MAGIC or length > _MAX_TEXT or size > _MAX_SUMS * PIECE_BYTES:
             return None
         if os.fstat(file).st_size != _begin(length, size) + size:
             return None
@@ -233,7 +233,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
     data = allocate(size)
 
     def read(first: int) -> int:
-        piece = data[first : first + _PIECE]
+        piece = data[first : first + PIECE_BYTES]
         done = 0
         while done < piece.nbytes:
             count = os.preadv(file, [piece[done:]], begin + first + done)  # type: ignore[list-item]
@@ -244,7 +244,7 @@ def _read_data(file: int, size: int, sums: bytes, allocate: Callable[[int], Byte
 
     try:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="bridle-cache") as threads:
-            found = list(threads.map(read, range(0, size, _PIECE)))
+            found = list(threads.map(read, range(0, size, PIECE_BYTES)))
     except OSError:
         return None
     return data if _packed(found) == sums else None
@@ -257,24 +257,24 @@ def _begin(length: int, size: int) -> int:
 
 
 def _num_sums(size: int) -> int:
-    return -(-size // _PIECE)
+    return -(-size // PIECE_BYTES)
 
 
 class _Sums:
-    """The sums of pieces of `_PIECE` bytes, of data that come in parts of any size."""
+    """The sums of pieces of `PIECE_BYTES` bytes, of data that come in parts of any size."""
 
     def __init__(self) -> None:
         self._found: list[int] = []
         self._rest = np.empty(0, np.uint8)
 
     def add(self, data: Bytes) -> None:
-        if self._rest.nbytes == 0 and data.nbytes == _PIECE:
+        if self._rest.nbytes == 0 and data.nbytes == PIECE_BYTES:
             self._found.append(_sum(data))
             return
         self._rest = np.concatenate([self._rest, data])
-        while self._rest.nbytes >= _PIECE:
-            self._found.append(_sum(self._rest[:_PIECE]))
-            self._rest = self._rest[_PIECE:].copy()
+        while self._rest.nbytes >= PIECE_BYTES:
+            self._found.append(_sum(self._rest[:PIECE_BYTES]))
+            self._rest = self._rest[PIECE_BYTES:].copy()
 
     def values(self) -> bytes:
         return _packed([*self._found, *([_sum(self._rest)] if self._rest.nbytes else [])])

@@ -65,3 +65,9 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     base = ".".join(parts[: len(parts) - node.level + 1])
     return f"{base}.{node.module}" if node.module else base
+
+
+#: Where the pages expect a server.
+SERVED_AT = "http://127.0.0.1:8080"
+#: The model of `make serve`, which has to be downloaded. `demo` stands for it; `test_readme.py` takes the real one.
+DEFAULT_MODEL = "smollm2"

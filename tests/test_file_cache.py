@@ -19,7 +19,7 @@ from bridle.file_cache import Bytes, FileCache, cache_limit, entries, remove_old
 from tests.sources import ROOT
 from tests.waiting import until
 
-PIECE = file_cache._PIECE
+PIECE = file_cache.PIECE_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -158,13 +158,13 @@ from bridle import file_cache
 class Endless(np.ndarray):
     pass
 
-def write_all(file, data, at, whole=file_cache._write_all):
+def write_all(file, data, at, whole=file_cache.write_all_bytes):
     done = whole(file, data, at)
     print("begun", flush=True)
     sys.stdin.read()
     return done
 
-file_cache._write_all = write_all
+file_cache.write_all_bytes = write_all
 files = file_cache.FileCache("things")
 files.write(files.path("name", b"key"), b"text", [np.ones(1000, np.uint8)])
 """

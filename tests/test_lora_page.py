@@ -29,7 +29,7 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
 
 @pytest.mark.parametrize("command", ["serve", "serve-model", "run-batch"])
 def test_the_flags_are_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main([command, "--help"])
+    main([command, "--help-all"])
     shown = capsys.readouterr().out
     flags = set(re.findall(r"`(--(?:adapter|allow-adapter|max-step)[a-z-]*)", PAGE))
     missing = flags - set(re.findall(r"--[a-z-]+", shown))

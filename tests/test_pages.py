@@ -27,16 +27,13 @@ from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import Block, blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
-from tests.sources import ROOT
+from tests.sources import DEFAULT_MODEL, ROOT, SERVED_AT
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 PAGES |= {
     name: (ROOT / name).read_text(encoding="utf-8")
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "dev/log.md")
 }
-SERVED_AT = "http://127.0.0.1:8080"
-#: The model of `make serve`, which has to be downloaded. `demo` stands for it; `test_readme.py` takes the real one.
-DEFAULT_MODEL = "smollm2"
 
 #: Pages whose programs run elsewhere, and where.
 ELSEWHERE = {

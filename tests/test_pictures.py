@@ -119,7 +119,7 @@ async def test_lmtp_takes_them(llm: LLM, submitted: list[Request]) -> None:
             ({"images": [url(), url()]}, "places for 1 pictures"),
             ({"images": [5]}, r"images\[0\] is a int"),
             ({"images": "x"}, "must be a list"),
-            ({"images": ["http://127.0.0.1:1/x.png"]}, "fetches nothing"),
+            ({"images": ["http://127.0.0.1:1/x.png"]}, "does not fetch it"),
             ({"images": [url()], "save": "b"}, "cannot be saved"),
         ]:
             (body,) = await wire.ask("GENERATE", **asked, **wrong)
@@ -302,7 +302,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts())
     for path, body in named(address):
         answer = http.post(path, json=body)
-        assert answer.status_code in (400, 422) and "this server fetches nothing" in answer.text
+        assert answer.status_code in (400, 422) and "this server does not fetch it" in answer.text
     assert len(submitted) == 7
 
 
@@ -343,9 +343,9 @@ def test_the_command_line_lists_hosts(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server fetches nothing"),
-    ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server fetches nothing"),
-    ([{"type": "image", "image": "/etc/hostname"}], "this server fetches nothing"),
+    ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server does not fetch it"),
+    ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server does not fetch it"),
+    ([{"type": "image", "image": "/etc/hostname"}], "this server does not fetch it"),
     ([{"type": "input_image", "file_id": "file-1"}], "this server stores no files"),
     ([{"type": "image_url", "image_url": {}}], "has no picture"),
     ([{"type": "image", "source": {"type": "file"}}], "must have the type base64"),

@@ -17,8 +17,7 @@ from bridle.serving import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import Block, blocks_of, log_elsewhere, run_programs
-from tests.sources import ROOT
-from tests.test_pages import DEFAULT_MODEL, SERVED_AT
+from tests.sources import DEFAULT_MODEL, ROOT, SERVED_AT
 
 MODEL = Path(os.environ.get("BRIDLE_SMOLLM2") or os.devnull)
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -121,7 +121,7 @@ REFUSED: list[tuple[Any, str]] = [
         [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/x.wav"}}],
         "the sound itself, as data:audio/",
     ),
-    ([{"type": "audio", "audio": "/etc/hostname"}], "this server fetches nothing"),
+    ([{"type": "audio", "audio": "/etc/hostname"}], "this server does not fetch it"),
     ([{"type": "audio", "audio": [0.1, 0.2]}], "is list; must be bytes"),
     ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], "cannot be read: it is damaged"),
     ([part(), {"type": "text", "text": "hear [AUDIO]"}], "which stands for a sound"),

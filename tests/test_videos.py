@@ -105,8 +105,8 @@ def test_prompts_take_them_beside_pictures(llm: LLM, submitted: list[Request], t
 REFUSED: list[tuple[Any, str]] = [
     ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "reads only text, pictures and videos"),
     ([{"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/x.mp4"}}], "the video itself, as data:video/"),
-    ([{"type": "video", "video": "/etc/hostname"}], "this server fetches nothing"),
-    ([{"type": "video", "video": ["/etc/hostname"]}], "this server fetches nothing"),
+    ([{"type": "video", "video": "/etc/hostname"}], "this server does not fetch it"),
+    ([{"type": "video", "video": ["/etc/hostname"]}], "this server does not fetch it"),
     ([{"type": "video", "video": [[0, 0], [0, 0]]}], "must be bytes, a path, an array"),
     ([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}], "cannot be read: it is damaged"),
     ([{"type": "video_url", "video_url": {"url": URL}}] * 5, "5 videos were sent; at most 4"),

@@ -175,10 +175,10 @@ def _load(
         return model
     if isinstance(model, ModelConfig) and of_model:
         name = next(iter(of_model))
-        raise InvalidRequest(f"{name!r} was given beside a ModelConfig; set it there", name)
+        raise InvalidRequest(f"{name!r} was given next to a ModelConfig; set it there", name)
     if engine_config is not None and of_engine:
         name = next(iter(of_engine))
-        raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
+        raise InvalidRequest(f"{name!r} was given next to an EngineConfig; set it there", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
     engine = engine_config or EngineConfig(**of_engine)
     check_names(config.tool_format, config.reasoning_format)

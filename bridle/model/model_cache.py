@@ -125,7 +125,7 @@ def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
     except (CannotDescribe, AttributeError) as error:
         _log.info("%s is not kept arranged: it has %s", loaded.config.model, error)
         return False
-    if not _gives_the_same(model, RestoredModel(part, describer.tensors, found), loaded.max_model_len):
+    if not restores_exactly(model, RestoredModel(part, describer.tensors, found), loaded.max_model_len):
         _log.warning("%s is not kept arranged: its restored form gives other bits", loaded.config.model)
         return False
     places, parts = _lay_out(describer.tensors)
@@ -237,7 +237,7 @@ def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[B
 
 
 @torch.inference_mode()
-def _gives_the_same(model: Any, restored: RestoredModel, max_model_len: int) -> bool:
+def restores_exactly(model: Any, restored: RestoredModel, max_model_len: int) -> bool:
     """Both models, on a few tokens, and the angles of all positions."""
     first, second = DenseModel(model), DenseModel(restored)
     positions = torch.linspace(0, max_model_len - 1, min(max_model_len, 4096)).long().unsqueeze(0)

@@ -159,8 +159,8 @@ def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
 
 def test_many_threads_may_look_whether_the_engine_lives() -> None:
     program = (
-        "import os, threading; from bridle.aici.runtime.parent_watch import Lifeline\n"
-        "line, failed = Lifeline(os.getppid(), is_piped=True), []\n"
+        "import os, threading; from bridle.aici.runtime.parent_watch import ParentWatch\n"
+        "line, failed = ParentWatch(os.getppid(), is_piped=True), []\n"
         "def look():\n"
         "    try:\n"
         "        for _ in range(20000): assert line.holds()\n"

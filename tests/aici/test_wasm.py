@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 import wasmtime
-from bridle.aici.runtime.wasm_fast import FastCrossing
-from bridle.aici.runtime.wasm_public import PublicCrossing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.aici.replies import ReadVar, WriteVar
+from bridle.aici.runtime import module_metadata, wasm_calls
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
@@ -25,8 +27,9 @@ from bridle.aici.runtime.logs import LogBuffer
 from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.module_metadata import settings_key
 from bridle.aici.runtime.storage import SharedVariables
-from bridle.aici.runtime.wasm import Crossing, GuestFault, GuestMemory, GuestStopped, Ticker
+from bridle.aici.runtime.wasm import GuestFault, GuestStopped, Ticker
 from bridle.aici.runtime.wasm_binary import expose_state, is_component
+from bridle.aici.runtime.wasm_calls import GuestMemory
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
 from tests.aici.guests import (
     BAD_RESULT_POINTER,
@@ -44,12 +47,12 @@ from tests.aici.guests import (
     say,
 )
 from tests.aici.instances import VOCABULARY, load
+from tests.sources import ROOT
 
 
-@pytest.fixture(params=[FastCrossing, PublicCrossing])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    way: Crossing = request.param()
-    return Sandbox(DEFAULT_LIMITS, way)
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox(DEFAULT_LIMITS)
 
 
 def mid(instance: Instance, budget_ms: float = 5000) -> Any:
@@ -104,8 +107,7 @@ def test_endless_guests_are_interrupted(sandbox: Sandbox, tmp_path: Path, action
 
 
 @pytest.mark.usefixtures("ticking")
-def test_a_guest_is_cancelled_from_another_thread(tmp_path: Path) -> None:
-    sandbox = Sandbox(DEFAULT_LIMITS, FastCrossing())
+def test_a_guest_is_cancelled_from_another_thread(sandbox: Sandbox, tmp_path: Path) -> None:
     instance = load(sandbox, guest2([[say("x"), LOOP]]), tmp_path)
     ticker = Ticker(sandbox.engine, lambda: instance.cancel(GuestStopped("enough")))
     ticker.start()
@@ -115,9 +117,8 @@ def test_a_guest_is_cancelled_from_another_thread(tmp_path: Path) -> None:
     ticker.stop()
 
 
-def test_exceptions_surface_in_their_own_thread(tmp_path: Path) -> None:
+def test_exceptions_surface_in_their_own_thread(sandbox: Sandbox, tmp_path: Path) -> None:
     """Two threads whose guests fail in different ways, over and over: never each other's error."""
-    sandbox = Sandbox(DEFAULT_LIMITS, FastCrossing())
     programs = {}
     for name, action in (("proc_exit: 3", EXIT), ("0xfffffff0", BAD_RESULT_POINTER)):
         programs[name] = load(sandbox, guest2([[action]]), tmp_path).program
@@ -182,36 +183,34 @@ def test_memory_is_limited(sandbox: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def memories() -> list[GuestMemory]:
+def memory() -> Iterator[GuestMemory]:
     engine = wasmtime.Engine()
     store = wasmtime.Store(engine)
-    memory = wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(1, 2)))
-    return [way.memory(store, memory) for way in (FastCrossing(), PublicCrossing())]
+    yield GuestMemory(store, wasmtime.Memory(store, wasmtime.MemoryType(wasmtime.Limits(1, 2))))
+    store.close()  # it has to live as long as its memory
 
 
 @given(start=st.integers(0, 2**32 - 1), length=st.integers(0, 2**32 - 1))
-def test_every_pointer_is_checked(memories: list[GuestMemory], start: int, length: int) -> None:
-    for memory in memories:
-        if start + length <= memory.size:
-            assert len(memory.read(start, length)) == length
-        else:
-            with pytest.raises(GuestFault, match="outside the memory"):
-                memory.read(start, length)
-        if start + 4 > memory.size:
-            with pytest.raises(GuestFault):
-                memory.write(start, b"abcd")
-            with pytest.raises(GuestFault):
-                memory.read_u32(start)
+def test_every_pointer_is_checked(memory: GuestMemory, start: int, length: int) -> None:
+    if start + length <= memory.size:
+        assert len(memory.read(start, length)) == length
+    else:
+        with pytest.raises(GuestFault, match="outside the memory"):
+            memory.read(start, length)
+    if start + 4 > memory.size:
+        with pytest.raises(GuestFault):
+            memory.write(start, b"abcd")
+        with pytest.raises(GuestFault):
+            memory.read_u32(start)
 
 
 @pytest.mark.parametrize(("start", "length"), [(65535, 1), (65536, 0), (65535, 2), (65536, 1), (0, 65536), (0, 65537)])
-def test_pointers_at_the_edge(memories: list[GuestMemory], start: int, length: int) -> None:
-    for memory in memories:
-        if start + length <= 65536:
-            assert memory.read(start, length) == bytes(length)
-        else:
-            with pytest.raises(GuestFault):
-                memory.write(start, bytes(length))
+def test_pointers_at_the_edge(memory: GuestMemory, start: int, length: int) -> None:
+    if start + length <= 65536:
+        assert memory.read(start, length) == bytes(length)
+    else:
+        with pytest.raises(GuestFault):
+            memory.write(start, bytes(length))
 
 
 # -- modules as bytes --------------------------------------------------------------------------------------
@@ -467,3 +466,12 @@ def test_versions_of_variables(writes: list[tuple[str, bytes, bool, int]]) -> No
     for name, (version, value) in model.items():
         reply = msgspec.json.decode(variables.execute(ReadVar(name)))
         assert reply == {"ReadVar": {"version": version, "value": value.hex()}}
+
+
+def test_a_wasmtime_that_was_not_tested_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_metadata, "WASMTIME_VERSION", "51.0.0")
+    monkeypatch.delitem(sys.modules, wasm_calls.__name__)
+    with pytest.raises(ImportError, match=r"wasmtime: got 51\.0\.0; .*pip install 'wasmtime>=50\.0\.1,<51'"):
+        importlib.import_module(wasm_calls.__name__)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "wasmtime>=50.0.1,<51" in str(declared)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bridle.aici.client import RuntimePool
 from bridle.bench import BenchSettings
-from bridle.bench import control_guests as guests
 from bridle.bench.checkpoints import BenchCheckpoint
-from bridle.bench.control_device import runtime_pool
 from bridle.bench.run import measured
 from bridle.bench.sse_client import ServerTarget
 from bridle.cli.options import EngineOptions
 from bridle.cli.serve import ServerOptions
 from bridle.config import EngineConfig
-from bridle.controllers.standard import names
 from bridle.engine import Engine
 from bridle.engine.control.decision import mask_of
 from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan
@@ -29,7 +24,7 @@ from bridle.errors import InternalError, InvalidRequest
 from bridle.lmtp.server import websocket_front
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
-from dev.bench import agents, agents_peer, controllers, embeddings, images, prefill
+from dev.bench import agents, agents_peer, embeddings, images, prefill
 from dev.bench.batching import Arrival, _find_capacity, as_they_come, in_batches, make_arrivals, variants
 from dev.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
 from dev.bench.constraints_model import beside_free
@@ -150,32 +145,6 @@ def test_quantiles_are_in_microseconds() -> None:
     assert _p50_p99([1e-6]) == pytest.approx((1, 1))
     assert _p50_p99([1e-6 * n for n in range(101)]) == pytest.approx((50, 99))
     assert _p50_p99([]) == (0, 0)
-
-
-VOCAB_SIZE = 32_000  # that of the device which computes nothing
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:
-    folder = tmp_path_factory.mktemp("bench")
-    tokenizer = guests.write_tokenizer(folder / "tokenizer", VOCAB_SIZE)
-    with runtime_pool(tokenizer, folder / "store", VOCAB_SIZE, *controllers.LIMITS) as pool:
-        yield pool
-
-
-@pytest.mark.parametrize(
-    "language",
-    ["JavaScript", pytest.param("Python", marks=pytest.mark.slow)],  # its interpreter compiles for long
-)
-def test_scripts_start_run_and_fork(pool: RuntimePool, language: str) -> None:
-    script = controllers.SCRIPTS[language]
-    assert script.controller in names()
-    started = controllers.time_starts(pool, script, 5)
-    assert started["compile_seconds"] > 0 and started["start_worst_milliseconds"] >= started["start_milliseconds"] > 0
-    step = controllers.time_steps(pool, script, 3, 0.0, BenchSettings(quick=True))
-    assert 0 < step["drawing"] <= 3 and step["cpu_microseconds_of_each"] >= 0
-    fork = controllers.time_forks(pool, script, 3)
-    assert fork["branches"] == 3 and fork["fork_milliseconds"] > fork["each_milliseconds"] > 0
 
 
 def test_peers_give_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:

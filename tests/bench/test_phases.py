@@ -77,7 +77,11 @@ def test_every_benchmark_guesses_by_its_work_and_the_machine(
     monkeypatch.setattr(lmtp, "lmql_python", lambda folder: Path("python"))
     monkeypatch.setattr(cpu, "CpuLimits", CpuLimits)
     guesses = module_of(name).guesses
-    given = {"schemas": {"folder": folder}, "cpu": {"model_sizes": ("20m",)}}.get(name, {})
+    given = {
+        "schemas": {"folder": folder},
+        "cpu": {"model_sizes": ("20m",)},
+        "load": {"models": ("model.gguf",)},
+    }.get(name, {})
     quick, full = (guesses(BenchSettings(quick=each, **given), LIMITS) for each in (True, False))
     assert all(seconds > 0 for part in (quick, full) for seconds in part.values())
     assert 0 < sum(quick.values()) < sum(full.values())

@@ -73,7 +73,7 @@ def test_every_flag_says_what_it_is_for() -> None:
 def shown_variables(capsys: pytest.CaptureFixture[str], *words: str) -> set[str]:
     """The variables of the flags on a help page, by which flags can be told from words in a text."""
     assert main(list(words)) == 0
-    named = re.findall(r"env var: ([\w, ]+)\]", " ".join(capsys.readouterr().out.split()))
+    named = re.findall(r"env var: ([\w, ]+)\]", " ".join(capsys.readouterr().out.replace("│", " ").split()))
     return {name for names in named for name in names.split(", ") if name.startswith("BRIDLE_")}
 
 

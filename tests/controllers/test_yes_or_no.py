@@ -1,5 +1,5 @@
-"""Whole words decide, however many tokens a tokenizer makes of them: in the standard controller `yesno` and in the
-README's."""
+"""Whole words decide, however many tokens a tokenizer makes of them: in the standard controller `yesno` and in a
+Python class."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from bridle import LLM, SamplingParams, WasmController
+from bridle import LLM, Controller, Decision, SamplingParams, WasmController
+from bridle.controllers import SequenceView
 from bridle.serving import LoadedModel
 from bridle.tokenizer import Tokenizer
 from tests.fakes.tiny_checkpoints import save_tokenizer
 from tests.http.controlled import controlled_model, lent
-from tests.sources import ROOT
 
 #: How a tokenizer splits the two words: what it merges, and whether it puts a space before (a token of its own here).
 SPLITS: dict[str, tuple[list[str], bool, tuple[int, int]]] = {
@@ -71,10 +71,16 @@ def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield model, wish, words
 
 
-def _readme() -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = (block for block in text.split("```python\n") if "class YesOrNo" in block)
-    return program.split("```")[0]
+class YesOrNo(Controller):
+    """The controller that a program of one's own needs for the same."""
+
+    def __init__(self, *words: list[int]) -> None:
+        self.words = words  # each a list of tokens, as many as the tokenizer makes of it
+
+    def next(self, view: SequenceView) -> Decision:
+        done = list(view.generated)
+        rest = [word[len(done) :] for word in self.words if word[: len(done)] == done]
+        return Decision.sample(view.mask_of(tokens[0] for tokens in rest)) if all(rest) else Decision.stop()
 
 
 @pytest.mark.parametrize("answer", [0, 1])
@@ -82,9 +88,7 @@ def test_the_whole_word_decides(split: tuple[LoadedModel, Wish, list[list[int]]]
     model, wish, words = split
     wish.tokens = [token for token in words[answer] if token not in words[1 - answer]]
     llm = LLM(lent(model))
-    names: dict[str, Any] = {"llm": llm}
-    exec(_readme().replace('llm = LLM("demo")\n', "").split("messages =")[0], names)  # the class and its words
-    for controller in (WasmController("yesno"), names["YesOrNo"](*names["words"])):
+    for controller in (WasmController("yesno"), YesOrNo(*words)):
         (output,) = llm.generate("Is it so?", SamplingParams(temperature=0), controller=controller, use_tqdm=False)
         assert output.outputs[0].error is None
         assert list(output.outputs[0].token_ids) == words[answer], (output.text, controller)

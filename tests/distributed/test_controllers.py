@@ -160,7 +160,7 @@ def test_one_that_does_not_repeat_itself_cannot_go_on(controller: Constraint | N
     if controller is None:
         live.request = make_request(id="r", n=2)
     assert not live.is_news(token(1))
-    with pytest.raises(error, match="cannot go on"):
+    with pytest.raises(error, match="cannot continue"):
         live.is_news(token(7))
 
 

@@ -22,7 +22,8 @@ from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import Look
 from tests.http.harness import local_client, scripted_model, tokenizer
-from tests.http.test_parking import BLOCK, SAID, Chat, an_app
+from tests.http.parked_chats import SAID, Chat, an_app
+from tests.http.tool_calls import BLOCK
 
 #: Special tokens of the families of models.
 SPECIAL = [

@@ -71,7 +71,7 @@ def test_a_full_server_refuses_before_a_byte_of_the_body_came(full: str, path: s
         connection.sendall((HEAD.format(path=path) + "Content-Length: 1000\r\n\r\n").encode())
         status, headers, body = read_answer(connection)
         assert status == 429 and int(headers["retry-after"]) >= 1 and headers["x-request-id"]
-        assert b"1 requests in flight, 1 more wanted, at most 1" in body
+        assert b"1 requests in flight, 1 more requested, at most 1" in body
         assert ("request-id" in headers) is (path == "/v1/messages")
         connection.sendall(b" " * 1000)  # nobody parses it, and the connection is as good as before
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

@@ -23,6 +23,8 @@ from tests.http.harness import local_client, scripted_model
 
 #: Routes whose body is no JSON object with fields: a module's bytes, and a file that is read again.
 NO_FIELDS = {"/v1/controllers", "/v1/policies/reload", "/v1/websocket_tickets"}
+#: Ollama's routes that this server refuses with a reason.
+NO_FIELDS |= {"/api/copy", "/api/create", "/api/push", "/api/blobs/{digest}"}
 #: The least that a route needs to tell whose body it is, where more than one system has it.
 LEAST = {
     "/generate": [{"text": "Say"}, {"inputs": "Say"}],

@@ -163,9 +163,9 @@ def test_a_file_without_a_format_is_refused(tmp_path: Path, content: str, reason
 
 @pytest.mark.parametrize(("tools", "reasoning"), [("hermess", "auto"), ("/none.json", "auto"), ("auto", "thinking")])
 def test_every_way_in_refuses_unknown_names(tools: str, reasoning: str) -> None:
-    with pytest.raises(InvalidRequest, match="_format"):
+    with pytest.raises(InvalidRequest, match="format"):
         ModelOptions(tool_format=tools, reasoning_format=reasoning).to_config("demo")
-    with pytest.raises(InvalidRequest, match="_format"):
+    with pytest.raises(InvalidRequest, match="format"):
         LLM("demo", tool_format=tools, reasoning_format=reasoning)
 
 

@@ -65,7 +65,8 @@ def routes(client: TestClient) -> dict[str, dict[str, Any]]:
             if "requestBody" not in operation:
                 continue
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            found[path] = description["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]]
+            name = schema["$ref"].rsplit("/", 1)[-1] if "$ref" in schema else ""
+            found[path] = description["components"]["schemas"][name] if name else schema
     assert "/v1/chat/completions" in found and "/generate" in found
     return found
 

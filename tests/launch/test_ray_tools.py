@@ -109,7 +109,7 @@ def test_controllers_of_engines_call_tools_of_their_front(tools: Tools) -> None:
             ]
             for number, got in enumerate(await asyncio.wait_for(asyncio.gather(*running), PATIENCE)):
                 assert got is not None and got.outputs[0].tokens[:3] == written(f"k{number}1")[:3]
-                assert "there is no such tool; there are count, waits, hangs" in got.outputs[0].logs
+                assert "unknown tool; available tools: count, waits, hangs" in got.outputs[0].logs
             assert all(not engine.calls.streams and not engine.calls.askers for engine in made.engines.values())
 
     asyncio.run(main())

@@ -169,7 +169,7 @@ def test_only_the_first_branch_is_sent() -> None:
 def test_a_broken_word_is_an_error() -> None:
     of = teller(Steered(0))
     told(of, [token(1)], [token(2)])
-    with pytest.raises(ControllerError, match="took back"):
+    with pytest.raises(ControllerError, match="rolled back"):
         told(of, [Rewind("r", 0, 2, 0)])
 
 

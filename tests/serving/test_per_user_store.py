@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import UnknownResponse
 from bridle.outputs import ChatMessage, ToolCall
+from bridle.serving.outputs.response_store import BOUNDS as RESPONSES
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
 from bridle.serving.tenancy.per_user_store import OVERHEAD, PerUserStore, StoreBounds
@@ -84,7 +87,7 @@ def test_what_had_no_room_is_counted(kept: list[tuple[str, int]]) -> None:
 
 def test_nobody_finds_those_of_others_and_nothing_lasts() -> None:
     clock = FakeClock()
-    book = ResponseStore(clock=clock, max_age=10.0)
+    book = ResponseStore(replace(RESPONSES, seconds=10.0), clock)
     assert book.keep("alice", {"id": "r", "output": [1]}, ["said"])
     assert book.keep("bob", {"id": "r", "output": [2]}, [])  # even under the same id
     assert (book.response("alice", "r"), book.input_items("alice", "r")) == ({"id": "r", "output": [1]}, ["said"])
@@ -108,7 +111,7 @@ def test_what_is_kept_does_not_change_with_what_was_given() -> None:
 
 
 def test_one_that_is_larger_than_a_users_share_is_not_kept() -> None:
-    book = ResponseStore(max_bytes_of_user=5_000)
+    book = ResponseStore(replace(RESPONSES, max_bytes_of_user=5_000))
     assert book.keep("u", {"id": "r"}, []) and not book.keep("u", {"id": "large"}, ["a" * 5_000])
     assert book.input_items("u", "r") == []
 

@@ -94,7 +94,7 @@ def test_a_controller_of_ones_own_is_brought_again(llm: LLM) -> None:
 
 def test_pictures_and_adapters_have_to_be_there(llm: LLM) -> None:
     old = traced(llm)
-    with pytest.raises(InvalidRequest, match="had 2 pictures"):
+    with pytest.raises(InvalidRequest, match="had 2 images"):
         replay(llm.model, Trace(replace(old.header, num_media=2), old.records))
     with pytest.raises(InvalidRequest, match="--adapter"):
         replay(llm.model, Trace(replace(old.header, adapter="a@1"), old.records))

@@ -52,7 +52,7 @@ def remove_entry(entry: LibraryEntry) -> bool:
     found = [path for path in (root / entry.folder_name, _staging(root, entry)) if path.is_dir()]
     if not found:
         return False
-    with _locked(root, entry):
+    with locked_entry(root, entry):
         for path in found:
             shutil.rmtree(path)
     return True
@@ -68,7 +68,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
     if path is not None:
         return path
     root = models_folder()
-    with _writing(root), _locked(root, entry):
+    with _writing(root), locked_entry(root, entry):
         staging = _staging(root, entry)
         staging.mkdir(exist_ok=True)
         for left in staging.glob(f"{WHEEL_PREFIX}*"):  # by a process that was killed
@@ -101,7 +101,7 @@ def _staging(root: Path, entry: LibraryEntry) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, entry: LibraryEntry) -> Iterator[None]:
+def locked_entry(root: Path, entry: LibraryEntry) -> Iterator[None]:
     """Keep other processes from the same model. The lock ends with the process."""
     import fcntl
 
