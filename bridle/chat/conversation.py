@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridle.chat.content_tokens import Content, encode_prompt, protect, with_marks, without_marks
+from bridle.chat.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
 from bridle.chat.files import with_files
 from bridle.chat.tool_choice import ToolChoice, offer_of
 from bridle.chat.tool_parsers.formats import as_the_template_reads
@@ -110,13 +110,18 @@ def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoic
     pictures = model.pictures
     if pictures is None:
         text = prompt_text(model, conversation, offer)
-        return ChatPrompt(text, tuple(encode_prompt(model.tokenizer, text)))
+        return ChatPrompt(text, _encoded(model.tokenizer, text))
     look = look_of(pictures, model.tokenizer, conversation)
     text = look.placed(prompt_text(model, conversation, offer, look))
-    tokens = tuple(encode_prompt(model.tokenizer, text))
+    tokens = _encoded(model.tokenizer, text)
     if not look.sources:
         return ChatPrompt(text, tokens)
     return ChatPrompt(text, *pictures.place(tokens, pictures.read_all(look.sources), model.tokenizer))
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of a prompt. Marks in it keep special tokens in messages text (`content_tokens.py`)."""
+    return tuple(encode_prompt(tokenizer, text) if MARK in text else tokenizer.encode(text, False))
 
 
 def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:

@@ -164,7 +164,7 @@ def help_entries() -> tuple[HelpEntry, ...]:
     commands: list[HelpEntry] = []
     flags: dict[tuple[tuple[str, ...], str, str], HelpEntry] = {}
     for name, command in _commands(app, ()):
-        commands.append(HelpEntry((name,), _first_paragraph(command.help), "Commands"))
+        commands.append(HelpEntry((name,), first_paragraph(command.help), "Commands"))
         for entry in _flags(name, command):
             flags.setdefault((entry.names, entry.text, entry.variable), entry).commands.append(name)
     return (*commands, *flags.values())
@@ -200,5 +200,5 @@ def _arguments(command: App) -> Iterable[Argument]:
     return command.assemble_argument_collection(parse_docstring=True)
 
 
-def _first_paragraph(text: str | None) -> str:
+def first_paragraph(text: str | None) -> str:
     return " ".join((text or "").strip().split("\n\n")[0].split())
