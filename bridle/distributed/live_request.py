@@ -163,5 +163,5 @@ class RoutedRequest:
             raise InternalError(f"the output was regenerated and gives {again} instead of {before}; it cannot continue")
         raise ControllerError(
             "the request lost its replica, and its controller does something else when it is run again: the output "
-            "cannot go on"
+            "cannot continue"
         )
