@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cyclopts import App
+from rich.console import Console
 
 from bridle.cli import main
 from bridle.cli.app import COMMANDS, app
@@ -88,8 +90,8 @@ def variables(command: str, essential: frozenset[str] | None = None) -> set[str]
 def test_short_page_has_the_essential_flags(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr(app, "_fallback_console", None)  # which an earlier page may have made, of another width
+    # Commands keep the console of an earlier page, which may be narrow.
+    monkeypatch.setattr(App, "console", property(lambda app: Console(width=400)))
     short, whole = (shown_variables(capsys, command, flag) for flag in ("--help", "--help-all"))
     assert short == variables(command, ESSENTIAL[command]) and len(short) == len(ESSENTIAL[command]) <= 26
     assert whole == variables(command) > short
