@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
-from bridle.chat.tool_parsers.call_format import CallFormat, parse_format, to_dict
+from bridle.chat.tool_parsers import call_reader
+from bridle.chat.tool_parsers.call_format import CallFormat, TaggedArguments, parse_format, to_dict
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
 from bridle.chat.tool_parsers.inference import infer_format
+from bridle.chat.tool_parsers.tagged_arguments import read_tagged
 from bridle.errors import InvalidRequest
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
@@ -182,3 +184,30 @@ def test_the_grammar_accepts_what_the_template_writes(name: str, has_tokens: boo
     ):
         assert not spelled.passes(spelled.must, wrong.strip()), wrong
     assert not spelled.passes(spelled.must, "Just text.")
+
+
+# -- hostile texts -------------------------------------------------------------------------------------------------
+
+
+def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these ends could be the call's; each try parses all of the text before it."""
+    form, parsed = form_of("functions with parameters"), []
+
+    def counted(form: TaggedArguments, text: str, schema: object) -> dict[str, Any]:
+        parsed.append(len(text))
+        return read_tagged(form, text, schema)
+
+    monkeypatch.setattr(call_reader, "read_tagged", counted)
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + "</parameter> x</function>\n</tool_call>" * 3_000
+    reader, found = CallFormatReader(form, RULES), ParsedMessage()
+    for start in range(0, len(text), 64):
+        found.add(reader.push(text[start : start + 64]))
+    found.add(reader.push("", is_last=True))
+    assert (found.calls, found.content) == ([], text)
+    assert len(parsed) > 100 and sum(parsed) < 3 << 20
+
+
+def test_numbers_that_json_has_not_make_no_call() -> None:
+    text = CallTemplate(TEMPLATES["Python calls"]).calls([("get_weather", {"days": 7})]).replace("=7", "=1e999")
+    content, found = read(form_of("Python calls"), [text])
+    assert (content, found) == (text, [])

@@ -33,8 +33,8 @@ from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided,
 from bridle.chat.tool_parsers.json_call import JsonCallReader
 from bridle.chat.tool_parsers.tagged_arguments import read_tagged
 
-#: How often the end of one call is looked for.
-_MAX_TRIES = 4_096
+#: Characters that are parsed to find the end of one call. Behind an end that was tried, text is parsed again.
+_MAX_PARSED = 2 << 20
 
 
 class CallFormatReader:
@@ -165,7 +165,7 @@ class _HeldCall:
         self._name: str | None = None
         self._body = 0  # where the arguments begin
         self._looked = 0  # up to where an end was looked for
-        self._num_tries = 0
+        self._num_parsed = 0  # characters
 
     def push(self, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
         """Read on; the text behind the call once it is over. Raises `Undecided` or `NotACall`."""
@@ -206,11 +206,12 @@ class _HeldCall:
         end = end_pattern(self._form)
         for found in end.finditer(self.text, max(self._looked, self._body)):
             self._looked = found.end()
-            self._num_tries += 1
+            self._num_parsed += found.start() - self._body
             try:
-                value = self._arguments(self.text[self._body : found.start()])
+                arguments = self._arguments(self.text[self._body : found.start()])
+                value = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
             except ValueError:
-                if self._num_tries >= _MAX_TRIES:
+                if self._num_parsed >= _MAX_PARSED:
                     raise NotACall from None
                 continue
             self._tell(value, pieces)
@@ -231,10 +232,10 @@ class _HeldCall:
                 return QuotedReader(text, quote).fields()
         raise NotACall
 
-    def _tell(self, value: dict[str, Any], pieces: list[StreamDelta]) -> None:
+    def _tell(self, value: str, pieces: list[StreamDelta]) -> None:
         assert self._name is not None
         pieces.append(ToolCallStart(self._number, self._name, new_call_id()))
-        pieces.append(CallArguments(self._number, json.dumps(value, ensure_ascii=False)))
+        pieces.append(CallArguments(self._number, value))
 
 
 def _keys_of(form: CallFormat) -> tuple[str, str] | None:

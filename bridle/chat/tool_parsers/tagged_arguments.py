@@ -18,10 +18,19 @@ def read_tagged(form: TaggedArguments, text: str, schema: object = None) -> dict
     """Arguments one by one. Raises `ValueError` for what is written otherwise."""
     found: dict[str, Any] = {}
     at = 0
-    while text[at:].strip(" \t\n,"):
+    while (at := _skip(text, at)) < len(text):
         key, value, at = _argument(form, text, at, schema)
         found[key] = value
     return found
+
+
+_SPACE = re.compile(r"[ \t\n,]*")
+
+
+def _skip(text: str, at: int) -> int:
+    """Return where the text goes on behind white space and commas."""
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
 
 
 def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tuple[str, Any, int]:
@@ -64,8 +73,8 @@ def _end_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> tup
     closing = form.closing.replace(KEY, key).strip()
     at = begin
     while (end := text.find(closing, at)) >= 0:
-        behind = text[end + len(closing) :].lstrip(" \t\n,")
-        if not behind or behind.startswith(form.opening.strip()):
+        behind = _skip(text, end + len(closing))
+        if behind == len(text) or text.startswith(form.opening.strip(), behind):
             return end, end + len(closing)
         at = end + 1
     raise ValueError("a value does not end")
