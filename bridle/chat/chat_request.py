@@ -8,7 +8,7 @@ format.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -193,6 +193,8 @@ async def prepare_chat(
         steering, has_stream = serving.steering(given, given.form(), given.rewind), bool(given.stream)
     model, offer = serving.model, conversation.offer()
     async with serving.bounded("its prompt was made"):
+        if model.tokenizer not in _MARKS:
+            await model.in_text_thread(_learn_marks, model.tokenizer)
         made = await _prompt(serving, conversation, offer)
         kind = format_of(model.tokenizer) if offer.functions else None
         token = None if kind is None else _call_token(model, kind)
@@ -270,6 +272,13 @@ def _texts_of_ends(tokenizer: Tokenizer, tags: ThinkTags | None) -> tuple[str, .
 #: What was found out about tokenizers, as long as they are there.
 _MARKS: WeakKeyDictionary[Tokenizer, tuple[ThinkTags | None, Harmony | None]] = WeakKeyDictionary()
 _THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
+
+
+def _learn_marks(tokenizer: Tokenizer) -> None:
+    """Infer a model's marks and format of calls, which renders its template many times: not on the event loop."""
+    _known_marks(tokenizer)
+    with suppress(InvalidRequest):  # a request with tools gets the error
+        format_of(tokenizer)
 
 
 def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:
