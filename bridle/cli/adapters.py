@@ -18,11 +18,10 @@ app = App(
     help="List, load and unload the LoRA adapters of a running server.",
     help_epilogue=epilogue("adapters"),
 )
-_SERVER = Server()
 
 
 @app.command(name="list")
-def list_adapters(*, model: Model = None, server: Server = _SERVER) -> int:
+def list_adapters(*, model: Model = None, server: Server = Server()) -> int:
     """List adapters: name, model, state, rank, size, number of requests, changed layers.
 
     Parameters
@@ -46,7 +45,7 @@ def load(
     *,
     revision: str | None = None,
     model: Model = None,
-    server: Server = _SERVER,
+    server: Server = Server(),
 ) -> int:
     """Load an adapter, so that requests may choose it. Needs an admin's key.
 
@@ -67,7 +66,7 @@ def load(
 
 
 @app.command
-def unload(name: Annotated[str, Parameter(name="NAME")], /, *, model: Model = None, server: Server = _SERVER) -> int:
+def unload(name: Annotated[str, Parameter(name="NAME")], /, *, model: Model = None, server: Server = Server()) -> int:
     """Remove an adapter. Running requests finish. Needs an admin's key.
 
     Parameters

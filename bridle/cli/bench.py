@@ -74,14 +74,11 @@ class BenchOptions:
         )
 
 
-_OPTIONS = BenchOptions()
-
-
 def bench(
     name: Annotated[str | None, Parameter(name="NAME")] = None,
     /,
     *,
-    options: BenchOptions = _OPTIONS,
+    options: BenchOptions = BenchOptions(),
 ) -> int:
     """Measure a part of bridle on this machine.
 

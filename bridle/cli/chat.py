@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from bridle.serving.requests.request_builder import EventOptions
     from bridle.traces import Trace
 
-_MODEL = ModelOptions()
-_SAMPLING = SamplingOptions()
-_STEERING = SteeringOptions()
-_TRACING = TraceOptions()
-_POLICIES = PolicyOptions()
-_TOOLS = ToolOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
     "/image FILE shows a picture with the next turn, /audio FILE plays a sound with it, "
@@ -63,20 +57,17 @@ class TalkOptions:
     "Video file for the first turn. `/video FILE` adds one to a later turn. Repeatable."
 
 
-_TALK = TalkOptions()
-
-
 def chat(
     name: Annotated[str | None, Parameter(name="MODEL")] = None,
     /,
     *,
-    talk: TalkOptions = _TALK,
-    model: ModelOptions = _MODEL,
-    sampling: SamplingOptions = _SAMPLING,
-    steering: SteeringOptions = _STEERING,
-    tracing: TraceOptions = _TRACING,
-    policies: PolicyOptions = _POLICIES,
-    tools: ToolOptions = _TOOLS,
+    talk: TalkOptions = TalkOptions(),
+    model: ModelOptions = ModelOptions(),
+    sampling: SamplingOptions = SamplingOptions(),
+    steering: SteeringOptions = SteeringOptions(),
+    tracing: TraceOptions = TraceOptions(),
+    policies: PolicyOptions = PolicyOptions(),
+    tools: ToolOptions = ToolOptions(),
 ) -> int:
     """Talk to a model in the terminal.
 
@@ -126,8 +117,8 @@ class TerminalChat:
     system: str | None = None
     adapter: str | None = None
     show_stats: bool = True
-    steering: SteeringOptions = _STEERING
-    tracing: TraceOptions = _TRACING
+    steering: SteeringOptions = field(default_factory=SteeringOptions)
+    tracing: TraceOptions = field(default_factory=TraceOptions)
     traces: list[Trace] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
     shown: list[dict[str, Any]] = field(default_factory=list)  # parts that go with the next turn

@@ -30,9 +30,6 @@ _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
 
 MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
 Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
-_SERVER = Server()
-_CONSTRAINT = ConstraintOptions()
-_TRACING = TraceOptions()
 
 
 @Parameter(name="*")
@@ -71,10 +68,6 @@ class ReportOptions:
         return 0 if self.as_json else int(self.log_level) if level is None else level
 
 
-_DRAWING = SamplingFlagGroup()
-_OUTPUT = ReportOptions()
-
-
 def run(
     file: Annotated[str | None, Parameter(name="FILE", allow_leading_hyphen=True)] = None,
     /,
@@ -82,11 +75,11 @@ def run(
     ctrl: Ctrl = (),
     upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
-    drawing: SamplingFlagGroup = _DRAWING,
+    drawing: SamplingFlagGroup = SamplingFlagGroup(),
     watch: Annotated[bool, Parameter(negative="")] = False,
-    output: ReportOptions = _OUTPUT,
-    server: Server = _SERVER,
-    tracing: TraceOptions = _TRACING,
+    output: ReportOptions = ReportOptions(),
+    server: Server = Server(),
+    tracing: TraceOptions = TraceOptions(),
 ) -> int:
     """Run a controller on a server and print its text.
 
@@ -133,10 +126,10 @@ def infer(
     temperature: float | None = None,
     adapter: str | None = None,
     speculate: Drafts = None,
-    output: ReportOptions = _OUTPUT,
-    server: Server = _SERVER,
-    form: ConstraintOptions = _CONSTRAINT,
-    tracing: TraceOptions = _TRACING,
+    output: ReportOptions = ReportOptions(),
+    server: Server = Server(),
+    form: ConstraintOptions = ConstraintOptions(),
+    tracing: TraceOptions = TraceOptions(),
 ) -> int:
     """Continue a text on a server.
 
@@ -170,7 +163,7 @@ def infer(
     return _run(server.api(), body, output, tracing)
 
 
-def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), server: Server = _SERVER) -> int:
+def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), server: Server = Server()) -> int:
     """Upload a controller and print its module id.
 
     Parameters
@@ -195,7 +188,7 @@ def tag(
     tags: Annotated[tuple[str, ...], Parameter(name="TAG", negative="")],
     /,
     *,
-    server: Server = _SERVER,
+    server: Server = Server(),
 ) -> int:
     """Give names to a controller.
 
@@ -212,7 +205,7 @@ def tag(
     return 0
 
 
-def tags(*, server: Server = _SERVER) -> int:
+def tags(*, server: Server = Server()) -> int:
     """List the names of controllers, newest first.
 
     The columns are name, module id, sizes, time and user.

@@ -56,26 +56,17 @@ class AskOptions:
         return [(modality, path) for modality, paths in given.items() for path in paths]
 
 
-_ASK = AskOptions()
-_MODEL = ModelOptions()
-_SAMPLING = SamplingOptions()
-_STEERING = SteeringOptions()
-_TRACING = TraceOptions()
-_POLICIES = PolicyOptions()
-_TOOLS = ToolOptions()
-
-
 def generate(
     words: Annotated[tuple[str, ...], Parameter(name="PROMPT", negative="", allow_leading_hyphen=True)] = (),
     /,
     *,
-    ask: AskOptions = _ASK,
-    model: ModelOptions = _MODEL,
-    sampling: SamplingOptions = _SAMPLING,
-    steering: SteeringOptions = _STEERING,
-    tracing: TraceOptions = _TRACING,
-    policies: PolicyOptions = _POLICIES,
-    tools: ToolOptions = _TOOLS,
+    ask: AskOptions = AskOptions(),
+    model: ModelOptions = ModelOptions(),
+    sampling: SamplingOptions = SamplingOptions(),
+    steering: SteeringOptions = SteeringOptions(),
+    tracing: TraceOptions = TraceOptions(),
+    policies: PolicyOptions = PolicyOptions(),
+    tools: ToolOptions = ToolOptions(),
 ) -> int:
     """Continue a text.
 

@@ -20,7 +20,6 @@ from bridle.cli.terminal import say
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 
-_SERVER = Server()
 #: What the backends are, by the distribution that has each.
 _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_cpp_python"}
 
@@ -93,7 +92,7 @@ def _list_library() -> None:
     _print_table(("NAME", "SIZE", "HERE", "LICENCE", "MODEL"), rows)
 
 
-def ps(*, as_json: AsJson = False, server: Server = _SERVER) -> int:
+def ps(*, as_json: AsJson = False, server: Server = Server()) -> int:
     """List the models and adapters that a running server has loaded or is loading.
 
     Parameters

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from bridle.traces import Trace
     from bridle.traces.compare import Comparison
 
-_CONTROL = ControlOptions()
-_MODEL = ModelOptions()
-_STEERING = SteeringOptions()
-
 
 def replay(
     trace: Annotated[Path, Parameter(name="TRACE")],
@@ -38,9 +34,9 @@ def replay(
     controller: Path | None = None,
     adapter: str | None = None,
     save: Annotated[Path | None, Parameter(name="--save")] = None,
-    model: ModelOptions = _MODEL,
-    steering: SteeringOptions = _STEERING,
-    control: ControlOptions = _CONTROL,
+    model: ModelOptions = ModelOptions(),
+    steering: SteeringOptions = SteeringOptions(),
+    control: ControlOptions = ControlOptions(),
 ) -> int:
     """Run a trace again and compare every token.
 

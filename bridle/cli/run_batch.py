@@ -68,22 +68,15 @@ class BatchOptions:
         return made if self.trace is None else replace(made, trace_folder=self.trace, trace_share=1.0)
 
 
-_BATCH = BatchOptions()
-_MODEL = ModelOptions()
-_ADAPTERS = AdapterOptions()
-_CONTROL = ControlOptions()
-_STEERING = SteeringOptions()
-
-
 def run_batch(
     file: Annotated[Path, Parameter(name=["--input-file", "-i"])],
     *,
     model: Annotated[str, Parameter(name="--model")] = "demo",
-    batch: BatchOptions = _BATCH,
-    options: ModelOptions = _MODEL,
-    adapters: AdapterOptions = _ADAPTERS,
-    control: ControlOptions = _CONTROL,
-    steering: SteeringOptions = _STEERING,
+    batch: BatchOptions = BatchOptions(),
+    options: ModelOptions = ModelOptions(),
+    adapters: AdapterOptions = AdapterOptions(),
+    control: ControlOptions = ControlOptions(),
+    steering: SteeringOptions = SteeringOptions(),
 ) -> int:
     """Answer a file of requests in OpenAI's batch format, without a server.
 

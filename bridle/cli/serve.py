@@ -224,32 +224,19 @@ class ServerOptions:
         )
 
 
-_SERVER_DEFAULT = ServerOptions()
-_MODEL_DEFAULT = ModelOptions()
-_MODEL_SET_DEFAULT = ModelSetOptions()
-_ENGINE_DEFAULT = EngineOptions()
-_ACCESS_DEFAULT = AccessOptions()
-_CONTROL_DEFAULT = ControlOptions()
-_SHARD_DEFAULT = ShardOptions()
-_TOOL_DEFAULT = ToolOptions()
-_ADAPTER_DEFAULT = AdapterOptions()
-_LIMIT_DEFAULT = LimitOptions()
-_SPECULATION_DEFAULT = SpeculationOptions()
-
-
 def serve(
     *names: Annotated[str, Parameter(name="MODEL")],
-    server: ServerOptions = _SERVER_DEFAULT,
-    model: ModelOptions = _MODEL_DEFAULT,
-    models: ModelSetOptions = _MODEL_SET_DEFAULT,
-    engine: EngineOptions = _ENGINE_DEFAULT,
-    access: AccessOptions = _ACCESS_DEFAULT,
-    control: ControlOptions = _CONTROL_DEFAULT,
-    shards: ShardOptions = _SHARD_DEFAULT,
-    adapters: AdapterOptions = _ADAPTER_DEFAULT,
-    limits: LimitOptions = _LIMIT_DEFAULT,
-    speculation: SpeculationOptions = _SPECULATION_DEFAULT,
-    tools: ToolOptions = _TOOL_DEFAULT,
+    server: ServerOptions = ServerOptions(),
+    model: ModelOptions = ModelOptions(),
+    models: ModelSetOptions = ModelSetOptions(),
+    engine: EngineOptions = EngineOptions(),
+    access: AccessOptions = AccessOptions(),
+    control: ControlOptions = ControlOptions(),
+    shards: ShardOptions = ShardOptions(),
+    adapters: AdapterOptions = AdapterOptions(),
+    limits: LimitOptions = LimitOptions(),
+    speculation: SpeculationOptions = SpeculationOptions(),
+    tools: ToolOptions = ToolOptions(),
 ) -> int:
     """Serve models over HTTP and LMTP.
 

@@ -77,26 +77,17 @@ class LmtpOptions:
         return ModelConfig(model=model, dtype=dtype, device=device, quantization="int8" if is_int8 else "none")
 
 
-_LMTP_DEFAULT = LmtpOptions()
-MODELS_DEFAULT = ModelSetOptions()
-ACCESS_DEFAULT = AccessOptions()
-_CONTROL_DEFAULT = ControlOptions()
-_ADAPTER_DEFAULT = AdapterOptions()
-_POLICY_DEFAULT = PolicyOptions()
-_TOOL_DEFAULT = ToolOptions()
-
-
 def serve_model(
     name: Annotated[str, Parameter(name="MODEL")] = "auto",
     /,
     *,
-    lmtp: LmtpOptions = _LMTP_DEFAULT,
-    models: ModelSetOptions = MODELS_DEFAULT,
-    access: AccessOptions = ACCESS_DEFAULT,
-    control: ControlOptions = _CONTROL_DEFAULT,
-    adapters: AdapterOptions = _ADAPTER_DEFAULT,
-    policies: PolicyOptions = _POLICY_DEFAULT,
-    tools: ToolOptions = _TOOL_DEFAULT,
+    lmtp: LmtpOptions = LmtpOptions(),
+    models: ModelSetOptions = ModelSetOptions(),
+    access: AccessOptions = AccessOptions(),
+    control: ControlOptions = ControlOptions(),
+    adapters: AdapterOptions = AdapterOptions(),
+    policies: PolicyOptions = PolicyOptions(),
+    tools: ToolOptions = ToolOptions(),
 ) -> int:
     """Serve a model to LMQL and other clients of LMTP.
 

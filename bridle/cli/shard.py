@@ -61,19 +61,15 @@ class PlaceOptions:
     standby: Annotated[bool, Parameter(show=False)] = False
 
 
-_LISTEN, _PLACE = ListenOptions(), PlaceOptions()
-_MODEL, _ROOM = ModelOptions(), RoomOptions()
-
-
 def shard(
     name: Annotated[str, Parameter(name="MODEL")] = "demo",
     /,
     *,
     shards: Annotated[int, Parameter(group=_SHARD)] = 1,
-    listen: ListenOptions = _LISTEN,
-    place: PlaceOptions = _PLACE,
-    model: ModelOptions = _MODEL,
-    room: RoomOptions = _ROOM,
+    listen: ListenOptions = ListenOptions(),
+    place: PlaceOptions = PlaceOptions(),
+    model: ModelOptions = ModelOptions(),
+    room: RoomOptions = RoomOptions(),
 ) -> int:
     """Compute a model for a server in another process, over gRPC.
 

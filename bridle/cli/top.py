@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
     from bridle.cli.api import Api
 
-_SERVER = Server()
-
 
 def top(
     *,
     interval: Annotated[float, Parameter(name=["--interval", "-n"])] = 1.0,
     once: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    server: Server = _SERVER,
+    server: Server = Server(),
 ) -> int:
     """Watch a server: queue, batch, cache, controllers and requests.
 

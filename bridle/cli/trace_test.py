@@ -43,8 +43,6 @@ class TestOptions:
     "File to write the results to as JUnit XML."
 
 
-_MODEL = TraceModelOptions()
-_TEST = TestOptions()
 _STYLES = {"same": "green", "different": "red", "undecided": "yellow"}
 
 
@@ -52,8 +50,8 @@ def check_traces(
     folder: Annotated[Path, Parameter(name="FOLDER")] = Path(),
     /,
     *,
-    test: TestOptions = _TEST,
-    options: TraceModelOptions = _MODEL,
+    test: TestOptions = TestOptions(),
+    options: TraceModelOptions = TraceModelOptions(),
 ) -> int:
     """Test controllers against recorded traces.
 
