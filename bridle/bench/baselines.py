@@ -55,7 +55,6 @@ class Peer(Protocol):
 
     def generate(self, prompts: Prompts, num_new: int) -> BaselineRun:
         """`num_new` tokens for each of `prompts`, all at once; outputs in their order."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Give the memory back."""

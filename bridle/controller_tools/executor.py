@@ -45,12 +45,10 @@ class Tool(Protocol):
     @property
     def description(self) -> str:
         """Description of the tool, one sentence."""
-        raise NotImplementedError
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
         with the public part of a failure. Cancelled when nobody waits for it any more."""
-        raise NotImplementedError
 
     async def close(self) -> None:
         """Give back what the tool holds. Idempotent."""

@@ -45,11 +45,9 @@ class Desk(Protocol):
         behalf: ToolCallContext = NOBODY,
     ) -> Call:
         """Begin a call. Never blocks, and never raises."""
-        raise NotImplementedError
 
     def watch(self, on_done: Callable[[], None]) -> None:
         """Have `on_done` called, from any thread, whenever a call has ended."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

@@ -37,7 +37,6 @@ class Router(Protocol):
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
         """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
         `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`."""
-        raise NotImplementedError
 
     def forget(self, replica: int) -> None:
         """Note that the replica has lost its cache."""

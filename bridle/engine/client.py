@@ -42,11 +42,9 @@ class EngineClient(Protocol):
     @property
     def is_healthy(self) -> bool:
         """Return whether requests can be served."""
-        raise NotImplementedError
 
     def submit(self, request: Request) -> EventStream:
         """Start a request. Raises `InvalidRequest`, `ContextOverflow`, `Overloaded` or `EngineClosed` at once."""
-        raise NotImplementedError
 
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
@@ -56,7 +54,6 @@ class EngineClient(Protocol):
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of the counters."""
-        raise NotImplementedError
 
 
 class EventStream:

@@ -83,12 +83,10 @@ class AdapterDevice(Protocol):
     @property
     def layers(self) -> Mapping[str, LayerShape]:
         """The layers that take adapters, by name; empty if none does."""
-        raise NotImplementedError
 
     @property
     def epoch(self) -> int:
         """A number that changes whenever the device loses everything that was read or placed."""
-        raise NotImplementedError
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""

@@ -40,7 +40,6 @@ class StepExchange(Protocol):
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
         """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

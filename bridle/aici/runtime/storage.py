@@ -45,11 +45,9 @@ class Variables(Protocol):
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
         """The JSON reply. Raises `GuestFault` when a quota is exceeded."""
-        raise NotImplementedError
 
     def version(self, name: str) -> int:
         """Version of a variable, 0 if it is not set."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ class Awaited(Protocol):
     @property
     def is_done(self) -> bool:
         """Return whether the wait is over."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,6 @@ class Executor(Protocol):
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Read tokens and log-probabilities off the logits of the last forward."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         """Forget every mirror and all KV."""
@@ -79,18 +78,15 @@ class AsyncExecutor(Executor, Protocol):
     @property
     def is_async(self) -> bool:
         """Return whether asynchronous steps help here; if not, the engine calls `sample` alone."""
-        raise NotImplementedError
 
     def sample_async(self, batch: SampleBatch) -> None:
         """Begin to read tokens off the logits of the last forward. Returns at once."""
 
     def get_result(self) -> StepResult:
         """Wait for the results of the last `sample_async`. From then on its tokens have no names any more."""
-        raise NotImplementedError
 
     def await_forward(self, seconds: float) -> bool:
         """Wait until the device has computed the last forward, at most so long; returns whether it has."""
-        raise NotImplementedError
 
 
 def find_async(executor: Executor) -> AsyncExecutor | None:
@@ -111,7 +107,6 @@ class SupportsReconnect(Protocol):
     @property
     def is_up(self) -> bool:
         """Return whether the device is reachable, as far as is known. Safe from any thread."""
-        raise NotImplementedError
 
 
 @runtime_checkable
@@ -121,4 +116,3 @@ class Embedder(Protocol):
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Vectors in 32-bit numbers of these logits rows of the last forward, which was step `step` and has been
         sampled. Those of a model that generates are its hidden states, scaled to length 1."""
-        raise NotImplementedError

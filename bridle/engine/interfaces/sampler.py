@@ -22,11 +22,9 @@ class PendingSample(Protocol):
     def tokens(self) -> Any:
         """The tokens as the device has them, an integer tensor [rows] in the order of the batch, less than 0 where none
         could be sampled; None if they have to be waited for."""
-        raise NotImplementedError
 
     def take(self) -> StepResult:
         """Wait for them. Called once."""
-        raise NotImplementedError
 
 
 @runtime_checkable
@@ -35,7 +33,6 @@ class AsyncSampler(Sampler, Protocol):
 
     def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start answering `batch`. When this returns, whatever is launched next may overwrite `logits`."""
-        raise NotImplementedError
 
 
 class HistoryLookup(Protocol):

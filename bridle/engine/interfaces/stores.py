@@ -25,16 +25,13 @@ class AdapterStore(Protocol):
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys`, the most urgent first, that are on the device; they stay there until the
         next call. The others are brought there meanwhile."""
-        raise NotImplementedError
 
     def take_failures(self) -> dict[str, BridleError]:
         """Adapters in use that cannot be loaded, and why; each is returned once."""
-        raise NotImplementedError
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of adapters on each tier, and of loads and evictions: fields of `EngineStatistics`.
         Safe from any thread."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stop bringing adapters to the device. Idempotent."""
@@ -50,7 +47,6 @@ class MediaDevice(Protocol):
 
     def num_bytes(self, medium: MultiModalItem) -> int:
         """The memory that its features take."""
-        raise NotImplementedError
 
     def encode(self, medium: MultiModalItem) -> None:
         """Make the features of an image; returns when plans may name them. Raises `MediaRefused`."""
@@ -68,7 +64,6 @@ class BatchedMedia(MediaDevice, Protocol):
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
         """The first of `media` and those behind it that it would best be encoded with."""
-        raise NotImplementedError
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> None:
         """Make the features of images that belong `together`. After an error none of them are there: then each is to
@@ -92,15 +87,12 @@ class MediaStore(Protocol):
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return the media among `keys`, the most urgent first, whose features are there; they stay until the next
         call. Others are encoded meanwhile, the first of them in any case."""
-        raise NotImplementedError
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
         """Media in use that cannot be encoded, and why; each is returned once."""
-        raise NotImplementedError
 
     def counts(self) -> Mapping[str, Any]:
         """Fields of `EngineStatistics`. Any thread may ask."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stop encoding. Idempotent."""

@@ -23,7 +23,6 @@ class Decompressor(Protocol):
     def push(self, piece: bytes, limit: int) -> bytes:
         """The content of the next piece. If it exceeds `limit` bytes, only one more byte is returned, so that the
         excess shows."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Note that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""

@@ -28,7 +28,6 @@ class ClientChannel(Protocol):
 
     async def receive(self) -> str:
         """The next message. Safe to cancel: no message is lost."""
-        raise NotImplementedError
 
     async def close(self) -> None:
         """End the connection. Idempotent."""
@@ -40,11 +39,9 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """The server that it reaches, for error messages."""
-        raise NotImplementedError
 
     async def connect(self) -> ClientChannel:
         """Open a new connection. Raises `ConnectionLost`."""
-        raise NotImplementedError
 
 
 class LineTransport:

@@ -52,7 +52,6 @@ class ServerChannel(Protocol):
 
     async def receive(self) -> str:
         """The next message. Raises `ProtocolError` if the peer sends too many invalid messages."""
-        raise NotImplementedError
 
     async def close(self, reason: str = "") -> None:
         """End the connection, and say why if the peer is to blame and the carrier can say it. Idempotent."""

@@ -55,11 +55,9 @@ class AnswerEncoder(Protocol):
 
     def encode(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
         """The answers for a batch of events."""
-        raise NotImplementedError
 
     def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
         """The answers that end the stream with an error."""
-        raise NotImplementedError
 
 
 class GenerateTeller:

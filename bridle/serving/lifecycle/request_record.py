@@ -190,12 +190,10 @@ class RequestSpan(Protocol):
     @property
     def trace_id(self) -> str:
         """The id of the trace: 32 hexadecimal digits."""
-        raise NotImplementedError
 
     @property
     def traceparent(self) -> str:
         """The span's name in W3C's trace context, for other services."""
-        raise NotImplementedError
 
     def end(self, story: RequestRecord, operation: str, further: Mapping[str, Any]) -> None:
         """End the span. `operation` is OpenTelemetry's name for the kind of request; `further` are attributes of the
@@ -207,7 +205,6 @@ class Tracing(Protocol):
 
     def begin(self, carrier: Mapping[str, str]) -> RequestSpan:
         """Begin a span, in the trace that the headers in `carrier` name, if they name one."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Send the spans that were not sent yet. Idempotent; may take a few seconds."""

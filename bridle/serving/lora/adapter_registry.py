@@ -81,7 +81,6 @@ class LoRAStore(Protocol):
     def fetch(self, key: str) -> Future[None]:
         """Begin to load the adapter. The future is done when it is in memory, and fails with the error if it cannot be
         loaded."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,15 +45,12 @@ class ModelLoader(Protocol):
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         """The memory that the model takes beside its KV cache. May download the model."""
-        raise NotImplementedError
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
         """`config` with memory set aside for adapters; the amount does not depend on the model's state."""
-        raise NotImplementedError
 
     def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         """Load and start a model. An error that `progress` raises ends the loading."""
-        raise NotImplementedError
 
 
 class ModelManager:
