@@ -7,7 +7,7 @@ other systems have for them. Whatever else it is given is an error that names th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -17,7 +17,7 @@ from bridle.compat.suggestions import nearest
 from bridle.compat.vllm_calls import of_keyword
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.llm import arguments
-from bridle.llm.options import ChatOptions, RunOptions, Sampling
+from bridle.llm.options import RunOptions, Sampling
 from bridle.sampling import SamplingParams
 from bridle.structured_output.request_fields import NAMES, constraint_named
 
@@ -63,40 +63,37 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """The default of keywords that a call leaves out: what they mean then is settled later."""
+    """The default of keywords in signatures: what they mean where they are left out is settled later."""
 
     def __repr__(self) -> str:
         return "..."
 
 
-UNSET: Any = _Unset()
-_KEYWORDS = _SAMPLING | _HOW | {*NAMES, *ChatOptions.__annotations__}
+_UNSET = _Unset()
 
 
-def passed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of sampling, running and chats among the `locals()` of a call that were given to it."""
-    return {name: value for name, value in values.items() if name in _KEYWORDS and value is not UNSET}
+def takes(options: type[Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Give a method with keywords of the typed dictionary `options` a signature that lists them. It takes the names
+    that other systems have for them, too. An unknown name raises `UnknownKeyword`, which names the nearest one."""
 
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(call)
+        *own, _ = signature.parameters.values()
+        shown = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_UNSET, annotation=kind.__forward_arg__)
+            for name, kind in options.__annotations__.items()
+        ]
+        known = frozenset(each.name for each in (*own, *shown))
 
-def takes_foreign_names(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a method also take the names that other systems have for its keywords, which its signature does not show. An
-    unknown name raises `UnknownKeyword`, which names the nearest one."""
-    known = frozenset(inspect.signature(call).parameters)
+        @wraps(call)
+        def translating(*args: P.args, **given: P.kwargs) -> T:
+            named: Any = given if given.keys() <= known else _named(call.__name__, given, known)
+            return call(*args, **named)
 
-    @wraps(call)
-    def translating(*args: P.args, **given: P.kwargs) -> T:
-        named: Any = given if given.keys() <= known else _named(call.__name__, given, known)
-        return call(*args, **named)
-
-    return translating
-
-
-def keywords_of(call: Callable[P, object]) -> Callable[[Callable[..., Awaitable[T]]], Callable[P, Awaitable[T]]]:
-    """Give an asynchronous method the signature of `call`, whose counterpart it is."""
-
-    def decorate(method: Callable[..., Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        method.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
-        return method
+        method: Any = call if inspect.iscoroutinefunction(call) else translating  # what it awaits translates names
+        method.__signature__ = signature.replace(parameters=[*own, *shown])
+        typed: Callable[P, T] = method
+        return typed
 
     return decorate
 

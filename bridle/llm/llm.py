@@ -9,35 +9,31 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from bridle.chat.content_tokens import encode_prompt
 from bridle.chat.conversation import prompt_text
 from bridle.compat.vllm_calls import of_method
 from bridle.config import ModelConfig
 from bridle.controllers.beams import EarlyStopping
-from bridle.engine.request import Request, StoppingCriteria
+from bridle.engine.request import Request
 from bridle.llm import arguments, event_loop, pooling
 from bridle.llm.arguments import Prompt
 from bridle.llm.calls import one_of
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.chats import conversation_of, read_chats
-from bridle.llm.kwargs import UNSET, check_names, keywords_of, passed, settle_runs, takes_foreign_names
+from bridle.llm.kwargs import check_names, settle_runs, takes
 from bridle.llm.loaded_model import LoadedModelMixin
-from bridle.llm.options import Adapters, ChatOptions, Constraints, Message, Sampling
+from bridle.llm.options import Adapters, ChatCallOptions, ChatOptions, GenerateOptions, Message, Sampling
 from bridle.llm.pooling import Classification
 from bridle.llm.scores import TextScore, scores_of
 from bridle.llm.streams import Reader, TextStream
 from bridle.llm.structured_parse import objects_of, typed_as
 from bridle.outputs import RequestOutput
-from bridle.sampling import SamplingParams, Watermark
+from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 T = TypeVar("T")
 
@@ -58,42 +54,17 @@ class LLM(LoadedModelMixin):
 
     # -- generating ------------------------------------------------------------------------------------------
 
-    @takes_foreign_names
+    @takes(GenerateOptions)
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling: Sampling = None, *,
-        sampling_params: Sampling = None, multi_modal_data: Any = None, use_tqdm: bool = True,
-        # how it runs
-        controller: object | None = UNSET, controllers: Sequence[object] | None = UNSET,
-        stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None = UNSET, adapter: Adapters = UNSET,
-        timeout: float | None = UNSET, deadline: float | None = UNSET, priority: int = UNSET, tenant: str = UNSET,
-        trace: bool | str | PathLike[str] = UNSET,
-        # the form of the text
-        constraint: Constraints = UNSET, regex: str | None = UNSET, choice: Sequence[str] | None = UNSET,
-        grammar: str | Mapping[str, Any] | None = UNSET, json_schema: str | Mapping[str, Any] | None = UNSET,
-        response_format: Mapping[str, Any] | None = UNSET, structured_outputs: Mapping[str, Any] | None = UNSET,
-        guided_regex: str | None = UNSET, guided_choice: Sequence[str] | None = UNSET,
-        guided_grammar: str | None = UNSET, guided_json: str | Mapping[str, Any] | None = UNSET,
-        ebnf: str | None = UNSET,
-        # sampling
-        temperature: float = UNSET, top_p: float = UNSET, top_k: int = UNSET, min_p: float = UNSET,
-        typical_p: float = UNSET, top_n_sigma: float = UNSET, xtc_probability: float = UNSET,
-        xtc_threshold: float = UNSET, dynatemp_range: float = UNSET, dynatemp_exponent: float = UNSET,
-        mirostat: int = UNSET, mirostat_tau: float = UNSET, mirostat_eta: float = UNSET,
-        n: int = UNSET, seed: int | None = UNSET, max_tokens: int | None = UNSET, min_tokens: int = UNSET,
-        stop: str | Sequence[str] | None = UNSET, stop_token_ids: Sequence[int] | None = UNSET,
-        include_stop_str_in_output: bool = UNSET, ignore_eos: bool = UNSET, skip_special_tokens: bool = UNSET,
-        repetition_penalty: float = UNSET, presence_penalty: float = UNSET, frequency_penalty: float = UNSET,
-        dry_multiplier: float = UNSET, dry_base: float = UNSET, dry_allowed_length: int = UNSET,
-        dry_penalty_last_n: int = UNSET, dry_sequence_breakers: str | Sequence[str] = UNSET,
-        dry_breaker_ids: Sequence[int] = UNSET, logit_bias: Mapping[Any, float] | None = UNSET,
-        bias_texts: Sequence[tuple[str, float]] = UNSET, allowed_token_ids: Sequence[int] | None = UNSET,
-        bad_words: str | Sequence[str] | None = UNSET, bad_words_ids: Sequence[Sequence[int]] = UNSET,
-        banned_phrases: str | Sequence[str] | None = UNSET,
-        watermark: Watermark | bool | Mapping[str, float] | None = UNSET,
-        logprobs: int | None = UNSET, logprobs_mode: Literal["raw", "processed"] = UNSET,
-        prompt_logprobs: int | None = UNSET, prompt_logprobs_start: int = UNSET,
-        speculate: int | str | None = UNSET, prediction: str = UNSET, prediction_ids: Sequence[int] = UNSET,
-    ) -> list[RequestOutput]:  # fmt: skip
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        multi_modal_data: Any = None,
+        use_tqdm: bool = True,
+        **given: Unpack[GenerateOptions],
+    ) -> list[RequestOutput]:
         """Continue all prompts in one batch; one output per prompt, in their order.
 
         A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
@@ -103,12 +74,11 @@ class LLM(LoadedModelMixin):
         fails later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`.
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
-        given = passed(locals())
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate", prompts, wanted, given, multi_modal_data)
         return self._calls.run(collectors, use_tqdm, given)
 
-    @keywords_of(generate)
+    @takes(GenerateOptions)
     async def generate_async(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -116,51 +86,25 @@ class LLM(LoadedModelMixin):
         *,
         sampling_params: Sampling = None,
         multi_modal_data: Any = None,
-        **given: Any,
+        use_tqdm: bool = True,
+        **given: Unpack[GenerateOptions],
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate_async", prompts, wanted, given, multi_modal_data)
         return await self._calls.run_async(collectors, given)
 
-    @takes_foreign_names
+    @takes(GenerateOptions)
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, sampling_params: SamplingParams | None = None,
-        # how it runs
-        controller: object | None = UNSET, controllers: Sequence[object] | None = UNSET,
-        stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None = UNSET, adapter: Adapters = UNSET,
-        timeout: float | None = UNSET, deadline: float | None = UNSET, priority: int = UNSET, tenant: str = UNSET,
-        trace: bool | str | PathLike[str] = UNSET,
-        # the form of the text
-        constraint: Constraints = UNSET, regex: str | None = UNSET, choice: Sequence[str] | None = UNSET,
-        grammar: str | Mapping[str, Any] | None = UNSET, json_schema: str | Mapping[str, Any] | None = UNSET,
-        response_format: Mapping[str, Any] | None = UNSET, structured_outputs: Mapping[str, Any] | None = UNSET,
-        guided_regex: str | None = UNSET, guided_choice: Sequence[str] | None = UNSET,
-        guided_grammar: str | None = UNSET, guided_json: str | Mapping[str, Any] | None = UNSET,
-        ebnf: str | None = UNSET,
-        # sampling
-        temperature: float = UNSET, top_p: float = UNSET, top_k: int = UNSET, min_p: float = UNSET,
-        typical_p: float = UNSET, top_n_sigma: float = UNSET, xtc_probability: float = UNSET,
-        xtc_threshold: float = UNSET, dynatemp_range: float = UNSET, dynatemp_exponent: float = UNSET,
-        mirostat: int = UNSET, mirostat_tau: float = UNSET, mirostat_eta: float = UNSET,
-        n: int = UNSET, seed: int | None = UNSET, max_tokens: int | None = UNSET, min_tokens: int = UNSET,
-        stop: str | Sequence[str] | None = UNSET, stop_token_ids: Sequence[int] | None = UNSET,
-        include_stop_str_in_output: bool = UNSET, ignore_eos: bool = UNSET, skip_special_tokens: bool = UNSET,
-        repetition_penalty: float = UNSET, presence_penalty: float = UNSET, frequency_penalty: float = UNSET,
-        dry_multiplier: float = UNSET, dry_base: float = UNSET, dry_allowed_length: int = UNSET,
-        dry_penalty_last_n: int = UNSET, dry_sequence_breakers: str | Sequence[str] = UNSET,
-        dry_breaker_ids: Sequence[int] = UNSET, logit_bias: Mapping[Any, float] | None = UNSET,
-        bias_texts: Sequence[tuple[str, float]] = UNSET, allowed_token_ids: Sequence[int] | None = UNSET,
-        bad_words: str | Sequence[str] | None = UNSET, bad_words_ids: Sequence[Sequence[int]] = UNSET,
-        banned_phrases: str | Sequence[str] | None = UNSET,
-        watermark: Watermark | bool | Mapping[str, float] | None = UNSET,
-        logprobs: int | None = UNSET, logprobs_mode: Literal["raw", "processed"] = UNSET,
-        prompt_logprobs: int | None = UNSET, prompt_logprobs_start: int = UNSET,
-        speculate: int | str | None = UNSET, prediction: str = UNSET, prediction_ids: Sequence[int] = UNSET,
-    ) -> TextStream:  # fmt: skip
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **given: Unpack[GenerateOptions],
+    ) -> TextStream:
         """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
-        given = passed(locals())
         (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
         return self._calls.stream(collector, given)
 
@@ -243,66 +187,35 @@ class LLM(LoadedModelMixin):
 
     # -- chatting --------------------------------------------------------------------------------------------
 
-    @takes_foreign_names
+    @takes(ChatCallOptions)
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling: Sampling = None, *,
-        sampling_params: Sampling = None, use_tqdm: bool = True,
-        # the conversation
-        tools: Sequence[Mapping[str, Any]] | None = UNSET, tool_choice: str | Mapping[str, Any] | None = UNSET,
-        parallel_tool_calls: bool | None = UNSET, thinking_budget: int | None = UNSET,
-        chat_template: str | None = UNSET, chat_template_kwargs: Mapping[str, Any] | None = UNSET,
-        continue_final_message: bool | None = UNSET, add_generation_prompt: bool | None = UNSET,
-        # how it runs
-        controller: object | None = UNSET, controllers: Sequence[object] | None = UNSET,
-        stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None = UNSET, adapter: Adapters = UNSET,
-        timeout: float | None = UNSET, deadline: float | None = UNSET, priority: int = UNSET, tenant: str = UNSET,
-        trace: bool | str | PathLike[str] = UNSET,
-        # the form of the text
-        constraint: Constraints = UNSET, regex: str | None = UNSET, choice: Sequence[str] | None = UNSET,
-        grammar: str | Mapping[str, Any] | None = UNSET, json_schema: str | Mapping[str, Any] | None = UNSET,
-        response_format: Mapping[str, Any] | None = UNSET, structured_outputs: Mapping[str, Any] | None = UNSET,
-        guided_regex: str | None = UNSET, guided_choice: Sequence[str] | None = UNSET,
-        guided_grammar: str | None = UNSET, guided_json: str | Mapping[str, Any] | None = UNSET,
-        ebnf: str | None = UNSET,
-        # sampling
-        temperature: float = UNSET, top_p: float = UNSET, top_k: int = UNSET, min_p: float = UNSET,
-        typical_p: float = UNSET, top_n_sigma: float = UNSET, xtc_probability: float = UNSET,
-        xtc_threshold: float = UNSET, dynatemp_range: float = UNSET, dynatemp_exponent: float = UNSET,
-        mirostat: int = UNSET, mirostat_tau: float = UNSET, mirostat_eta: float = UNSET,
-        n: int = UNSET, seed: int | None = UNSET, max_tokens: int | None = UNSET, min_tokens: int = UNSET,
-        stop: str | Sequence[str] | None = UNSET, stop_token_ids: Sequence[int] | None = UNSET,
-        include_stop_str_in_output: bool = UNSET, ignore_eos: bool = UNSET, skip_special_tokens: bool = UNSET,
-        repetition_penalty: float = UNSET, presence_penalty: float = UNSET, frequency_penalty: float = UNSET,
-        dry_multiplier: float = UNSET, dry_base: float = UNSET, dry_allowed_length: int = UNSET,
-        dry_penalty_last_n: int = UNSET, dry_sequence_breakers: str | Sequence[str] = UNSET,
-        dry_breaker_ids: Sequence[int] = UNSET, logit_bias: Mapping[Any, float] | None = UNSET,
-        bias_texts: Sequence[tuple[str, float]] = UNSET, allowed_token_ids: Sequence[int] | None = UNSET,
-        bad_words: str | Sequence[str] | None = UNSET, bad_words_ids: Sequence[Sequence[int]] = UNSET,
-        banned_phrases: str | Sequence[str] | None = UNSET,
-        watermark: Watermark | bool | Mapping[str, float] | None = UNSET,
-        logprobs: int | None = UNSET, logprobs_mode: Literal["raw", "processed"] = UNSET,
-        prompt_logprobs: int | None = UNSET, prompt_logprobs_start: int = UNSET,
-        speculate: int | str | None = UNSET, prediction: str = UNSET, prediction_ids: Sequence[int] = UNSET,
-    ) -> list[RequestOutput]:  # fmt: skip
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        use_tqdm: bool = True,
+        **given: Unpack[ChatCallOptions],
+    ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
 
         Each output has a `message`: its thoughts, its content, and the calls of `tools` in it; `tool_choice` and the
         other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
         context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
         """
-        given = passed(locals())
         plan = self._calls.chats("chat", messages, one_of(sampling, sampling_params), given)
         chats = event_loop.run(plan)
         return read_chats(chats, self._calls.run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
 
-    @keywords_of(chat)
+    @takes(ChatCallOptions)
     async def chat_async(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling: Sampling = None,
         *,
         sampling_params: Sampling = None,
-        **given: Any,
+        use_tqdm: bool = True,
+        **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
         """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
         chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
@@ -313,48 +226,11 @@ class LLM(LoadedModelMixin):
         (collector,) = self._calls.collectors("request", [prompt], sampling, given)
         return collector.request
 
-    @takes_foreign_names
+    @takes(ChatCallOptions)
     def session(
-        self, system: str | None = None, sampling: SamplingParams | None = None, *,
-        # the conversation
-        tools: Sequence[Mapping[str, Any]] | None = UNSET, tool_choice: str | Mapping[str, Any] | None = UNSET,
-        parallel_tool_calls: bool | None = UNSET, thinking_budget: int | None = UNSET,
-        chat_template: str | None = UNSET, chat_template_kwargs: Mapping[str, Any] | None = UNSET,
-        continue_final_message: bool | None = UNSET, add_generation_prompt: bool | None = UNSET,
-        # how it runs
-        controller: object | None = UNSET, controllers: Sequence[object] | None = UNSET,
-        stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None = UNSET, adapter: Adapters = UNSET,
-        timeout: float | None = UNSET, deadline: float | None = UNSET, priority: int = UNSET, tenant: str = UNSET,
-        trace: bool | str | PathLike[str] = UNSET,
-        # the form of the text
-        constraint: Constraints = UNSET, regex: str | None = UNSET, choice: Sequence[str] | None = UNSET,
-        grammar: str | Mapping[str, Any] | None = UNSET, json_schema: str | Mapping[str, Any] | None = UNSET,
-        response_format: Mapping[str, Any] | None = UNSET, structured_outputs: Mapping[str, Any] | None = UNSET,
-        guided_regex: str | None = UNSET, guided_choice: Sequence[str] | None = UNSET,
-        guided_grammar: str | None = UNSET, guided_json: str | Mapping[str, Any] | None = UNSET,
-        ebnf: str | None = UNSET,
-        # sampling
-        temperature: float = UNSET, top_p: float = UNSET, top_k: int = UNSET, min_p: float = UNSET,
-        typical_p: float = UNSET, top_n_sigma: float = UNSET, xtc_probability: float = UNSET,
-        xtc_threshold: float = UNSET, dynatemp_range: float = UNSET, dynatemp_exponent: float = UNSET,
-        mirostat: int = UNSET, mirostat_tau: float = UNSET, mirostat_eta: float = UNSET,
-        n: int = UNSET, seed: int | None = UNSET, max_tokens: int | None = UNSET, min_tokens: int = UNSET,
-        stop: str | Sequence[str] | None = UNSET, stop_token_ids: Sequence[int] | None = UNSET,
-        include_stop_str_in_output: bool = UNSET, ignore_eos: bool = UNSET, skip_special_tokens: bool = UNSET,
-        repetition_penalty: float = UNSET, presence_penalty: float = UNSET, frequency_penalty: float = UNSET,
-        dry_multiplier: float = UNSET, dry_base: float = UNSET, dry_allowed_length: int = UNSET,
-        dry_penalty_last_n: int = UNSET, dry_sequence_breakers: str | Sequence[str] = UNSET,
-        dry_breaker_ids: Sequence[int] = UNSET, logit_bias: Mapping[Any, float] | None = UNSET,
-        bias_texts: Sequence[tuple[str, float]] = UNSET, allowed_token_ids: Sequence[int] | None = UNSET,
-        bad_words: str | Sequence[str] | None = UNSET, bad_words_ids: Sequence[Sequence[int]] = UNSET,
-        banned_phrases: str | Sequence[str] | None = UNSET,
-        watermark: Watermark | bool | Mapping[str, float] | None = UNSET,
-        logprobs: int | None = UNSET, logprobs_mode: Literal["raw", "processed"] = UNSET,
-        prompt_logprobs: int | None = UNSET, prompt_logprobs_start: int = UNSET,
-        speculate: int | str | None = UNSET, prediction: str = UNSET, prediction_ids: Sequence[int] = UNSET,
-    ) -> ChatSession:  # fmt: skip
+        self, system: str | None = None, sampling: SamplingParams | None = None, **given: Unpack[ChatCallOptions]
+    ) -> ChatSession:
         """A conversation that remembers its turns. See `ChatSession`."""
-        given = passed(locals())
         return ChatSession(self, system, sampling, **given)
 
     # -- objects ---------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from bridle.engine.request import StoppingCriteria
-from bridle.sampling import SamplingParams
+from bridle.sampling import SamplingParams, Watermark
 from bridle.structured_output.spec import Constraint
 
 Message = Mapping[str, Any]
@@ -53,3 +53,77 @@ class ChatOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     add_generation_prompt: bool | None
+
+
+class ConstraintOptions(TypedDict, total=False):
+    """The required form of the output, by the names that servers have for it."""
+
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | Mapping[str, Any] | None
+    json_schema: str | Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
+    structured_outputs: Mapping[str, Any] | None
+    guided_regex: str | None
+    guided_choice: Sequence[str] | None
+    guided_grammar: str | None
+    guided_json: str | Mapping[str, Any] | None
+    ebnf: str | None
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of `SamplingParams`, which override those of a call's `sampling`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    n: int
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    skip_special_tokens: bool
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: str | Sequence[str]
+    dry_breaker_ids: Sequence[int]
+    logit_bias: Mapping[Any, float] | None
+    bias_texts: Sequence[tuple[str, float]]
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
+    bad_words_ids: Sequence[Sequence[int]]
+    banned_phrases: str | Sequence[str] | None
+    watermark: Watermark | bool | Mapping[str, float] | None
+    logprobs: int | None
+    logprobs_mode: Literal["raw", "processed"]
+    prompt_logprobs: int | None
+    prompt_logprobs_start: int
+    speculate: int | str | None
+    prediction: str
+    prediction_ids: Sequence[int]
+
+
+class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):
+    """The keywords of `generate` and `stream`."""
+
+
+class ChatCallOptions(ChatOptions, GenerateOptions, total=False):
+    """The keywords of `chat` and `session`."""
