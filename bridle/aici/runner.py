@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -106,7 +105,5 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -13,7 +13,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Protocol
 
 from bridle.engine.interfaces import ExecutorInfo
@@ -164,17 +163,13 @@ class EventStream:
     def __enter__(self) -> EventStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.cancel()
 
     async def __aenter__(self) -> EventStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self.cancel()
 
 

@@ -21,7 +21,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.serving.tenancy.rate_limit import NO_LIMITS, RateLimiter, UserLimits
@@ -179,9 +178,7 @@ class Ticket:
     def __enter__(self) -> Ticket:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()
 
 
