@@ -10,7 +10,6 @@ BENCHMARKS = {
     "constraints": "masks beside llguidance's own, steps beside free ones",
     "cpu": "decoding and prompts on a CPU in all forms of weights, beside llama.cpp and the machine's limits",
     "crowds": "what floods, overload and slow readers cost those beside them",
-    "detokenizer": "time to spell tokens",
     "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
     "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "lmtp": "LMQL's traffic, beside LMQL's own server",
