@@ -1,38 +1,5 @@
 """Every error that bridle raises on purpose.
 
-    BridleError
-    ├── InvalidRequest        the caller asked for something that cannot be done
-    │   ├── UnknownKeyword    a call was given a keyword that it does not have
-    │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
-    │   ├── UnsupportedFeature  known, but not by this model or this build
-    │   ├── TemplateFailure   a conversation cannot be rendered: no chat template, or it fails on these messages
-    │   ├── UnknownModel      no model of that name is served here
-    │   ├── UnknownAdapter    the model has no adapter of that name
-    │   ├── AdapterRefused    an adapter's files are damaged, hostile, or not for this model
-    │   ├── MediaRefused      an image cannot be read, or not by this model
-    │   └── UnknownStream     no stream can be resumed under that key, or not from there
-    ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
-    ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
-    ├── Unauthorized          no key, an unknown key, or not allowed to its owner
-    ├── OutOfBlocks           the KV cache cannot hold what is needed
-    ├── Overloaded            the service is full, try again later
-    ├── ControllerError       a controller broke a rule
-    │   ├── ControllerTimeout
-    │   ├── ControllerDeadlock  all outputs of a request wait for each other
-    │   ├── ControllerTrap
-    │   ├── ToolFailed        a tool gave no answer, and the controller that called it needed one
-    │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
-    ├── ShardUnavailable      a process that computes is gone
-    │   └── DeviceLost        this process computes nothing any more: its GPU has failed
-    ├── ConnectionLost        a server cannot be reached, or went away and did not come back
-    ├── RemoteError           a server's error of a kind that is not known here
-    ├── ProtocolError         a peer broke a wire format
-    ├── RequestCancelled      the client went away or took the request back
-    ├── IncompleteOutput      an output was cut off before its object was whole
-    ├── DeadlineExceeded      the request's own time is up
-    ├── EngineClosed          the engine was shut down
-    └── InternalError         our bug: please report
-
 A message names the offending value and the limit. `param` names the field of the request, so that every
 front-end can point at it in its own error format.
 """
