@@ -98,13 +98,11 @@ class TraceRecorder:
 
     def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
         """Note what the token drew from that comes next."""
-        assert seq.trace is not None
-        seq.trace.drawn = row.bias, is_draft, result.draws, number
+        _traced(seq).drawn = row.bias, is_draft, result.draws, number
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
         """Record a token that was just appended."""
-        trace, request, index = seq.trace, seq.request, seq.index
-        assert trace is not None
+        trace, request, index = _traced(seq), seq.request, seq.index
         if not self._has_room(trace.room):
             return
         decoder = self._decoder if request.detokenize else None
@@ -120,8 +118,7 @@ class TraceRecorder:
 
     def replaced(self, seq: Output, token: int) -> None:
         """Record a sampled token whose place a splice takes."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         _, _, draws, number = trace.drawn
         draw = _draw_of(self._decoder if seq.request.detokenize else None, draws, number)
         self._add(seq, ReplacedRecord(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
@@ -129,14 +126,13 @@ class TraceRecorder:
 
     def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
         """Record that tokens and characters were rolled back."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         trace.num_seen = min(trace.num_seen, len(seq.tokens))
         self._add(seq, RewindRecord(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
 
     def prompt(self, seq: Output) -> None:
         """Record that the prompt is computed."""
-        if not self._has_room(_room_of(seq)):
+        if not self._has_room(_traced(seq).room):
             return
         decoder = self._decoder if seq.request.detokenize else None
         tokens, cached = seq.tokens[: seq.num_prompt], seq.output.usage.cached_tokens
@@ -151,8 +147,7 @@ class TraceRecorder:
 
     def end(self, seq: Output, event: Finished) -> None:
         """Record the end of an output."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         self._end_wait(seq, trace)
         error = None if event.error is None else f"{event.error.code}: {event.error}"
         usage = {name: getattr(event.usage, name) for name in _COUNTS}
@@ -168,19 +163,16 @@ class TraceRecorder:
 
     def opened(self, seq: Output) -> None:
         """Note what the names of the controllers meant."""
-        assert seq.trace is not None
         pool = seq.control.pool
-        seq.trace.modules = pool.modules_of(seq.request) if pool is not None else ()
+        _traced(seq).modules = pool.modules_of(seq.request) if pool is not None else ()
 
     def asked(self, seq: Output, now: float) -> None:
         """Note that the controller was asked."""
-        assert seq.trace is not None
-        seq.trace.asked_at = now
+        _traced(seq).asked_at = now
 
     def heard(self, seq: Output, answer: Answer, now: float) -> None:
         """Note an answer, and record what the controller said beside it."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         if trace.asked_at is not None:
             trace.answered += now - trace.asked_at
             trace.asked_at = None
@@ -199,8 +191,7 @@ class TraceRecorder:
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
         """Note one more step in which the controller holds the output: by its decision, or because it is late."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
             trace.wait, trace.waits_since = WaitRecord(seq.index, self._step, decision is None, names), now
@@ -209,8 +200,7 @@ class TraceRecorder:
 
     def resumed(self, seq: Output, now: float) -> None:
         """Record the wait that is over, if there was one."""
-        trace = seq.trace
-        assert trace is not None
+        trace = _traced(seq)
         if trace.wait is not None:
             trace.wait.seconds = now - trace.waits_since
             self._end_wait(seq, trace)
@@ -223,7 +213,7 @@ class TraceRecorder:
     # -- helpers -----------------------------------------------------------------------------------------
 
     def _add(self, seq: Output, record: Record) -> None:
-        if self._has_room(_room_of(seq)):
+        if self._has_room(_traced(seq).room):
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceBudget) -> bool:
@@ -306,9 +296,9 @@ def _spelled(decoder: TextDecoder | None, token: int) -> str:
     return "" if decoder is None else decoder.token_text(token)
 
 
-def _room_of(seq: Output) -> TraceBudget:
+def _traced(seq: Output) -> TraceState:
     assert seq.trace is not None
-    return seq.trace.room
+    return seq.trace
 
 
 def _size(record: LogRecord | StoredRecord) -> int:
