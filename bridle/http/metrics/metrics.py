@@ -8,8 +8,9 @@ which come and go, are labels up to a fixed number.
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -63,10 +64,13 @@ class Metrics:
         self, models: ModelRegistry, policies: PolicyRegistry | None = None, traces: TraceStore | None = None
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(models))
-        self._registry.register(_ToolCollector(models))
-        self._registry.register(_PolicyCollector(models, policies or PolicyRegistry()))
-        self._registry.register(_TraceCollector(traces or TraceStore()))
+        for collect in (
+            partial(_of_engines, models),
+            partial(_of_tools, models),
+            partial(_of_policies, models, policies or PolicyRegistry()),
+            partial(_of_traces, traces or TraceStore()),
+        ):
+            self._registry.register(_Scraped(collect))
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -153,102 +157,79 @@ class GenAiMetrics:
             self._pace.labels(*labels).observe(pace)
 
 
-class _EngineCollector(Collector):
-    """Reads every engine's statistics at scrape time."""
+class _Scraped(Collector):
+    """Metrics that are made when somebody asks."""
 
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, Any] = {}
-        for model in self._models:
-            _add(families, "up", True, model.name, float(model.client.is_healthy))
-            for name, runtime in (("control", model.control), ("policy_control", model.policy_control)):
-                if runtime is not None:
-                    _add(families, f"{name}_up", True, model.name, float(runtime.is_ready))
-                    _add(families, f"{name}_restarts", False, model.name, runtime.num_restarts)
-            for name, value in numbers_of(model.client.statistics()):
-                is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
-                is_gauge = is_gauge and not name.endswith("_seconds")
-                _add(families, name, is_gauge, model.name, value)
-        yield from families.values()
+        return self._collect()
 
 
-class _ToolCollector(Collector):
-    """Reads what was asked of the operator's tools at scrape time. Tools are named by the operator alone."""
-
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        desks = {id(model.tools): model.tools for model in self._models if model.tools is not None}  # mostly one
-        if not desks:
-            return
-        families: list[Any] = [
-            CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"]),
-            CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"]),
-            CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"]),
-            GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"]),
-        ]
-        total: dict[str, list[float]] = {}
-        for desk in desks.values():
-            for name, counts in desk.counts().items():
-                known = total.setdefault(name, [0.0] * len(families))
-                found = (counts.num_calls, counts.num_failed, counts.seconds, counts.num_running)
-                total[name] = [a + b for a, b in zip(known, found, strict=True)]
-        for name, values in total.items():
-            for family, value in zip(families, values, strict=True):
-                family.add_metric([name], value)
-        yield from families
+def _of_engines(models: ModelRegistry) -> Iterator[Metric]:
+    """Every engine's statistics."""
+    families: dict[str, Any] = {}
+    for model in models:
+        _add(families, "up", True, model.name, float(model.client.is_healthy))
+        for name, runtime in (("control", model.control), ("policy_control", model.policy_control)):
+            if runtime is not None:
+                _add(families, f"{name}_up", True, model.name, float(runtime.is_ready))
+                _add(families, f"{name}_restarts", False, model.name, runtime.num_restarts)
+        for name, value in numbers_of(model.client.statistics()):
+            is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
+            is_gauge = is_gauge and not name.endswith("_seconds")
+            _add(families, name, is_gauge, model.name, value)
+    yield from families.values()
 
 
-class _PolicyCollector(Collector):
-    """Reads at scrape time for how many requests policies held, and what they did to texts."""
+def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
+    """What was asked of the operator's tools. Tools are named by the operator alone."""
+    desks = {id(model.tools): model.tools for model in models if model.tools is not None}  # mostly one
+    if not desks:
+        return
+    families: list[Any] = [
+        CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"]),
+        CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"]),
+        CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"]),
+        GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"]),
+    ]
+    total: dict[str, list[float]] = {}
+    for desk in desks.values():
+        for name, counts in desk.counts().items():
+            known = total.setdefault(name, [0.0] * len(families))
+            found = (counts.num_calls, counts.num_failed, counts.seconds, counts.num_running)
+            total[name] = [a + b for a, b in zip(known, found, strict=True)]
+    for name, values in total.items():
+        for family, value in zip(families, values, strict=True):
+            family.add_metric([name], value)
+    yield from families
 
-    def __init__(self, models: ModelRegistry, policies: PolicyRegistry) -> None:
-        self._models, self._policies = models, policies
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["policy", "version", "action"]
-        family = CounterMetricFamily("bridle_policy_actions", "What policies did, by action.", labels=labels)
-        for label, count in dict(self._policies.applied).items():
-            name, _, version = label.partition("@")
-            family.add_metric([name, version, "applied"], float(count))
-        done: Counts[str] = Counts()
-        for model in self._models:
-            done.update(getattr(model.client.statistics(), "policies", {}))
-        for key, count in done.items():
-            family.add_metric(key.split(" "), float(count))
-        yield family
+def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Metric]:
+    """For how many requests policies held, and what they did to texts."""
+    labels = ["policy", "version", "action"]
+    family = CounterMetricFamily("bridle_policy_actions", "What policies did, by action.", labels=labels)
+    for label, count in dict(policies.applied).items():
+        name, _, version = label.partition("@")
+        family.add_metric([name, version, "applied"], float(count))
+    done: Counts[str] = Counts()
+    for model in models:
+        done.update(getattr(model.client.statistics(), "policies", {}))
+    for key, count in done.items():
+        family.add_metric(key.split(" "), float(count))
+    yield family
 
 
-class _TraceCollector(Collector):
-    """Reads at scrape time what is kept of traces, and what became of those that were wanted."""
-
-    def __init__(self, traces: TraceStore) -> None:
-        self._traces = traces
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        book = self._traces
-        yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for who asked for them.", len(book.texts))
-        yield GaugeMetricFamily("bridle_traces_kept_bytes", "What they take.", book.texts.num_bytes)
-        family = CounterMetricFamily("bridle_traces", "Traces of requests by what became of them.", labels=["event"])
-        for event in TRACE_EVENTS:
-            family.add_metric([event], book.counts[event])
-        family.add_metric(["dropped"], book.texts.num_dropped)
-        yield family
+def _of_traces(book: TraceStore) -> Iterator[Metric]:
+    """What is kept of traces, and what became of those that were wanted."""
+    yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for who asked for them.", len(book.texts))
+    yield GaugeMetricFamily("bridle_traces_kept_bytes", "What they take.", book.texts.num_bytes)
+    family = CounterMetricFamily("bridle_traces", "Traces of requests by what became of them.", labels=["event"])
+    for event in TRACE_EVENTS:
+        family.add_metric([event], book.counts[event])
+    family.add_metric(["dropped"], book.texts.num_dropped)
+    yield family
 
 
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ never filtered nor joined, and nothing is skipped, so these metrics are left out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -97,9 +97,6 @@ class _Collector(Collector):
     def __init__(self, counts: Counter[tuple[str, str]], models: ModelRegistry) -> None:
         self._counts = counts
         self._models = models
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         for name, text in (("count", "Requests."), ("success", "Requests answered.")):
