@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from bridle.engine.request import Request
 from bridle.outputs import Event, FinishReason, RequestOutput, Traced
 from bridle.serving.lifecycle.request_handle import RequestHandle, run
 from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.models.loading import LoadedModel
 from bridle.serving.outputs.output_collector import raise_first_error
 from bridle.serving.outputs.stream_deltas import DeltaReader, RewindPolicy, split_at_rewinds
-
-if TYPE_CHECKING:
-    from bridle.engine.request import Request
-    from bridle.serving.models.loading import LoadedModel
-    from bridle.traces import Record
+from bridle.traces import Record
 
 
 class TerminalTextStream:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bridle.chat.system_blocks import DROPPED, NONE
 from bridle.config import EngineConfig, ModelConfig
+from bridle.controller_tools import ToolExecutor
+from bridle.controllers.python import Controller
 from bridle.errors import InvalidRequest
 from bridle.http.middleware.trusted_hosts import AllowedHosts
 from bridle.http.server.listening import check_port
@@ -21,10 +23,6 @@ from bridle.serving.models.model_loader import ModelLoader
 from bridle.serving.models.served_models import EngineLoader, ModelSet
 from bridle.serving.policies import PolicyRegistry
 from bridle.telemetry import check_endpoint
-
-if TYPE_CHECKING:
-    from bridle.controller_tools import ToolExecutor
-    from bridle.controllers.python import Controller
 
 _COUNTS = (
     "max_body_bytes",

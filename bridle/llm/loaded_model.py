@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bridle.chat.tool_parsers.presets import check_names
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import DEFAULT_LIMITS, ToolExecutor, ToolLimits, function_tools
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.statistics import EngineStatistics
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import arguments
 from bridle.llm.calls import Calls
@@ -31,10 +32,7 @@ from bridle.serving import (
     upload_module,
 )
 from bridle.serving.policies import PolicySet, read_policies
-
-if TYPE_CHECKING:
-    from bridle.engine.statistics import EngineStatistics
-    from bridle.tokenizer import Tokenizer
+from bridle.tokenizer import Tokenizer
 
 
 class LoadedModelMixin:

@@ -11,7 +11,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,11 +20,9 @@ from prometheus_client.registry import Collector
 from bridle.http.metrics.tgi import TgiMetrics
 from bridle.http.middleware.request_context import MODEL_ROUTES, RequestContext
 from bridle.outputs import TOKEN_KINDS
+from bridle.serving import ModelRegistry
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.tracing.trace_store import TRACE_EVENTS, TraceStore
-
-if TYPE_CHECKING:
-    from bridle.serving import ModelRegistry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily, UntypedMetricFamily
@@ -18,9 +17,7 @@ from prometheus_client.registry import Collector
 
 from bridle.http.errors import error_type_of
 from bridle.http.middleware.request_context import GENERATING_ROUTES, RequestContext
-
-if TYPE_CHECKING:
-    from bridle.serving import ModelRegistry
+from bridle.serving import ModelRegistry
 
 _DURATIONS = tuple(0.00015 * 1.5**i for i in range(35))  # seconds, the original's buckets
 _LENGTHS = tuple(float(1 << i) for i in range(21))  # tokens

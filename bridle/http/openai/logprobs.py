@@ -4,12 +4,10 @@ chats."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.outputs import Logprob
-
-if TYPE_CHECKING:
-    from bridle.tokenizer import Tokenizer
+from bridle.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_record import RequestRecord
-
-if TYPE_CHECKING:
-    from bridle.serving import LoadedModel
-    from bridle.tokenizer import Tokenizer
+from bridle.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 

@@ -12,23 +12,21 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.controllers.composition import user_controllers
 from bridle.controllers.reasoning_gate import ReasoningThenGrammar
+from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError
 from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, RequestOutput, Resuming, Traced, Usage
 from bridle.serving.lifecycle.request_record import RequestRecord
+from bridle.serving.models.loading import LoadedModel
 from bridle.serving.outputs.output_collector import OutputCollector, with_logs
 from bridle.serving.outputs.stream_deltas import Delta, DeltaReader, RewindPolicy, split_at_rewinds
 from bridle.serving.outputs.stream_extras import StreamExtras, StreamExtrasReader
 from bridle.serving.tenancy.admission import Ticket
 from bridle.structured_output import Constraint
-
-if TYPE_CHECKING:
-    from bridle.engine.client import EventStream
-    from bridle.serving.models.loading import LoadedModel
 
 
 @dataclass(slots=True)

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict, Unpack
 
-from bridle.engine.request import Request
+from bridle.engine.request import Request, StoppingCriteria
+from bridle.multimodal import Source
 from bridle.sampling import SamplingParams
+from bridle.serving.models.loading import LoadedModel
 from bridle.serving.policies.policy_registry import NO_POLICIES
 from bridle.serving.requests.prompts import build_request
 from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.request_limits import RequestLimits, make_terms
 from bridle.serving.requests.steering import NO_CLASSES, PLAIN, Steering, SteersRequests
 from bridle.serving.tenancy.keys import LOCAL_USER
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from bridle.engine.request import StoppingCriteria
-    from bridle.multimodal import Source
-    from bridle.serving.models.loading import LoadedModel
 
 
 class CallOptions(TypedDict):

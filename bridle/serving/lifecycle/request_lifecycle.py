@@ -17,13 +17,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from bridle.controllers.beams import BeamSearch
 from bridle.controllers.composition import compose
+from bridle.controllers.python import Controller
 from bridle.engine.input_processor import check_task
+from bridle.engine.request import Request
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.malloc import return_free_memory
+from bridle.outputs import RequestOutput
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_record import RequestRecord, Tracing
@@ -42,13 +45,6 @@ from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 from bridle.serving.tenancy.loop_throttle import LoopThrottle
 from bridle.serving.tracing.trace_header import traces_of
 from bridle.serving.tracing.trace_store import UNDER_POLICY, TraceStore, Wish
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from bridle.controllers.python import Controller
-    from bridle.engine.request import Request
-    from bridle.outputs import RequestOutput
 
 _CLOSING = "the server is shutting down and takes no new requests"
 _GLANCE = 0.2  # seconds between two looks at what is parked

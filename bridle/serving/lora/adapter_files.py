@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bridle.config import ModelConfig
 from bridle.gguf.folder import is_adapter_file
-
-if TYPE_CHECKING:
-    from bridle.config import ModelConfig
 
 
 def unpack_source(config: ModelConfig, source: str) -> str:

@@ -17,14 +17,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
-from bridle.lora import AdapterState, AdapterStatus
+from bridle.lora import AdapterFiles, AdapterState, AdapterStatus
 from bridle.safe_repr import short_repr
-
-if TYPE_CHECKING:
-    from bridle.lora import AdapterFiles
 
 PLACEHOLDER = "tgi"
 #: Names that mean the base model. Clients of text-generation and huggingface_hub send them when they know an address

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from bridle.config import ModelConfig
 from bridle.errors import UnsupportedModel
 from bridle.serving.models.model_slot import Slot
-
-if TYPE_CHECKING:
-    from bridle.config import ModelConfig
 
 #: The smallest useful KV cache is the weights' size divided by this.
 _LEAST_KV = 4

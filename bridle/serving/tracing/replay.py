@@ -7,17 +7,14 @@ another one. A module that was asked for by a name is taken by its hash: names m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from bridle.errors import InvalidRequest
 from bridle.outputs import Traced
 from bridle.serving.lifecycle.request_handle import run
+from bridle.serving.models.loading import LoadedModel
 from bridle.serving.requests.prompts import build_request
 from bridle.serving.tracing.trace_header import controller_of, modules_of, ran_form, sampling_of, traces_of
 from bridle.traces import TokenRecord, Trace
-
-if TYPE_CHECKING:
-    from bridle.serving.models.loading import LoadedModel
 
 
 def replay(

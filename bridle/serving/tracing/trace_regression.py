@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.serving.controller_runtime import ControlSettings
+from bridle.serving.models.loading import LoadedModel
 from bridle.serving.tracing.replay import replay
 from bridle.serving.tracing.replay_executor import RecordedExecutor, ReplayDivergence, info_of, prompt_length
 from bridle.serving.tracing.trace_header import controller_of
 from bridle.traces import EndRecord, Trace
 from bridle.traces.compare import Comparison, TraceDifference, compare
 from bridle.traces.replay_text import rebuild
-
-if TYPE_CHECKING:
-    from bridle.serving.controller_runtime import ControlSettings
-    from bridle.serving.models.loading import LoadedModel
 
 Outcome = Literal["same", "different", "undecided"]
 #: Runs one trace again, steered by another controller if one is given.
