@@ -8,18 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import (
-    admin,
-    anthropic,
-    info_routes,
-    ollama,
-    openai,
-    playground,
-    socket_tickets,
-    tgi,
-    tool_results,
-    traces,
-)
+from bridle.http import admin, anthropic, info_routes, ollama, openai, playground, request_routes, tgi
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.api_route import refusing_for
@@ -47,9 +36,7 @@ ROUTERS = (
     *tgi.routers,
     anthropic.router,
     *ollama.routers,
-    traces.router,
-    tool_results.router,
-    socket_tickets.router,
+    request_routes.router,
     playground.router,
 )
 

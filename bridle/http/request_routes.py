@@ -1,5 +1,4 @@
-"""`POST /v1/tool_results/{call_id}`: a client answers a call that its stream has reported, and the stream continues.
-`GET /v1/tool_results` lists waiting calls, for clients whose stream does not report calls, or that have none."""
+"""Routes beside the requests of a user: a trace of one, answers to the tool calls of another, a ticket for a socket."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import http_state, json_response
 from bridle.serving.outputs.tool_answers import answer_call, desks_of
+from bridle.serving.tenancy.socket_tickets import TICKET_SECONDS
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -26,6 +26,13 @@ class ToolResultBody(InnerFields):
 
     result: Any = None
     error: str | None = None
+
+
+@router.get("/v1/traces/{request_id}", summary="How the tokens of a request came to be")
+async def trace(request_id: str, request: Request) -> Response:
+    """JSON lines; the id is that of the answer's `x-request-id`. Traces are kept for some minutes."""
+    text = await http_state(request).traces.find(request_id, identity_of(request).user)
+    return Response(text, media_type="application/x-ndjson")
 
 
 @router.post("/v1/tool_results/{call_id}", summary="Answer a call of a tool", status_code=204)
@@ -43,3 +50,13 @@ async def list_calls(request: Request) -> Response:
     asked = [each for desk in desks_of(http_state(request).registry) for each in desk.asked_of(user)]
     data = [{"id": call_id, "object": "tool_call", **msgspec.json.decode(notice)} for call_id, notice in asked]
     return json_response({"object": "list", "data": data})
+
+
+@router.post("/v1/websocket_tickets", summary="Get a ticket for one WebSocket")
+async def issue(request: Request) -> Response:
+    """For pages and programs whose WebSockets cannot send a key: connect to `/?ticket=TICKET`. A ticket opens one
+    connection, in the name of the user whose key asked for it."""
+    ticket = http_state(request).tickets.issue(identity_of(request))
+    response = json_response({"object": "websocket_ticket", "ticket": ticket, "expires_in": TICKET_SECONDS})
+    response.headers["cache-control"] = "no-store"
+    return response
