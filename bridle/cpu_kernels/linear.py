@@ -120,9 +120,6 @@ class FloatLinear(nn.Module):
         """[..., in] -> [..., out]"""
         return self.native.multiply(rows)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 class QuantizedLinear(nn.Module):
     """A linear layer whose weight is kept in blocks of one of the types of `bridle.cpu_kernels.ggml`.
@@ -205,10 +202,6 @@ class QuantizedLinear(nn.Module):
         if self.native is not None and not are_in_floats():
             return self.native.multiply(rows)
         return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
-
-    def extra_repr(self) -> str:
-        shape = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{shape}, bias={self.bias is not None}, type={self.kind.name}"
 
 
 def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:

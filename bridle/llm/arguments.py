@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from bridle.compat.cli_flags import row_of, rows_of
 from bridle.compat.suggestions import nearest
@@ -17,17 +17,6 @@ from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
 from bridle.multimodal import Source
 from bridle.multimodal.modalities import IMAGE, VIDEO, WORDS
 from bridle.sampling import SamplingParams
-
-
-class MultiModalData(TypedDict, total=False):
-    """Media of a prompt, for its placeholders in order: one or several images, sounds or videos. Each is bytes, a
-    path, a `data:` URL or an array; an image may also be a Pillow image, a sound an array and its rate, a video a
-    list of images, or its frames and their rate."""
-
-    image: Any
-    audio: Any
-    video: Any
-
 
 #: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -81,7 +70,9 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The images, sounds and videos of a `MultiModalData`."""
+    """The media of a prompt, for its placeholders in order: under `image`, `audio` and `video` one or several. Each is
+    bytes, a path, a `data:` URL or an array; an image may also be a Pillow image, a sound an array and its rate, a
+    video a list of images, or its frames and their rate."""
     if not data:
         return ()
     if not isinstance(data, Mapping):

@@ -48,6 +48,3 @@ class QuantizedEmbedding(nn.Module):
             return self._head[0].rows(numbers)
         assert self.blocks is not None
         return decode_blocks(self.kind, self.blocks[numbers]).to(self.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, type={self.kind}"

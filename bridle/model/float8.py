@@ -77,9 +77,6 @@ class Float8Linear(nn.Module):
             out += self.bias
         return out.view(*rows.shape[:-1], self.out_features)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 def missing_for_float8(device: torch.device) -> str | None:
     """Return what this device lacks for float8 products, or None."""

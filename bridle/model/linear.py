@@ -59,9 +59,6 @@ class PackedLinear(nn.Module):
         out: Tensor = _linear(rows, self._packed, self.bias, "none", [], "")
         return out
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
     """`linear` as a plain function, without the cost of a module call. Later replacements of the layer are not seen."""

@@ -98,9 +98,6 @@ class Int8Linear(nn.Module):
             out += self.bias
         return out.to(rows.dtype).view(*rows.shape[:-1], self.out_features)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [out, in] as int8 and float32 scales [out]."""

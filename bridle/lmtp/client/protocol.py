@@ -134,10 +134,6 @@ class ClientProtocol:
             return []
         return self._send(item)
 
-    def retry(self, progress: StreamProgress, *, cancels: bool) -> list[str]:
-        """Begin a stream again."""
-        return self.drop(progress, cancels=cancels) + self.add(progress)
-
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
         """Forget a stream or question. With `cancels`, the client stops a server that supports it."""
         if item in self._waiting:

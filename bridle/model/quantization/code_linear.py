@@ -136,9 +136,6 @@ class CodeLinear(nn.Module):
         self.codes = replace(self.codes, words=self.words, scales=self.scales, zeros=self.zeros, order=self.order)
         return self
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.codes.bits}"
-
 
 def share_blocks(num_blocks: int, num_columns: int) -> int:
     """Blocks of slots in a share: from the weight's sizes alone, so that no batch and no GPU changes a bit."""
