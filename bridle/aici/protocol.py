@@ -110,11 +110,11 @@ class MidOp(Struct, omit_defaults=True):
     clone_id: SeqId | None = None
     clone_idx: Count | None = None
     candidates: list[tuple[TokenId, float]] | None = None
-    turns: Count | UnsetType = UNSET
-    variables: list[tuple[str, str]] | UnsetType = UNSET
-    ahead: list[TokenId] | UnsetType = UNSET
-    foreseen: Count | UnsetType = UNSET
-    changes: list[Change] | UnsetType = UNSET
+    turns: Count = 1
+    variables: list[tuple[str, str]] = []
+    ahead: list[TokenId] = []
+    foreseen: Count = 0
+    changes: list[Change] = []
 
 
 class MidProcess(Message, tag="mid_process"):

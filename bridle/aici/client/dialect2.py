@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec import UnsetType
@@ -42,13 +41,6 @@ class StepExchange(Protocol):
         """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """State of a live sequence: what its client asked for."""
-
-    sampling: SamplingParams
-
-
 class Dialect2:
     """`mid_process` with branches and splices."""
 
@@ -57,7 +49,7 @@ class Dialect2:
         self._vocab_size = vocab_size
         self._masks = MaskReader(process.link.masks)
         self._asked: list[Ask] | None = None
-        self._known: dict[int, _Known] = {}
+        self._sampling_of: dict[int, SamplingParams] = {}  # what clients asked for, by live sequence
 
     @property
     def is_open(self) -> bool:
@@ -77,13 +69,13 @@ class Dialect2:
         self._process.send(protocol.encode(message))
         self._asked = list(asks)
         for seq_id in freed:
-            self._known.pop(seq_id, None)
+            self._sampling_of.pop(seq_id, None)
 
     def _remember(self, ask: Ask) -> None:
         if ask.request is not None:
-            self._known[ask.seq_id] = _Known(ask.request.sampling)
-        elif ask.parent is not None and ask.parent in self._known:
-            self._known[ask.seq_id] = self._known[ask.parent]
+            self._sampling_of[ask.seq_id] = ask.request.sampling
+        elif ask.parent is not None and ask.parent in self._sampling_of:
+            self._sampling_of[ask.seq_id] = self._sampling_of[ask.parent]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
         """Wait for the reply and decode it; None if it is not there within `timeout` seconds."""
@@ -164,8 +156,7 @@ class Dialect2:
         unknown = sorted(changes.keys() - OVERRIDABLE)
         if unknown:
             raise InvalidRequest(f"sampling names {', '.join(unknown)}; a controller may set {sorted(OVERRIDABLE)}")
-        known = self._known.get(seq_id)
-        return (known.sampling if known else DEFAULT_SAMPLING).with_(**changes)
+        return self._sampling_of.get(seq_id, DEFAULT_SAMPLING).with_(**changes)
 
 
 def own_words(logs: str) -> str:
@@ -193,15 +184,13 @@ def _stored(write: replies.WriteVar) -> StoredValue:
 
 def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:
     op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
-    if ask.turns > 1 and "turns" in extensions:
-        op.turns = ask.turns
-    if ask.ahead and "ahead" in extensions:
+    if "turns" in extensions:
+        op.turns = max(ask.turns, 1)
+    if "ahead" in extensions:
         op.ahead = list(ask.ahead)
-    if ask.num_foreseen:  # by clones, which only a runtime has that knows of them
-        op.foreseen = ask.num_foreseen
-    if ask.variables:
-        op.variables = [(name, value.hex()) for name, value in ask.variables]
-    if ask.changes and "changes" in extensions:
+    op.foreseen = ask.num_foreseen  # by clones, which only a runtime has that knows of them
+    op.variables = [(name, value.hex()) for name, value in ask.variables]
+    if "changes" in extensions:
         op.changes = list[protocol.Change](ask.changes)
     if ask.candidates is not None:
         op.candidates = list(ask.candidates)

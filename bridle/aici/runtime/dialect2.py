@@ -81,10 +81,8 @@ class Dialect2Handler:
         if op.backtrack is UNSET or op.tokens is UNSET:
             raise InvalidRequest(f"op of sequence {op.id} lacks backtrack or tokens")
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
-        step.turns = 1 if op.turns is UNSET else min(max(op.turns, 1), MAX_TURNS)
-        step.ahead = [] if op.ahead is UNSET else op.ahead[:MAX_AHEAD]
-        step.changes = [] if op.changes is UNSET else op.changes
-        step.foreseen = 0 if op.foreseen is UNSET else op.foreseen
+        step.turns, step.ahead = min(max(op.turns, 1), MAX_TURNS), op.ahead[:MAX_AHEAD]
+        step.changes, step.foreseen = op.changes, op.foreseen
         if step.foreseen > len(op.tokens) or (step.foreseen and op.backtrack):
             raise InvalidRequest(
                 f"op of sequence {op.id}: {step.foreseen} of {len(op.tokens)} tokens cannot be foreseen"
@@ -100,8 +98,7 @@ class Dialect2Handler:
         if (sequence.is_outstanding or sequence.ready is not None) and (op.tokens or op.backtrack):
             raise InvalidRequest(f"sequence {op.id} is late, yet its op reports changes")
         step.key = sequence.key
-        if op.variables is not UNSET:
-            sequence.untold += op.variables
+        sequence.untold += op.variables
         if not (sequence.is_outstanding or sequence.ready is not None):  # else nothing is sent
             step.variables, sequence.untold = sequence.untold, []
         return Job(sequence, step)
