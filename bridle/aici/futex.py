@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import sys
@@ -39,9 +38,9 @@ class FutexChannel:
             raise ProtocolError(f"futex channel of {size} bytes; more than {_MIN_SIZE} are needed")
         self.name = name
         self._number = _syscall_number()
-        self._region = shm.create_region(name, size) if create else shm.open_region(name, size)
+        self.region = shm.create_region(name, size) if create else shm.open_region(name, size)
         self._offset = 0 if to_runtime else size // 2
-        self._word = ctypes.c_uint32.from_buffer(self._region, self._offset)
+        self._word = ctypes.c_uint32.from_buffer(self.region, self._offset)
         self._address = ctypes.addressof(self._word)
         self.max_message = size // 2 - 16
 
@@ -52,7 +51,7 @@ class FutexChannel:
         self._wait_until_empty(timeout, alive)
         self._word.value = _FILLING
         start = self._offset + 4
-        self._region[start : start + len(message)] = message
+        self.region[start : start + len(message)] = message
         _fence()
         self._word.value = len(message)
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
@@ -79,18 +78,14 @@ class FutexChannel:
     def close(self) -> None:
         """Close the region. Nobody may be waiting in this object."""
         del self._word
-        self._region.close()
-
-    @property
-    def region(self) -> mmap.mmap:
-        return self._region
+        self.region.close()
 
     def _take(self, length: int) -> bytes:
         if length > self.max_message:
             raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
         _fence()
         start = self._offset + 4
-        message = self._region[start : start + length]
+        message = self.region[start : start + length]
         _fence()
         self._word.value = 0
         return message

@@ -7,7 +7,6 @@ A wait releases the interpreter lock, and checks now and then whether the peer s
 from __future__ import annotations
 
 import contextlib
-import mmap
 import struct
 import time
 from collections.abc import Callable
@@ -28,11 +27,11 @@ class SemaphoreChannel:
     def __init__(self, name: str, size: int, *, create: bool) -> None:
         self.name = name
         if create:
-            self._region = shm.create_region(f"{name}-shm", size)
+            self.region = shm.create_region(f"{name}-shm", size)
             self._writable = _create_semaphore(f"{name}-wr", 1)
             self._readable = _create_semaphore(f"{name}-rd", 0)
         else:
-            self._region = shm.open_region(f"{name}-shm", size)
+            self.region = shm.open_region(f"{name}-shm", size)
             self._writable = _open_semaphore(f"{name}-wr")
             self._readable = _open_semaphore(f"{name}-rd")
         self.max_message = size - _LENGTH.size
@@ -44,19 +43,19 @@ class SemaphoreChannel:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
         if not _wait(self._writable, timeout, alive):
             raise ProtocolError(f"{self.name}: the peer did not take the previous message within {timeout} s")
-        self._region[_LENGTH.size : _LENGTH.size + len(message)] = message
-        _LENGTH.pack_into(self._region, 0, len(message))
+        self.region[_LENGTH.size : _LENGTH.size + len(message)] = message
+        _LENGTH.pack_into(self.region, 0, len(message))
         self._readable.release()
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
         """The next message, or None after `timeout` seconds. Raises `ProtocolError` if the peer is gone."""
         if not _wait(self._readable, timeout, alive):
             return None
-        (length,) = _LENGTH.unpack_from(self._region, 0)
+        (length,) = _LENGTH.unpack_from(self.region, 0)
         if length > self.max_message:
             raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
-        message = self._region[_LENGTH.size : _LENGTH.size + length]
-        _LENGTH.pack_into(self._region, 0, 0)
+        message = self.region[_LENGTH.size : _LENGTH.size + length]
+        _LENGTH.pack_into(self.region, 0, 0)
         self._writable.release()
         return message
 
@@ -69,13 +68,9 @@ class SemaphoreChannel:
     def close(self) -> None:
         """Close the region and the semaphores. Nobody may be waiting in this object."""
         with contextlib.suppress(BufferError):
-            self._region.close()
+            self.region.close()
         self._writable.close()
         self._readable.close()
-
-    @property
-    def region(self) -> mmap.mmap:
-        return self._region
 
 
 def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None) -> bool:

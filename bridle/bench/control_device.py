@@ -41,7 +41,7 @@ class InstantExecutor:
         self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100, vocab_size: int = 32_000
     ) -> None:
         self._token = token
-        self._info = ExecutorInfo(
+        self.info = ExecutorInfo(
             model="instant",
             vocab_size=vocab_size,
             max_model_len=num_tokens,
@@ -50,10 +50,6 @@ class InstantExecutor:
             max_num_batched_tokens=max(512, 2 * num_seqs),
             max_num_seqs=num_seqs,
         )
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     def forward(self, plan: StepPlan) -> None:
         """Nothing to compute."""

@@ -73,7 +73,7 @@ class ShardExecutor:
         self.used: ShardLink | None = None  # the link whose shard has our mirrors
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
         self.link: ShardLink | None = self._first_link(start_timeout, is_starting)
-        self._info, self.num_bytes = self.link.info, self.link.num_bytes
+        self.info, self.num_bytes = self.link.info, self.link.num_bytes
         self.adapters = CalledDevice(
             self.link.adapter_layers,
             lambda request: self._reachable().load_adapter(request),
@@ -95,10 +95,6 @@ class ShardExecutor:
         )
 
     # -- the engine's thread -------------------------------------------------------------------------------
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     @property
     def is_up(self) -> bool:
@@ -129,12 +125,12 @@ class ShardExecutor:
         if self._proven is not link:
             self._proven = link
             self._on_proven(link.pid)
-        return check_result(decode_result(reply.result), batch, self._info.vocab_size)
+        return check_result(decode_result(reply.result), batch, self.info.vocab_size)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Ask for the vectors of these rows, in portions that fit a message. Raises the shard's error, or
         `ShardUnavailable`."""
-        link, size = self.used, self._info.embedding_size
+        link, size = self.used, self.info.embedding_size
         if link is None:
             raise InternalError(f"embeddings of step {step} are requested without a forward pass")
         most = max(MAX_NUMBERS // max(size, 1), 1)
@@ -234,8 +230,8 @@ class ShardExecutor:
             except Exception as error:  # this thread must go on trying, whatever the error is
                 self._note_unusable(str(error) if isinstance(error, BridleError) else repr(error))
                 continue
-            if not can_replace(link.info, self._info):
-                self._note_unusable(f"it is another one now: {link.info} instead of {self._info}")
+            if not can_replace(link.info, self.info):
+                self._note_unusable(f"it is another one now: {link.info} instead of {self.info}")
                 link.close()
                 continue
             self.adapters.epoch += 1

@@ -29,7 +29,7 @@ class LlamaExecutor:
     def __init__(
         self, info: ExecutorInfo, model: Model, sampler: Sampler, adapters: LlamaAdapters, kv_bytes: int
     ) -> None:
-        self._info = info
+        self.info = info
         self._model: Model | None = model
         self.sampler = sampler
         self.adapters = adapters
@@ -39,10 +39,6 @@ class LlamaExecutor:
         self.logits: Tensor | None = None  # [R, V] of the last step
         self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits
         self._used: dict[int, str | None] = {}  # adapters of the last step's sequences
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     @property
     def num_bytes(self) -> int:
@@ -120,7 +116,7 @@ class LlamaExecutor:
             end = row.start + row.num_scheduled
             self._rows += [(row.seq_id, place) for place in range(end - row.num_logits, end)]
         ordered = [found[at] for at in range(len(rows))]
-        return torch.cat(ordered) if ordered else torch.empty(0, self._info.vocab_size)
+        return torch.cat(ordered) if ordered else torch.empty(0, self.info.vocab_size)
 
     def _decode(self, model: Model, cells: Sequence[Cell]) -> Tensor:
         size = model.max_batch
@@ -148,7 +144,7 @@ class LlamaExecutor:
 
     def _require_model(self) -> Model:
         if self._model is None:
-            raise ShardUnavailable(f"the executor of {self._info.model!r} is closed")
+            raise ShardUnavailable(f"the executor of {self.info.model!r} is closed")
         return self._model
 
 

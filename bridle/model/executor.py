@@ -42,7 +42,7 @@ class LocalExecutor:
         adapters: ModelAdapters | None = None,
         media: LocalMedia | None = None,
     ) -> None:
-        self._info = info
+        self.info = info
         self.adapters = adapters
         self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
         self.media = media
@@ -54,10 +54,6 @@ class LocalExecutor:
         self._step: int | None = None
         self.logits: Tensor | None = None  # [R, V] of the last forward pass
         self.async_sampling = AsyncSampling(device)
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     @property
     def runner(self) -> ModelRunner:
@@ -85,7 +81,7 @@ class LocalExecutor:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
-                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words, runner.graphs)
+                step = pack_step(plan.rows, mirrors, self.info.block_size, self._device, words, runner.graphs)
                 if self.async_sampling.note_names(plan.rows, mirrors):
                     ids = self.async_sampling.fill(step.input_ids)
                     step.input_ids = ids if step.replay is None else step.input_ids.copy_(ids)

@@ -74,7 +74,7 @@ class ScriptedExecutor:
         record: bool = False,
         embedding_size: int = 0,
     ) -> None:
-        self._info = ExecutorInfo(
+        self.info = ExecutorInfo(
             model="scripted",
             vocab_size=vocab_size,
             max_model_len=max_model_len or num_blocks * block_size,
@@ -95,16 +95,12 @@ class ScriptedExecutor:
         self.is_closed = False
         self.device = PlayedDevice(faults, sample_faults, clock, device_time)
         self._on_forward, self._record = on_forward, record
-        self._mirrors = Mirrors(self._info, self.model)
+        self._mirrors = Mirrors(self.info, self.model)
         self._paged = PagedKV(num_blocks, block_size)
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     @property
     def num_forwards(self) -> int:
@@ -165,7 +161,7 @@ class ScriptedExecutor:
             require(self._is_sampled, f"step {step} is to be embedded before it is sampled")
             for index in logits_rows:
                 require(0 <= index < len(self._rows), f"logits row {index} of {len(self._rows)}")
-            return [embedding_of(self._rows[index].logits, self._info.embedding_size) for index in logits_rows]
+            return [embedding_of(self._rows[index].logits, self.info.embedding_size) for index in logits_rows]
 
     def reset(self) -> None:
         """Forget every mirror and all KV."""
@@ -189,7 +185,7 @@ class ScriptedExecutor:
         raise fault
 
     def _run(self, plan: StepPlan) -> None:
-        check_plan(plan, self._step, self._info)
+        check_plan(plan, self._step, self.info)
         self._step, self._is_sampled, self._rows = plan.step, False, []
         for fork in plan.forks:
             self._mirrors.fork(fork)
@@ -198,8 +194,8 @@ class ScriptedExecutor:
             self._mirrors.free(seq_id)
             self._by_sequence.free(seq_id)
         mirrors = [self._mirrors.apply(row) for row in plan.rows]
-        if self._info.kv == "paged":
-            check_writes(plan, self._mirrors, self._info.block_size)
+        if self.info.kv == "paged":
+            check_writes(plan, self._mirrors, self.info.block_size)
             self._paged.copy(plan.copies)
         else:
             self._truncate(plan.rows)
@@ -217,7 +213,7 @@ class ScriptedExecutor:
     def _write(self, row: PlanRow, mirror: Mirror) -> None:
         end = row.start + row.num_scheduled
         tokens, digests = mirror.tokens[row.start : end], mirror.digests[row.start : end]
-        if self._info.kv == "paged":
+        if self.info.kv == "paged":
             self._paged.write(mirror.blocks, row.start, tokens, digests)
         else:
             self._by_sequence.append(row.seq_id, tokens, digests)
@@ -225,7 +221,7 @@ class ScriptedExecutor:
 
     def _read(self, row: PlanRow, mirror: Mirror) -> None:
         end = row.start + row.num_scheduled
-        if self._info.kv == "paged":
+        if self.info.kv == "paged":
             contents = self._paged.read(mirror.blocks, end)
         else:
             contents = self._by_sequence.read(row.seq_id, end)
@@ -260,11 +256,11 @@ class ScriptedExecutor:
             source.position == len(mirror.tokens) - 1 - row.num_ahead,
             f"sequence {row.seq_id} samples after position {source.position} of {len(mirror.tokens)} tokens",
         )
-        size = 4 * mask_words(self._info.vocab_size)
+        size = 4 * mask_words(self.info.vocab_size)
         require(row.mask is None or len(row.mask) == size, f"a mask has {len(row.mask or b'')} bytes, not {size}")
         require(row.draw >= 0, f"draw number {row.draw}")
         for token, _ in row.bias:
-            require(0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
+            require(0 <= token < self.info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
         return sample_row(source.logits, row, row.history(mirror.tokens), mirror.num_prompt)
 
     def _trace(self, row: SampleRow, token: int) -> Draw | None:

@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, Self
 
 from bridle.errors import ConnectionLost, ProtocolError
+from bridle.lmtp.messages import MAX_MESSAGE_BYTES
 
-#: Longest message either way. Half of a 128k vocabulary in a `logit_bias` is about 1 MB.
-MAX_MESSAGE_BYTES = 16 << 20
 _GRACE_SECONDS = 5.0
 
 
@@ -50,7 +49,7 @@ class LineTransport:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         self._reader = reader
         self._writer = writer
-        self._name = name
+        self.name = name
 
     async def send(self, message: str) -> None:
         if "\n" in message:
@@ -59,17 +58,17 @@ class LineTransport:
             self._writer.write(message.encode() + b"\n")
             await self._writer.drain()
         except (OSError, RuntimeError) as error:  # asyncio raises RuntimeError once the transport is closed
-            raise ConnectionLost(f"{self._name} accepts no more messages: {error or type(error).__name__}") from error
+            raise ConnectionLost(f"{self.name} accepts no more messages: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:
         try:
             line = await self._reader.readline()
         except ValueError as error:
-            raise ConnectionLost(f"{self._name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
+            raise ConnectionLost(f"{self.name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
         except OSError as error:
-            raise ConnectionLost(f"the connection to {self._name} broke: {error}") from error
+            raise ConnectionLost(f"the connection to {self.name} broke: {error}") from error
         if not line.endswith(b"\n"):  # a line that the peer had not finished when it ended is no message
-            raise ConnectionLost(f"{self._name} closed the connection")
+            raise ConnectionLost(f"{self.name} closed the connection")
         return line.decode("utf-8", errors="replace")
 
     async def close(self) -> None:
@@ -84,11 +83,8 @@ class StdioCarrier:
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
+        self.name = self._command[0]
         self._env = None if env is None else {**os.environ, **env}
-
-    @property
-    def name(self) -> str:
-        return self._command[0]
 
     async def connect(self) -> ClientChannel:
         pipe = asyncio.subprocess.PIPE
@@ -125,7 +121,7 @@ class SocketCarrier:
 
     def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
         self._open_socket = open_socket
-        self._name = name
+        self.name = name
 
     @classmethod
     def unix(cls, path: str) -> Self:
@@ -142,17 +138,13 @@ class SocketCarrier:
 
         return cls(connect, path)
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     async def connect(self) -> ClientChannel:
         try:
             sock = await asyncio.to_thread(self._open_socket)
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_MESSAGE_BYTES)
         except OSError as error:
-            raise ConnectionLost(f"{self._name} cannot be reached: {error}") from error
-        return LineTransport(reader, writer, self._name)
+            raise ConnectionLost(f"{self.name} cannot be reached: {error}") from error
+        return LineTransport(reader, writer, self.name)
 
 
 class MemoryLink:

@@ -9,7 +9,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from bridle.errors import ConnectionLost, InvalidRequest, Unauthorized
-from bridle.lmtp.client.transports import MAX_MESSAGE_BYTES, ClientChannel
+from bridle.lmtp.client.transports import ClientChannel
+from bridle.lmtp.messages import MAX_MESSAGE_BYTES
 
 DEFAULT_ENDPOINT = "localhost:8080"
 _SCHEMES = {"ws": "ws", "http": "ws", "wss": "wss", "https": "wss"}

@@ -22,15 +22,11 @@ class PooledExecutor:
     """Implements `Executor` and `Embedder` over a model that pools."""
 
     def __init__(self, info: ExecutorInfo, model: PooledModel, device: torch.device) -> None:
-        self._info = info
+        self.info = info
         self._model: PooledModel | None = model
         self._device = device
         self._step: int | None = None
         self._vectors: Tensor | None = None  # [rows, size] of the last forward pass
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     @property
     def num_bytes(self) -> int:
