@@ -14,11 +14,13 @@ import gc
 import gzip
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +29,7 @@ import torch
 
 from bridle import LLM
 from bridle.cpu_kernels.features import cpu_name
+from bridle.file_cache import LIMIT_VARIABLE
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -101,7 +104,12 @@ def by_bridle(llm: LLM, items: list[Item]) -> list[Floats]:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    with patch("bridle.cpu_kernels.linear.kernels", lambda: None):
+    """Compute with plain torch. A cached model would bring its kernels along, so the cache is an empty one."""
+    with (
+        TemporaryDirectory() as folder,
+        patch.dict(os.environ, {"BRIDLE_CACHE": folder, LIMIT_VARIABLE: "0"}),
+        patch("bridle.cpu_kernels.linear.kernels", lambda: None),
+    ):
         yield
 
 
