@@ -1,8 +1,8 @@
-"""The requests that are not over: how they come and go.
+"""Live requests: how they begin and end.
 
-A request holds its adapter and its images until its last output has ended. It may end before its outputs are
-complete: cancelled, too late, or without the adapter or the image that it needs. Endings that other threads ask for
-are applied between two steps. This module knows nothing of plans, nor whether anybody still reads the events.
+A request holds its adapter and its images until its last output has ended. It ends early if it is cancelled, misses its
+deadline, or loses its adapter or image. Other threads ask for an end, which is applied between two steps. This module
+does not know plans or readers of events.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ActiveRequests:
         self._cancelled: list[str] = []
 
     def open(self, request: Request) -> Sequence:
-        """Take in a request with its first sequence, which is returned. Raises `InvalidRequest` if one of that id is
-        live, or `UnknownAdapter`."""
+        """Add a request and return its first sequence. Raises `InvalidRequest` if the id is in use, or
+        `UnknownAdapter`."""
         if request.id in self.outputs:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
         if request.adapter is not None:
@@ -62,7 +62,7 @@ class ActiveRequests:
         return seq
 
     def end(self, seq: Sequence, event: Finished) -> None:
-        """Let go of an output, with the event that says so, and of its request after its last one."""
+        """End an output with an event. After its last output, the request ends too."""
         request, outputs = seq.request, self.outputs[seq.request.id]
         outputs.sequences.pop(seq.id)
         is_last = not outputs.sequences
@@ -84,7 +84,8 @@ class ActiveRequests:
         self._cancelled.append(request_id)
 
     def apply(self, now: float) -> None:
-        """End the requests whose time has come by `now`, that were cancelled, or whose adapter or image failed."""
+        """End the requests whose deadline has passed by `now`, that were cancelled, or whose adapter or image
+        failed."""
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)
@@ -109,7 +110,8 @@ class ActiveRequests:
 
 
 def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
-    """The error for a missed deadline. It says how far the output had come, so that its client knows what to change."""
+    """Return the error for a missed deadline. It says how far the output had come, so that the client can adapt its
+    request."""
     if seq.queue.status is SequenceStatus.OPENING:
         state = "while its controller was being made"
     elif seq.queue.status is SequenceStatus.WAITING and not seq.num_generated:

@@ -1,6 +1,6 @@
-"""The engine on a thread of its own, with an inbox, and one wake-up per step for all readers of an event loop.
+"""The engine on its own thread, with an inbox. Readers of an event loop are woken once per step.
 
-Any thread may submit and cancel. The engine's thread takes the inbox in once per step, runs the step, and hands each
+Any thread may submit and cancel. In each step the engine's thread empties the inbox, runs the step, and hands each
 request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
 many streams have news. Knows nothing of HTTP or any wire format.
 """
@@ -47,7 +47,7 @@ FORKED = (
 
 
 class WakeupQueue:
-    """A `threading.Event` that destructors may set: whatever its thread does just then, even setting it."""
+    """A `threading.Event` that a destructor can set safely, whatever its thread is doing at that moment."""
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()
@@ -56,7 +56,7 @@ class WakeupQueue:
         self._rings.put(None)
 
     def clear(self) -> None:
-        """Forget earlier rings. Only who waits may do that."""
+        """Clear the event. Only the waiting thread may call this."""
         while not self._rings.empty():
             self._rings.get()
 
@@ -120,15 +120,15 @@ class AsyncEngine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; unknown ids are ignored. Takes no lock: garbage is collected in any thread at any moment, and
-        with it streams that nobody reads."""
+        """End a request; unknown ids are ignored. Takes no lock, because the garbage collector may end an unread
+        stream in any thread at any moment."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._cancels.append(stream)
             self._wake.set()
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
             self._unparks.append(request_id)
         self._wake.set()
@@ -171,8 +171,7 @@ class AsyncEngine:
         self._thread.join()
 
     def orphan(self) -> None:
-        """Fail everything that waits for this engine, because this process is a fork without the engine's thread. Later
-        calls fail as well."""
+        """Fail all waiting and later calls, because this process is a fork without the engine's thread."""
         self._is_orphan, self._state = True, "closed"
         self._lock, self._wake = threading.Lock(), WakeupQueue()
         streams, self._streams = list(self._streams.values()), {}
@@ -222,8 +221,8 @@ class AsyncEngine:
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
-        """Take in new requests, then the cancellations that were there before, so that none comes before its
-        request."""
+        """Take new requests from the inbox, then the cancellations that were there before, so that a request is
+        always added before it is cancelled."""
         cancels = [self._cancels.popleft() for _ in range(len(self._cancels))]
         with self._lock:
             requests, self._inbox = self._inbox, []

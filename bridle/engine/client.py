@@ -1,8 +1,8 @@
 """Interface of an engine to its front ends, wherever it runs: submit, cancel, events.
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
-It is a list that the reader empties: a slow reader gets more events at once, and its queue never holds more than the
-request itself can generate and an `EventBuffer` takes. Tokens are bounded by what a request may generate. The logs and
+The reader empties a list of events, so a slow reader gets more events at once. The list is bounded by the tokens that
+the request can generate and by an `EventBuffer`. Tokens are bounded by what a request may generate. The logs and
 variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last value
 of each variable.
 """
@@ -49,7 +49,7 @@ class EngineClient(Protocol):
         """End a request; unknown ids are ignored."""
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the KV that a finished request has left parked; unknown ids are ignored."""
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of the counters."""
@@ -77,7 +77,7 @@ class EventStream:
         self.news = asyncio.Event()
 
     def with_progress(self) -> EventStream:
-        """The stream, which from now on also gives its reader each `PromptProgress`: one that passes events on."""
+        """Return the stream, which from now on also yields each `PromptProgress`."""
         self._backlog.keeps_progress = True
         return self
 
@@ -108,8 +108,8 @@ class EventStream:
             self._error = error
 
     def orphan(self, error: BridleError) -> None:
-        """Fail the stream in a fork of the process whose engine writes to it. The stream gets new locks, since no other
-        thread can release the old ones here."""
+        """Fail the stream in a forked process, which has no engine. The stream gets new locks, since no other thread
+        can release the old ones here."""
         self._lock, self._ready = threading.Lock(), threading.Event()
         self._backlog, self._error = EventBuffer(), error
 
@@ -184,7 +184,7 @@ class EventBuffer:
     num_bytes: int = 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append events. Raises `ControllerError` if more bytes wait than may, even after merging."""
+        """Append events. Raises `ControllerError` if too many bytes wait, even after merging."""
         for event in events:
             if isinstance(event, PromptProgress) and not self.keeps_progress:
                 continue
@@ -216,9 +216,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """The same news in fewer events: one log for each output, at the place of its first one, and one event for each
-    variable, at the place of its last write. Outputs of a request share their variables, so the order of writes counts
-    across them."""
+    """Return the same content in fewer events: one log for each output, at the place of its first one, and one event
+    for each variable, at the place of its last write. Outputs of a request share their variables, so the order of
+    writes counts across them."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:

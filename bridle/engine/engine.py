@@ -119,7 +119,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for blocks, or for their controller to be ready."""
+        """Return the number of sequences that wait for blocks or for their controller to be ready."""
         return len(self._scheduler.waiting) + len(self._openings.waiting)
 
     @property
@@ -149,7 +149,7 @@ class Engine:
             self._interruptible.on_change = on_change
 
     def check(self, request: Request) -> None:
-        """Raise what `add` raises, as far as it depends on the request alone. Safe from any thread."""
+        """Raise the errors of `add` that depend on the request alone. Safe from any thread."""
         self._intake.check(request)
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
@@ -169,7 +169,7 @@ class Engine:
         self.accept(request)
 
     def accept(self, request: Request) -> None:
-        """`add` a request that was checked, perhaps by another thread."""
+        """Add a request that was already checked, perhaps by another thread."""
         if self._closed:
             raise EngineClosed("the engine is shut down")
         if self.num_waiting >= self.config.max_waiting:
@@ -197,15 +197,15 @@ class Engine:
         self._live.cancel_nowait(request_id)
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Let go of the KV that a request has left parked; unknown ids are ignored."""
+        """Release the KV that a request has left parked; unknown ids are ignored."""
         self._scheduler.blocks.parking.release(request_id)
 
     def end_parking(self) -> None:
-        """Let go of all parked KV, and park none any more: no request will come that could use it."""
+        """Release all parked KV and park none from now on, because no request will come that could use it."""
         self._scheduler.blocks.parking.close()
 
     def expire_retained_kv(self) -> float | None:
-        """Let go of parked KV whose time is over. Returns the seconds until there is more of it, None if nothing is
+        """Release parked KV whose time is over. Returns the seconds until the next expiry, or None if nothing is
         parked."""
         parking = self._scheduler.blocks.parking
         if not parking.num_blocks:
@@ -260,8 +260,8 @@ class Engine:
         return self._progress.take_events()
 
     def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
-        """Finish the step whose tokens are being sampled, if there is one; returns the next if it was launched
-        before."""
+        """Finish the step whose tokens are being sampled, if there is one. Returns the next step if it was already
+        launched."""
         if not ahead.is_under_way:
             return None
         flight = ahead.finish_previous_step()
@@ -276,8 +276,8 @@ class Engine:
         return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
-        """Forward, branch, sample, commit. An error on the way ends only the request that caused it. The step was begun
-        to be `planned` then."""
+        """Forward, branch, sample, commit. An error on the way ends only the request that caused it. Planning began
+        at the time `planned`."""
         branched = PlannedSamples(SampleBatch(plan.step))
         began = self.clock()
         try:
@@ -300,7 +300,7 @@ class Engine:
         self._conclude(flight, result, vectors, sampled)
 
     def _conclude(self, flight: InFlightStep, result: StepResult, vectors: list[array[float]], sampled: float) -> None:
-        """Count a step whose tokens came at the time `sampled`, and apply them."""
+        """Count a step and apply its tokens, which arrived at the time `sampled`."""
         statistics, speculation, scheduled = self._statistics, self._scheduler.speculation, flight.scheduled
         if self._recovery.num_failed_steps:
             self._recovery.note_success(scheduled)
@@ -340,7 +340,7 @@ class Engine:
         return OverlapScheduler(late, *parts, ends, self.clock, self.config.step_timeout)
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
-        """Pass on the end of an output: now, or after its controller's last words."""
+        """Send the end of an output: now, or after its controller's last logs."""
         if seq.control.pool is None or not self._steering.end(seq, event):
             self._live.end(seq, event)
 

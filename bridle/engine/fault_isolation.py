@@ -1,9 +1,9 @@
 """Decides which sequences end after a failed step, and which continue.
 
-To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device is
-treated as a preemption of all, since its cause is usually outside. But a request that makes the device die would do so
-again and again. So after a second loss in a row, the sequences that were computed are run alone as well. A sequence
-that loses the device once more while it runs alone ends.
+To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device
+preempts all sequences, because its cause is usually not a request. But a request may crash the device again and again.
+So after two losses in a row, the sequences that were computed run alone too. A sequence that loses the device again
+while it runs alone ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From a request to its first sequence: requests that can never be served are refused here, and controllers are made.
+"""Turns a request into its first sequence. Requests that can never be served are refused here, and controllers are
+created.
 
 `InputProcessor` knows the model's limits, and nothing that changes while the engine runs. `ControllerOpenings` has the
-sequences whose controller is still being made. Such a sequence holds no blocks and is in no queue. If it ends
-meanwhile, its controller is dropped once it is made. A controller may rewrite the prompt, so the sequence begins only
-after that.
+sequences whose controller is being created. Such a sequence has no blocks and is in no queue. If it ends meanwhile, its
+controller is dropped once it exists. The sequence begins after that, because a controller may rewrite the prompt.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class InputProcessor:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
-        """The length at which an output is complete, for a prompt of `num_prompt` tokens; raises `ContextOverflow`. No
-        room is needed beside a prompt whose vector is wanted."""
+        """The length at which an output is complete, for a prompt of `num_prompt` tokens; raises `ContextOverflow`.
+        A request for an embedding needs no room for output."""
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size
         limit = min(self._info.max_model_len, capacity)
@@ -151,7 +151,7 @@ def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
 
 
 class ControllerOpenings:
-    """Makes controllers. `begin` is called with each sequence whose prompt is final."""
+    """Creates controllers. `begin` is called with each sequence whose prompt is final."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class ControllerOpenings:
         return any(future.done() for _, future in self.waiting.values())
 
     def open(self, seq: Sequence) -> None:
-        """Begin to make the controller of `seq`."""
+        """Start creating the controller of `seq`."""
         seq.control.pool = self._steering.pool_for(seq.request.controller)
         if seq.control.pool is None:
             raise InternalError("a controller was accepted that no pool runs")
@@ -182,7 +182,7 @@ class ControllerOpenings:
         self.waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 
     def begin_ready(self) -> None:
-        """Begin the sequences whose controllers are ready, with the prompts that these want."""
+        """Begin the sequences whose controllers are ready, with their rewritten prompts."""
         for seq, future in list(self.waiting.values()):
             if seq.is_finished:
                 del self.waiting[seq.id]
@@ -210,8 +210,8 @@ class ControllerOpenings:
 
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
-    """Drop the controller of a request that ended before its controller was asked anything; it may still be in the
-    making."""
+    """Drop the controller of a request that ended before its controller was asked. The controller may still be in
+    creation."""
     pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:

@@ -1,5 +1,5 @@
-"""Goes on after a failed step or a lost device: some sequences end, some are computed alone for a while, and all KV is
-computed again."""
+"""Continues after a failed step or a lost device: some sequences end, some are computed alone for a while, and all
+KV is computed again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bridle.outputs import Resuming
 
 
 class Recovery:
-    """Remembers between steps what failed. A device that is lost permanently ends the engine: `recover` raises the
-    error, for the thread that runs the engine."""
+    """Remembers failures between steps. If the device is lost permanently, `recover` raises the error, which ends
+    the engine."""
 
     def __init__(
         self, executor: Executor, scheduler: Scheduler, branching: SamplePlanner, progress: OutputProcessor
@@ -29,7 +29,7 @@ class Recovery:
         self.num_failed_steps = 0
 
     def note_away(self) -> None:
-        """Note that the device is away now, between two steps."""
+        """Note that the device is not reachable, between two steps."""
         if not self._is_lost:
             self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
@@ -56,7 +56,7 @@ class Recovery:
         self._scheduler.reset(suspects)
 
     def _announce_loss(self) -> None:
-        """Tell the clients that asked for it that the device is lost, and that they wait for it."""
+        """Send `Resuming` events to the clients that asked for them."""
         for seq in self._scheduler.running.values():
             if seq.request.tell_resuming:
                 self._progress.events.append(Resuming(seq.request.id, seq.index))

@@ -1,10 +1,9 @@
 """A validated request of a client: the engine's input.
 
-A `Request` owns one or more sequences. Everything in it was checked at the edge, and the engine only reads it. Part of
-it says when an output is complete: a criterion is called after each token that a sequence gains. It returns None to go
-on; to stop it returns the token or a short text that explains the stop, or `FinishReason.LENGTH` when a limit was
-reached. Stop strings need text and are found by `OutputText`. Criteria of a user's own are called after the standard
-ones.
+A `Request` owns one or more sequences. Everything in it was checked at the edge, and the engine only reads it. Stopping
+criteria end an output: each is called after every new token of a sequence. It returns None to continue. To stop it
+returns the token, a short text that explains the stop, or `FinishReason.LENGTH` for a limit. `OutputText` finds stop
+strings, which need text. User-defined criteria are called after the standard ones.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _MAX_NAME_CHARS = 64
 
 @runtime_checkable
 class StoppingCriteria(Protocol):
-    """When an output is complete. Called after each token that a sequence gains, with all its tokens and the
-    number of them that are prompt. Return a short reason to stop, None to continue. Must not modify `tokens`."""
+    """A condition that completes an output. Called after each new token of a sequence, with all its tokens and the
+    number of prompt tokens. Return a short reason to stop, None to continue. Must not modify `tokens`."""
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...
 
@@ -95,18 +94,17 @@ def name_of(controller: object) -> str:
 class Request:
     """One validated request.
 
-    `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a point
-    of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only within one
-    tenant. Waiting requests are taken in order of `priority`, then `place`, then arrival, smaller ones first.
-    `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside the ones in `sampling`.
-    `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
-    another engine and that its client has; the output continues after them. It is allowed only for a single output
-    without a controller. `media` are the images of the prompt, `runs` where they stand in it. A request that `embeds`
-    asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
-    a `Traced` event. `tools` are those that its controllers may call (None: all), `client_tools` those that its client
-    answers. The KV of one that `parks` is held back from eviction for a while once an output has ended by itself; one
-    that `continues` such a request takes it up.
-    `guard` is what an operator demands of its texts.
+    `controller` is in any form that its controller pool accepts. `deadline` is a point of the engine's clock in
+    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant. Waiting requests are
+    taken in order of `priority`, then `place`, then arrival, smaller ones first. `detokenize` False leaves text out of
+    the events. `stopping` are user-defined criteria in addition to those of `sampling`. `tell_resuming` asks for a
+    `Resuming` event when the device is lost. `generated` are tokens that the output got on another engine and that its
+    client has; the output continues after them. It is allowed only for a single output without a controller. `media`
+    are the images of the prompt, `runs` their positions in it. A request that `embeds` asks for the vector of the
+    prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
+    `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
+    for a while after an output ended by itself; a request that `continues` it uses that KV. `guard` has the operator's
+    rules for its texts.
     """
 
     id: str

@@ -52,10 +52,8 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The state of one output of a request: its tokens, and one part for each component that works on it.
-
-    Each part is written by its owner alone, tokens through the methods here.
-    """
+    """The state of one output of a request: its tokens, and one part for each component that works on it. Only the
+    owner writes a part. Tokens are changed by the methods here."""
 
     id: int
     request: Request
@@ -115,7 +113,7 @@ class Sequence:
 
     @property
     def num_to_score(self) -> int:
-        """Tokens whose log-probability is wanted, counted from the start of the sequence."""
+        """Return the number of tokens, from the start of the sequence, whose log-probability is requested."""
         if self.sampling.logprobs is not None:
             return len(self.tokens)
         return self.num_prompt if self.sampling.prompt_logprobs is not None else 0
@@ -171,27 +169,27 @@ class Sequence:
     # -- while a token is being drawn ----------------------------------------------------------------------
 
     def append_placeholder(self, row: int) -> None:
-        """Count the token that row `row` of the last batch draws as if it was there, so that a step can be planned
-        that computes it. Whatever it is, it comes with the log-probability that is asked for."""
+        """Append a placeholder for the token that row `row` of the last batch samples, so that a step can be planned
+        that computes it. Its log-probability will come with it if requested."""
         self.tokens.append(placeholder_for_row(row))
         self.output.num_scored += self.sampling.logprobs is not None
 
     def pop_placeholder(self) -> None:
-        """Undo `append_placeholder`. The executor's mirror may have the token; until it is known that does not
-        count."""
+        """Undo `append_placeholder`. The executor's mirror may have the token, which does not matter until it is
+        known."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.logprobs is not None
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Note that the mirror has `token` at `position`: right if nothing before it was rolled back, and if it is the
-        token that has entered there."""
+        """Note that the mirror has `token` at `position`. It counts if nothing before it was rolled back and the
+        sequence has the same token there."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
 
     def keep_computed(self, end: int) -> None:
-        """Record that tokens up to `end` were computed, as far as they are still those of the mirror."""
+        """Record that tokens up to `end` were computed, as far as they are still the same as in the mirror."""
         self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
         self.clamp_computed()
 
@@ -201,8 +199,8 @@ class Sequence:
         self.kv.num_mirrored_tokens = 0
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
-        """The row that computes the next `num_tokens` tokens, and `drafts` after the last: what the executor's mirror
-        does not know yet, and which logits are needed. The mirror counts as up to date from then on."""
+        """Return the row that computes the next `num_tokens` tokens, and `drafts` after the last: the changes for
+        the executor's mirror, and the needed logits. The mirror counts as updated from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         is_drawn = kv.num_computed + num_tokens == len(tokens)
         num_logits = self._num_scored_logits(num_tokens, is_drawn) if self.wants_scores else int(is_drawn)

@@ -1,4 +1,4 @@
-"""The state of a sequence beside its tokens, in parts. Each part has one owner, which alone writes it.
+"""The state of a sequence apart from its tokens, in parts. Each part has one owner, and only the owner writes it.
 
 Every component may read them. They are plain data; what follows from several parts is computed by `Sequence`.
 """
@@ -108,7 +108,7 @@ class ControlState:
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def clear_hold(self) -> None:
-        """Note that the controller no longer holds the sequence up."""
+        """Note that the sequence no longer waits for its controller."""
         self.missed_deadline = self.is_suspended = False
 
 
@@ -127,8 +127,7 @@ class SamplerState:
 
 @dataclass(slots=True)
 class Proposal:
-    """Tokens that a controller has proposed for the draws after the first `at` tokens, of which the first `num_true`
-    have come true."""
+    """Tokens that a controller has proposed after the first `at` tokens. The first `num_true` of them were right."""
 
     at: int
     tokens: tuple[int, ...]
@@ -185,14 +184,14 @@ class TraceState:
     modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and what they meant
 
     def fork(self) -> TraceState:
-        """The state of a copy, which shares the room."""
+        """Return the state of a copy, which shares the budget."""
         return TraceState(self.room, self.by, self.num_seen)
 
 
 @dataclass(slots=True)
 class OutputState:
-    """Text and tokens sent to the client and still to send, and counts. Written by `OutputProcessor`, and by
-    `policing` and `held` for it."""
+    """Text and tokens sent to the client and still to send, and counts. Written by `OutputProcessor` and its
+    helpers."""
 
     text: OutputText | None = None
     unsent: list[PendingToken] = field(default_factory=list)

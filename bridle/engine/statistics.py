@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class EngineStatistics:
-    """A snapshot. Counters only grow; gauges (the last group) are those of the last step."""
+    """A snapshot. Counters only grow; gauges (the last group) are values of the last step."""
 
     num_steps: int = 0  # steps that computed something or told the backend something
     num_requests: int = 0
@@ -64,5 +64,5 @@ class EngineStatistics:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV cache that live sequences hold, 0 to 1."""
+        """Return the share of the KV cache that live sequences use, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0

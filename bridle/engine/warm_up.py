@@ -1,6 +1,6 @@
 """Runs the largest possible step before the first request, so that missing memory shows at once and the speed is known.
 
-It works with any executor. What it leaves in the executor is reset.
+It works with any executor, which is reset afterwards.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 
 
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
-    """Run a prefill of `num_tokens` beside a token for each of as many other sequences, up to `num_seqs` in all, as
-    there is room for (0: as many as one step takes). The first prompt begins at position `context`, as the last chunk
-    of a long one does; KV before it is read, whatever it holds."""
+    """Run a prefill of `num_tokens` and one token for each of the other sequences, as many as there is room for, up
+    to `num_seqs` in total (0: as many as one step takes). The first prompt begins at position `context`, as the last
+    chunk of a long one does; KV before it is read, whatever it holds."""
     info = executor.info
     num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
@@ -108,7 +108,7 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
-    """Run a step that computes these chunks and draws a token after each, if the model generates; returns its
+    """Run a step that computes these chunks and, if the model generates, samples a token after each. Returns its
     seconds. On a GPU, whose memory has to be known, all tokens of prompts are scored as well."""
     info = executor.info
     is_gpu, generates = info.device.startswith("cuda"), info.task == "generate"

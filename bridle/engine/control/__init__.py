@@ -1,1 +1,1 @@
-"""Controllers of sequences: whom to ask, what they answer, and whether it is valid."""
+"""Controllers of sequences: when they are asked, their answers, and the validation of these."""

@@ -1,7 +1,7 @@
 """Lookahead of controllers: their answers to draft tokens before these are sampled.
 
-A controller in this process is asked along the drafts. A remote one is shown the tokens that are likely to be sampled
-next together with a regular ask.
+A controller in this process is asked for each draft token. A remote one gets the likely next tokens together with a
+regular ask.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """Return the branches of `seq` along `drafts`, as far as they are known and valid: how it samples after
-        each token or which tokens are forced, then how it continues."""
+        """Return the known and valid branches of `seq` along `drafts`: for each token how it is sampled or which
+        tokens are forced, then how the sequence continues."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))

@@ -1,9 +1,8 @@
-"""Between the engine and the controllers: whom to ask, what they answered, and whether that is allowed.
+"""Asks controllers for the engine, keeps their answers and validates them.
 
 A controller is asked as soon as tokens of its sequence become known. The answer belongs to the sequence. It is applied
-at the sequence's next logits row, or before if it needs none (forced tokens, a stop, a wait). A controller that has not
-answered when its row is there costs its own sequence that step. This module checks answers against the rules and knows
-nothing of devices or text.
+at the sequence's next logits row, or before if it needs none (forced tokens, a stop, a wait). If a controller has not
+answered when the row is ready, its sequence is left out of that step. This module does not know devices or text.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _MAX_ROUNDS = 32
 class ControllerManager:
     """Asks the pools and keeps the answers.
 
-    The `max_idle_steps` of `config` bound waiting of an output, `max_noops` that of a whole request. `emit` sends the
-    `Finished` events that `words` held back. `speculation` drafts for sequences that are about to be asked.
+    In `config`, `max_idle_steps` limits how long an output waits, and `max_noops` limits it for a whole request. `emit`
+    sends the `Finished` events that `words` held back. `speculation` drafts for sequences that are about to be asked.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class ControllerManager:
     # -- asking ------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence, first: Ask) -> None:
-        """Steer a controlled sequence that begins. `first` introduces it to its pool at the next `ask`."""
+        """Control a new sequence. `first` introduces it to its pool at the next `ask`."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.pending_ask = first
@@ -81,8 +80,8 @@ class ControllerManager:
         self._watch.drop(seq)
 
     def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
-        """Note that the tokens of `seq` differ from those its controller was shown, so that it will be asked what next.
-        `sampled` was sampled, among `candidates`."""
+        """Note that the tokens of `seq` differ from those its controller was shown, so that it is asked for a
+        decision. `sampled` was sampled, among `candidates`."""
         control = seq.control
         if control.pool is None:
             return
@@ -106,15 +105,15 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Note that the output ends by the answer that was foreseen after the last token its controller has yet to see:
-        what was said with that answer counts."""
+        """Note that the output ends by an answer that was predicted. Logs and variables of that answer still count."""
         news = seq.control.pending_ask
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
 
     def ask(self) -> None:
-        """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
-        once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""
+        """Ask about all sequences with changes in this step; a parent and its forks are in the same call. A waiting
+        controller is asked again once its answer was applied. If a sequence is over except for its scores, its
+        controller is asked for its last logs."""
         asks: dict[ControllerPool, list[Ask]] = {}
         self._watch.next_round()
         for seq in self.sequences.values():
@@ -168,8 +167,8 @@ class ControllerManager:
         self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
     def _on_answer(self, seq_id: int, answer: Answer) -> None:
-        """Take in one answer. This often runs between the end of a forward pass and the draw, so the usual answer, to
-        draw, takes a short path."""
+        """Process one answer. This often runs between a forward pass and sampling, so the usual answer (sample) has
+        a fast path."""
         seq = self.sequences.get(seq_id)
         if seq is None:
             self.words.hear(seq_id, answer)
@@ -279,8 +278,8 @@ class ControllerManager:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """Return the branches by which the controller of `seq` continues it. There is no branch if it does not go
-        on, because it ended, waits or is late."""
+        """Return the branches by which the controller of `seq` continues it. There are no branches if the sequence
+        ended or its controller waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.mark_late(seq)

@@ -1,7 +1,7 @@
 """Logs and variables of controllers, and the output of their final call.
 
-The `Finished` event of a controlled output is held back for its controller's last log lines, but not for long. What a
-policy forbids is no more said by a controller than in a text.
+The `Finished` event of a controlled output is held back for its controller's last log lines, but not for long. Policies
+apply to these logs and variables as they do to text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAST_WORDS = 0.25
 
 
 class ControllerOutputs:
-    """Passes on what controllers say; `emit` sends the `Finished` events that were held back."""
+    """Sends logs and variables of controllers to clients; `emit` sends the `Finished` events that were held back."""
 
     def __init__(
         self, progress: OutputProcessor, clock: Callable[[], float], emit: Callable[[Sequence, Finished], None]
@@ -38,7 +38,8 @@ class ControllerOutputs:
             self._progress.events.append(Stored(seq.request.id, seq.index, *_held_to(seq.request.guard, stored)))
 
     def hold(self, seq: Sequence, event: Finished) -> bool:
-        """Hold back the event of an output that ended, unless nothing more is to be said; returns whether it is."""
+        """Hold back the event of an output that ended, unless its controller has nothing left to report. Returns
+        whether it is held."""
         control = seq.control
         if control.pool is None:
             return False
@@ -52,7 +53,7 @@ class ControllerOutputs:
         return True
 
     def hear(self, seq_id: int, answer: Answer) -> None:
-        """Take in an answer of a controller whose output has ended."""
+        """Process an answer of a controller whose output has ended."""
         held = self.held.pop(seq_id, None)
         if held is not None:
             if held[0].trace is not None:
@@ -61,7 +62,7 @@ class ControllerOutputs:
             self._let_go(held[0], held[1])
 
     def release_overdue(self) -> None:
-        """Send the events that have waited long enough."""
+        """Send the held events whose time is over."""
         now = self._clock()
         for seq_id, (seq, event, deadline) in list(self.held.items()):
             if now >= deadline:
@@ -85,7 +86,7 @@ def _log_of(seq: Sequence, log: str) -> str:
 
 
 def _held_to(guard: Guardrails | None, stored: StoredValue) -> StoredValue:
-    """A variable that says no more than a text may."""
+    """Return a variable without text that a policy forbids."""
     text = "" if guard is None else stored.value.decode("utf-8", "replace")
     if guard is None or (cleaned := guard.clean(text)) == text:
         return stored

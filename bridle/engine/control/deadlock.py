@@ -1,11 +1,10 @@
 """Finds requests that can never continue, because each of their outputs waits for another one.
 
-Only the outputs of a request can set its variables. Suppose every output waits for a variable, none has a time at which
-it would continue anyway, and every one was asked again after all of them had begun to wait. Then no answer can ever
-change: this is a deadlock, found within two turns. An output that only says "not now" may be counting. So a request
-whose outputs all say that, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
-takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one step. This
-module knows nothing of pools and steps.
+Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
+without a time limit, and every one was asked again after all had begun to wait. Then no answer can change. It is found
+within two turns. An output that only answers with a no-op may be counting. So a request whose outputs all do that, or
+wait, is given up after many turns. Turns have a fixed rate: if the engine is too slow for it, a controller is asked
+several times in one step. This module does not know pools or steps.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """State of an output that waits. The last three fields are numbers of rounds: when its present rest was first
-    heard of, when it was asked last, and when it was asked for its last answer."""
+    """State of an output that waits. The last three fields are numbers of rounds: when it began to wait, when it was
+    asked last, and when it was asked for its last answer."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: it does not rest
@@ -40,8 +39,7 @@ class _Rest:
 
 
 class DeadlockWatch:
-    """Hears every answer. `max_turns` bounds how often in a row all outputs of a request may answer that they do
-    nothing."""
+    """Records every answer. `max_turns` limits how often in a row all outputs of a request may do nothing."""
 
     def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
@@ -75,8 +73,8 @@ class DeadlockWatch:
             rest.asked = self._round
 
     def turns_due(self, seq: Sequence) -> int:
-        """Return how often in a row `seq` may be asked in this round while it does nothing. It is once, if another
-        output of its request does more."""
+        """Return how often in a row `seq` may be asked in this round while it does nothing: once, if another output
+        of its request is active."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):
             return 1

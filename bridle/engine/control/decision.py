@@ -28,11 +28,11 @@ class Awaited(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Take `backtrack` tokens back, then append `ff_tokens`.
+    """Roll back `backtrack` tokens, then append `ff_tokens`.
 
-    In a branch that samples, it applies if the sampled token is in `when_sampled` (empty: any token), and
-    `backtrack` counts that token: 0 keeps it, 1 replaces it, k takes k-1 older ones back as well. In a branch that
-    does not sample, `when_sampled` must be empty and `backtrack` counts the sequence's last tokens.
+    In a branch that samples, it applies if the sampled token is in `when_sampled` (empty: any token), and `backtrack`
+    counts that token: 0 keeps it, 1 replaces it, k also rolls back k-1 older ones. In a branch that does not sample,
+    `when_sampled` must be empty and `backtrack` counts the sequence's last tokens.
     """
 
     backtrack: int = 0
@@ -42,10 +42,10 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to continue. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many
-    of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here on,
-    if nothing is rolled back: they are computed ahead, and change nothing but the time. They hold as long as they
-    come true; the next draft takes their place."""
+    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how
+    many of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here
+    on, if nothing is rolled back: they are computed ahead, which changes only the time. They are used as long as
+    they are right, and the next draft replaces them."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -60,9 +60,9 @@ class Branch:
 class Decision:
     """The answer for one sequence. Build it with the class methods; the client gets `reason` on a stop.
 
-    `waited` says what may end a wait. None: anything, also time or an event outside. Variables: only these, which only
-    outputs of the same request can set. Empty: only the controller itself, when it is asked again. `awaited` are things
-    outside: the controller is asked again once any of them is done, and costs nothing until then.
+    `waited` names what may end a wait. None: any event, or time. Variables: only these, which outputs of the same
+    request set. Empty: only the controller itself, when it is asked again. `awaited` are events outside of the engine:
+    the controller is asked again once one of them is done, and costs nothing until then.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -82,14 +82,14 @@ class Decision:
         top_logprobs: int = 0,
         draft: Iterable[int] = (),
     ) -> Decision:
-        """Draw the next token."""
+        """Sample the next token."""
         if mask is None and sampling is None and not top_logprobs and bias == () and splices == () and draft == ():
             return DRAW
         return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs, tuple(draft)),))
 
     @classmethod
     def splice(cls, backtrack: int = 0, ff_tokens: Iterable[int] = ()) -> Decision:
-        """Take `backtrack` tokens back and append `ff_tokens`, without a draw."""
+        """Roll back `backtrack` tokens and append `ff_tokens`, without sampling."""
         return cls((Branch(sample=False, splices=(Splice(backtrack, tuple(ff_tokens)),)),))
 
     @classmethod
@@ -130,7 +130,7 @@ class Decision:
 
     @property
     def is_noop(self) -> bool:
-        """One branch that neither samples, takes back nor appends: AICI's way to wait one step."""
+        """One branch that neither samples, rolls back nor appends: AICI's way to wait one step."""
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)

@@ -1,6 +1,6 @@
 """Validation of controllers' decisions: the shape of masks, tokens and splices that a sequence supports.
 
-A decision is checked when it is applied, and before that when it is foreseen. This module knows nothing of who made it.
+A decision is checked when it is applied, and also when it is predicted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bridle.sampling import MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class DecisionValidator:
-    """Those of a model with `vocab_size` ids, of which the `unnamed` ones are never sampled."""
+    """Checks decisions for a model with `vocab_size` ids, of which the `unnamed` ones are never sampled."""
 
     vocab_size: int
     unnamed: PaddedVocab = NONE_UNNAMED
 
     def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
-        """Return why the rules do not allow `decision`, after earlier ones that are not applied yet; None if they
-        do."""
+        """Return the reason why `decision` is invalid after earlier decisions that are not applied yet; None if it
+        is valid."""
         num_moves = seq.control.num_moves + num_ahead
         try:
             if num_moves >= seq.control.max_moves:

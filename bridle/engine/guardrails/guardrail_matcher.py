@@ -1,8 +1,8 @@
 """Matching of guardrails against one growing output.
 
 Every token of an output passes here, whether it was sampled, forced, or put in place of another, and whatever steers
-the output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the watch says what must go. Text that
-may still become a match is not settled, and so not told to the client.
+the output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the matcher returns the text to remove.
+Text that may still become a match is not settled, and so not sent to the client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTEXT = 64
 
 @dataclass(slots=True)
 class _Scan:
-    """Progress of one rule: before each of `anchors`, one after each token, no match can begin any more."""
+    """State of one rule: before each of `anchors`, one after each token, no match can begin any more."""
 
     rule: TextRule
     anchors: list[int] = field(default_factory=list)
@@ -59,8 +59,8 @@ class _Scan:
 
 
 class GuardrailMatcher:
-    """Holds one growing text, which follows `lead`, to the rules of a guard. Places in texts count from the end of the
-    lead."""
+    """Matches one growing text, which follows `lead`, against the rules of a guard. Positions count from the end of
+    the lead."""
 
     def __init__(self, guard: Guardrails, lead: str) -> None:
         self.guard = guard
@@ -78,7 +78,7 @@ class GuardrailMatcher:
         return self._texts[rule.reading]
 
     def _first_anchor(self, rule: TextRule) -> int:
-        """Return the first position in the lead at which a match may begin that ends after it."""
+        """Return the first position in the lead at which a match can begin that ends after the lead."""
         whole = self._text_of(rule).whole()
         first = max(len(whole) - rule.max_length, 0)
         try:
@@ -87,7 +87,7 @@ class GuardrailMatcher:
             return len(whole)
 
     def push(self, piece: str) -> GuardrailMatch | None:
-        """Add the text of one more token; returns what must go because of it, the match that begins first."""
+        """Add the text of one more token. Returns the match to remove that begins first, if any."""
         for text in self._texts.values():
             text.push(piece)
         hits = [hit for number in range(len(self._scans)) if (hit := self._look(number)) is not None]
@@ -121,15 +121,14 @@ class GuardrailMatcher:
         return next((GuardrailMatch(rule) for rule in self.guard.loops if _loops(rule, tail)), None)
 
     def rewind(self, num_tokens: int) -> None:
-        """Take the last tokens back."""
+        """Roll back the last tokens."""
         for text in self._texts.values():
             text.rewind(num_tokens)
         for scan in self._scans:
             del scan.anchors[-num_tokens:]
 
     def num_settled(self, most: int, least: int) -> int:
-        """Return how many of the first `most` tokens, `least` of which are sent, are outside of every possible
-        match."""
+        """Return how many of the first `most` tokens, `least` of which are sent, cannot be part of a match."""
         return next((count for count in range(most, least, -1) if self._is_settled(count)), min(most, least))
 
     def _is_settled(self, count: int) -> bool:
@@ -162,7 +161,7 @@ class GuardrailMatcher:
         return tail[: max(end - start, 0)]
 
     def before(self, start: int) -> str:
-        """The characters before `start` that can be part of a match behind it."""
+        """Return the characters before `start` that can be part of a match after it."""
         begin = max(self._lead + start - self.guard.reach, 0)
         return self._raw.tail(begin)[: self._lead + start - begin]
 
@@ -177,7 +176,7 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Rules that read the text as written come first, those that read it as seen after them."""
+    """Return the matching states: those of rules for the text as written, then those for the normalized text."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}
@@ -203,5 +202,6 @@ def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
 
 
 def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
-    """The first of the tokens, which end at `ends`, that goes with a match at `start`; those that were sent stay."""
+    """Return the index of the first token to remove for a match at `start`. `ends` are the ends of the tokens; sent
+    tokens stay."""
     return max(bisect_right(ends, start), num_told)

@@ -1,6 +1,6 @@
-"""Guardrails on outputs, as plain data, and the search of their patterns. Matches are searched in the text as each
-rule reads it, whatever its tokens are. The end of the prompt belongs to the text, so that a prompt cannot contain
-the first half of what is forbidden. `guardrail_matcher.py` applies this to a growing output."""
+"""Guardrails on outputs, as plain data, and the search of their patterns. Matches are searched in the text,
+normalized as each rule says, whatever its tokens are. The end of the prompt is included, so that a prompt cannot
+contain the first half of a match. `guardrail_matcher.py` applies this to a growing output."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """A pattern that may not be in a text, read as `reading` says. One that is `is_late` is a match only once no
-    further text can make it longer or none. `check` names a test of what was found."""
+    """A forbidden pattern, matched against the text normalized by `reading`. A rule that `is_late` waits until
+    further text can no longer change the match. `check` names a test of the matched text."""
 
     policy: str
     pattern: str
@@ -43,7 +43,7 @@ class TextRule:
 
 @dataclass(frozen=True, slots=True)
 class LoopRule:
-    """The same text of `min_length` to `max_length` characters may not follow itself so that it is there `times`."""
+    """A text of `min_length` to `max_length` characters may not be repeated `times` in a row."""
 
     policy: str
     times: int = 8
@@ -55,8 +55,8 @@ class LoopRule:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """The most characters of an output, and the most tokens sampled and forced for it, those included that were taken
-    back."""
+    """The maximum number of characters of an output, and of its sampled and forced tokens, with those that were
+    rolled back."""
 
     policy: str
     max_chars: int | None = None
@@ -66,7 +66,7 @@ class BudgetRule:
 
 @dataclass(frozen=True, slots=True)
 class Guardrails:
-    """All that is demanded of the texts of a request. `allowed` is a mask of the tokens that may be sampled at all."""
+    """All rules for the texts of a request. `allowed` is a mask of the tokens that may be sampled."""
 
     texts: tuple[TextRule, ...] = ()
     loops: tuple[LoopRule, ...] = ()
@@ -74,8 +74,8 @@ class Guardrails:
     allowed: bytes | None = None
 
     def clean(self, text: str, before: str = "") -> str:
-        """A text that follows `before`, with all that may not be in it replaced or left out; empty if a rule cannot say
-        what that is, and may not be left out."""
+        """Return a text that follows `before`, with all matches replaced or left out. It is empty if a rule neither
+        replaces nor leaves out a match."""
         rules = list(self.texts)
         for rule in self.texts:
             try:
@@ -92,7 +92,7 @@ class Guardrails:
         return text if is_clean else ""
 
     def clean_error(self, error: BridleError) -> BridleError:
-        """The error of a controller, whose words may be its own: without them, if they say what no text may."""
+        """Return the error of a controller without its own text, if that contains something forbidden."""
         said = error.logs if isinstance(error, ControllerError) else ""
         if (self.clean(str(error)), self.clean(said)) == (str(error), said):
             return error
@@ -124,7 +124,7 @@ class GuardrailMatch:
 
     @property
     def policy(self) -> str:
-        """Whose rule it is."""
+        """Return the policy that has the rule."""
         return self.rule.policy
 
     @property
@@ -181,8 +181,8 @@ CHECKS: Mapping[str, Callable[[str, int, int], int | None]] = {"card": _card_end
 
 
 def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """The first match from `pos` on that ends behind `least_end`, and where one may begin that is not complete. What
-    could become one, and is followed by more unseen characters than there may be, is a match."""
+    """Return the first match from `pos` on that ends after `least_end`, and the position where an incomplete match
+    may begin. A possible match with too many invisible characters after it counts as a match."""
     at = pos
     while rule.reading != "written" and (cut := text.find(HIDDEN, at)) >= 0:
         found, start = _find_before(cut, rule, text, at, least_end)
@@ -195,7 +195,7 @@ def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tup
 
 
 def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """The same in a text that is over at `limit`."""
+    """Return the same for a text that ends at `limit`."""
     pattern, check = compiled(rule.pattern), CHECKS.get(rule.check)
     at = pos
     try:

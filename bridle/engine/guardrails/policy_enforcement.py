@@ -1,7 +1,7 @@
-"""Holds outputs to what they must not say: banned phrases, and the policies of an operator.
+"""Enforces banned phrases and an operator's policies on outputs.
 
-Text that says what is forbidden is still held back (`held`). Here it is rolled back, and another way is taken, or the
-output ends, as the rule wants.
+Forbidden text is still held back (`output_holdback`). Here it is rolled back. Then other tokens are sampled, or the
+output ends, as the rule says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Changes(Protocol):
 
 
 class PolicyEnforcer:
-    """Does through `changes` what the rules of an output want done."""
+    """Enforces the rules of an output by calls of `changes`."""
 
     def __init__(self, changes: Changes, statistics: EngineStatistics, decoder: TextDecoder | None) -> None:
         self._changes = changes
@@ -43,7 +43,7 @@ class PolicyEnforcer:
         self._decoder = decoder
 
     def end_by(self, seq: Sequence, hit: GuardrailMatch) -> bool:
-        """End an output that a rule lets go no further."""
+        """End an output by a rule."""
         self._note(hit.policy, hit.rule.version, "ended")
         is_budget = isinstance(hit.rule, BudgetRule)
         reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
@@ -55,9 +55,9 @@ class PolicyEnforcer:
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
-        """Take back the tokens that say what is forbidden. Returns those that a policy puts in their place; None if the
-        output ended, or if another way is to be taken: then the first of them is forbidden where it stood. The output
-        ends with an error if that has happened too often."""
+        """Roll back the tokens of forbidden text. Returns the tokens that a policy puts in their place. Returns None
+        if the output ended, or if other tokens are to be sampled: then the first of them is forbidden at its
+        position. After too many attempts, the output ends with an error."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
         output.num_banned, output.hit = 0, None
         replaced = None
@@ -70,7 +70,7 @@ class PolicyEnforcer:
         return replaced
 
     def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
-        """Note for the controller what is other than it has decided, from the end of the sequence on."""
+        """Note for the controller the differences from its decision, from the end of the sequence on."""
         if seq.control.pool is not None:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 
@@ -80,7 +80,7 @@ class PolicyEnforcer:
         return tuple(changes)
 
     def _ban_phrase(self, seq: Sequence, num_tokens: int) -> None:
-        """Take back one of a request's own banned phrases."""
+        """Roll back one of a request's own banned phrases."""
         output = seq.output
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
@@ -92,7 +92,7 @@ class PolicyEnforcer:
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
 
     def _ban_by(self, seq: Sequence, hit: GuardrailMatch, num_tokens: int) -> tuple[int, ...] | None:
-        """Take back what a rule forbids, and do what it wants done."""
+        """Roll back text that a rule forbids, and do what the rule says."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
@@ -118,15 +118,15 @@ class PolicyEnforcer:
         return None
 
     def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
-        """Return the replacement of the last `num_tokens`, and those of them, after the match, that stay unchanged:
-        the last of these may end inside of a character."""
+        """Return the replacement of the last `num_tokens`, and the tokens after the match that stay unchanged. The
+        last of these may end inside a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)
         spelled = self._decoder.tokens_of(before + rule.replacement + behind)
         return spelled, seq.tokens[len(seq.tokens) - num_kept :]
 
     def close(self, seq: Sequence) -> str:
-        """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""
+        """Remove from the held text what is forbidden at the end of the output. Returns the remaining text."""
         output = seq.output
         if output.text is None:
             return ""

@@ -1,7 +1,6 @@
-"""Texts that grow token by token, and the same texts as somebody reads them: without what nobody sees, in the plainest
-form of each character (`seen`); or also without case and with one space where there are several (`folded`). So what is
-looked for is found however it is written. Each place in such a text has one in the text itself.
-"""
+"""Growing texts and their normalized forms. `seen` leaves out invisible characters and uses the plainest form of
+each character. `folded` also ignores case and joins spaces. So a match is found however it is written. Each position
+in a normalized text maps to one in the original text."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ HIDDEN = "\uffff"
 
 
 class NormalizedStream:
-    """A text, in the pieces of its tokens behind a `lead`."""
+    """A text made of the pieces of its tokens, after a `lead`."""
 
     def __init__(self, lead: str = "") -> None:
         self._pieces = [lead]
@@ -47,7 +46,7 @@ class NormalizedStream:
         self._ends.append(self._ends[-1] + len(piece))
 
     def rewind(self, num_tokens: int) -> None:
-        """Take the last tokens back."""
+        """Roll back the last tokens."""
         if num_tokens:
             del self._pieces[-num_tokens:], self._ends[-num_tokens:]
 
@@ -64,7 +63,7 @@ class NormalizedStream:
         return "".join(self._pieces[first:])[start - begin :]
 
     def whole(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         return "".join(self._pieces)
 
     def raw(self, place: int) -> int:
@@ -87,9 +86,9 @@ class NormalizedStream:
 
 
 class CasefoldedStream(NormalizedStream):
-    """A text in the form for comparison: `folded`, or else `seen`. Where more than `MAX_UNSEEN` characters in a row add
-    nothing, there is `HIDDEN`, or one more space if they are space. So a part of what is read is a bounded part of the
-    text."""
+    """A text normalized for comparison: `folded` or `seen`. More than `MAX_UNSEEN` invisible characters in a row
+    become `HIDDEN`, or one more space if they are spaces. So a part of the normalized text is a bounded part of the
+    original."""
 
     def __init__(self, lead: str = "", reading: Reading = "folded") -> None:
         super().__init__()
@@ -133,14 +132,14 @@ class CasefoldedStream(NormalizedStream):
         self._add("".join(made), places, piece)
 
     def _add(self, read: str, places: Iterable[int], piece: str) -> None:
-        """Add what a piece is read as, with the places of its characters."""
+        """Add the normalized form of a piece, with the positions of its characters."""
         super().push(read)
         self._places.extend(places)
         self._num_raw.append(self._num_raw[-1] + len(piece))
         self._is_other.append(self._is_other[-1] or read != piece)
 
     def rewind(self, num_tokens: int) -> None:
-        """Take the last tokens back."""
+        """Roll back the last tokens."""
         super().rewind(num_tokens)
         if num_tokens:
             del self._num_raw[-num_tokens:], self._is_other[-num_tokens:]
@@ -183,16 +182,16 @@ def seen_char(char: str) -> str:
 
 
 def without_unseen(text: str) -> str:
-    """A text without what nobody sees."""
+    """Return a text without invisible characters."""
     kept: str = _UNSEEN.sub("", text)
     return kept.replace(HIDDEN, "\ufffd")
 
 
 def read_text(text: str, reading: Reading) -> NormalizedStream:
-    """A text in one reading."""
+    """Return a text normalized as a rule says."""
     return NormalizedStream(text) if reading == "written" else CasefoldedStream(text, reading)
 
 
 def fold(text: str) -> str:
-    """A text in the form for comparison."""
+    """Return a text normalized for comparison."""
     return CasefoldedStream(text).whole()

@@ -14,10 +14,9 @@ from bridle.errors import ControllerError
 
 
 class Change(NamedTuple):
-    """Tokens that were sampled or forced, and are not what was decided: from place `start` on, `num_removed` of them
-    went and `num_added` others came, put there by `policy`. It is empty if another way is to be taken. Places count
-    from the start of the sequence, in the text as the changes before have left it, with all that was still to be
-    forced."""
+    """Changes of tokens that a controller did not decide: from position `start` on, `policy` removed `num_removed`
+    tokens and added `num_added`. It is empty if other tokens are to be sampled. Positions count from the start of
+    the sequence, after the earlier changes and with all forced tokens still to come."""
 
     start: int
     num_removed: int
@@ -27,18 +26,17 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)  # not frozen, since one is made for each token; nobody changes it
 class Ask:
-    """Tokens of a sequence just became known: what next?
+    """A request for a decision, because tokens of a sequence became known.
 
-    `tokens` were appended after `backtrack` older ones were rolled back; `sampled` is the token that was sampled,
-    even if a splice replaced it; `candidates` are the most probable tokens of that draw with their log-probabilities,
-    if its branch wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in
-    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The first
-    `num_foreseen` of the tokens were sampled one after the other, each as the pool foresaw it after the one before. A
-    `final` ask wants no decision, only last logs. `turns` is how often in a row a controller that does nothing may be
-    asked at once. Where it may not force tokens, because another controller does not allow them, it is asked for what
-    else it allows. `variables` are set before it is asked, where the pool of its kind has variables. `ahead` are
-    tokens that are likely to be sampled next, for a pool that `is_told_ahead`. `changes` are what was done otherwise
-    than it was decided, because the text may not be in an output.
+    `tokens` were appended after `backtrack` older ones were rolled back; `sampled` is the token that was sampled, even
+    if a splice replaced it; `candidates` are the most probable tokens at that position with their log-probabilities, if
+    its branch asked for them. The first ask of a request names `request`, that of a fork its `parent` (which is in the
+    same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The first
+    `num_foreseen` of the tokens were sampled as the pool predicted them. A `final` ask needs no decision, only the last
+    logs. `turns` is how often in a row a controller that does nothing may be asked. If it may not force tokens, because
+    another controller does not allow them, it is asked for alternatives. `variables` are set before it is asked, if its
+    pool supports variables. `ahead` are tokens that are likely to be sampled next, for a pool that `is_told_ahead`.
+    `changes` are tokens that a policy changed after the decision.
     """
 
     seq_id: int
@@ -60,8 +58,8 @@ class Ask:
 
     @property
     def rewritten_by(self) -> str:
-        """The policy that has put another text in place of a part of what was sampled or forced, if all of the rest was
-        done as it was decided."""
+        """Return the policy that replaced a part of the sampled or forced tokens, if everything else followed the
+        decision."""
         return self.changes[-1].policy if self.changes else ""
 
 
@@ -75,9 +73,9 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
-    often the controller was asked for it. `ahead` is for the pool itself: tokens that may come, and what it would
-    answer after each."""
+    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is
+    how often the controller was asked for it. `ahead` is for the pool itself: possible tokens, each with the answer
+    after it."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -105,27 +103,27 @@ class ControllerPool(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the pool has messages to send or to receive although nothing was asked, so that `collect` must be
-        called again."""
+        """Return whether `collect` must be called again, because the pool has messages to send or receive although
+        nothing was asked."""
         return False
 
     @property
     def is_told_ahead(self) -> bool:
-        """Whether a pool with `remote_lookahead` makes use of tokens `ahead` now."""
+        """Return whether a pool with `remote_lookahead` currently uses the tokens `ahead`."""
         return False
 
     @abstractmethod
     def accepts(self, controller: object) -> bool:
-        """Whether this pool runs controllers of this kind."""
+        """Return whether this pool runs controllers of this kind."""
 
     @abstractmethod
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Make an instance for a request. The future gives the prompt, which a controller may rewrite, or
-        raises `ControllerError`. A future that could be cancelled leaves no instance behind."""
+        """Create an instance for a request. The future returns the prompt, which a controller may rewrite, or raises
+        `ControllerError`. A cancelled future leaves no instance behind."""
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """The names by which a request's controllers were asked for, and the hashes of the modules that they stood
-        for. Asked between the end of the opening and the first ask."""
+        """Return the names of a request's controllers and the hashes of their modules. Called between the end of the
+        opening and the first ask."""
         return ()
 
     @abstractmethod
@@ -143,26 +141,26 @@ class ControllerPool(ABC):
         `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
-        quickly known. It may also force tokens that come next among them; then its next answer is that to the last of
-        these. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence whose last
-        answer was collected."""
+        """Return the controller's answers after each of `tokens`, if they came next, as far as these are samples and
+        quickly known. It may also force tokens that come next among them; then its next answer is that to the last
+        of these. The controller does not change until tokens are reported as predicted. Called for a sequence whose
+        last answer was collected."""
         return []
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Log and variables of the answer that was predicted after the first `num_tokens` tokens, which were drawn now.
-        They are returned once; the answer to those tokens leaves them out."""
+        """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which
+        were now sampled. They are returned once; the answer to those tokens leaves them out."""
         return None
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """What the controller would answer after all of `tokens`, if they came next; None if that is not quickly known.
-        Nothing changes for the controller. While a draft is made it is asked after each of its tokens."""
+        """Return the controller's answer after all of `tokens`, if they came next; None if that is not quickly
+        known. The controller does not change. While a draft is made, it is called after each of its tokens."""
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Those of `tokens` that are allowed after one another, each with the tokens that are then forced, as far as
-        draws follow; and whether others are forced than those that come next in `tokens`. Asked again, it goes on from
-        there."""
+        """Return the leading `tokens` that are allowed one after the other, each with the tokens that are then
+        forced; and whether the forced tokens differ from those that come next in `tokens`. A later call continues
+        from there."""
         return [], False
 
     @abstractmethod
@@ -227,7 +225,7 @@ class DelegatingPool(ControllerPool):
 
 
 def check_pools(pools: Iterable[object]) -> None:
-    """Raise `TypeError` for a pool that is no `ControllerPool`, such as one written for the protocols of before."""
+    """Raise `TypeError` for an object that is no `ControllerPool`, such as one written for an earlier version."""
     for pool in pools:
         if not isinstance(pool, ControllerPool):
             raise TypeError(

@@ -16,13 +16,13 @@ Task = Literal["generate", "embed", "classify"]
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """Properties of a loaded model that the engine needs. `kv` says who places KV. With `paged` the engine's block
-    tables do (the plan gives every slot of every position). With `sequences` the backend keeps KV by sequence id,
-    copying on `ForkRow` and truncating to each row's `start`; the engine then only counts blocks. `capacity` is
-    `num_blocks * block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the
-    model gives none. `task` is the model's purpose: a model that does not generate gives vectors of whole texts,
-    each computed in one step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0
-    if unknown. `unnamed` ids stand for no token: they are read in prompts, and never sampled."""
+    """Properties of a loaded model that the engine needs. `kv` is the layout of KV. With `paged`, the engine's block
+    tables give the slot of every position. With `sequences`, the backend keeps KV by sequence id, copies it on
+    `ForkRow` and truncates it to each row's `start`; the engine only counts blocks. `capacity` is `num_blocks *
+    block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the model gives
+    none. `task` is the model's purpose: a model that does not generate gives vectors of whole texts, each computed
+    in one step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0 if unknown.
+    `unnamed` ids stand for no token: they are read in prompts, and never sampled."""
 
     model: str
     vocab_size: int
@@ -53,8 +53,8 @@ class Executor(Protocol):
     def info(self) -> ExecutorInfo: ...
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` when the device is lost
-        (every mirror is then gone), and any other `BridleError` when this plan cannot be run."""
+        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` if the device is
+        lost (all mirrors are then lost), and another `BridleError` if this plan cannot be run."""
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Read tokens and log-probabilities off the logits of the last forward."""
@@ -67,12 +67,12 @@ class Executor(Protocol):
 
 
 class AsyncExecutor(Executor, Protocol):
-    """An executor whose device works on while its caller does other things: `sample` in two parts.
+    """An executor whose device continues while its caller does other things. `sample` has two parts.
 
-    The caller may launch the next step between the two, with names of the tokens that are being sampled (`name_of`):
-    the device has them. It computes such a row with any token where nothing could be sampled. The order is
-    `sample_async`, forward or none, `get_result`; what was sampled and not taken is forgotten with `reset`. Errors of
-    either part may be raised by `get_result`.
+    Between the two, the caller may launch the next step with placeholders for the tokens that are being sampled: the
+    device has them. If nothing could be sampled, such a row is computed with any token. The order is `sample_async`, an
+    optional forward, `get_result`; `reset` drops results that were not taken. Errors of either part may be raised by
+    `get_result`.
     """
 
     @property
@@ -90,7 +90,7 @@ class AsyncExecutor(Executor, Protocol):
 
 
 def find_async(executor: Executor) -> AsyncExecutor | None:
-    """The executor, if it answers late."""
+    """Return the executor if it is asynchronous, else None."""
     return cast(AsyncExecutor, executor) if getattr(executor, "is_async", False) else None
 
 

@@ -16,7 +16,7 @@ class Sampler(Protocol):
 
 
 class PendingSample(Protocol):
-    """Draws that are under way."""
+    """Tokens that are being sampled."""
 
     @property
     def tokens(self) -> Any:
@@ -29,7 +29,7 @@ class PendingSample(Protocol):
 
 @runtime_checkable
 class AsyncSampler(Sampler, Protocol):
-    """A sampler that need not be waited for. To call it is to `draw`, and to `take` at once."""
+    """A sampler that need not be waited for. Calling it is `draw` followed by `take`."""
 
     def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start answering `batch`. When this returns, whatever is launched next may overwrite `logits`."""

@@ -34,13 +34,13 @@ class AdapterStore(Protocol):
         Safe from any thread."""
 
     def close(self) -> None:
-        """Stop bringing adapters to the device. Idempotent."""
+        """Stop loading adapters to the device. Idempotent."""
 
 
 class MediaDevice(Protocol):
-    """Media encoder of an executor, its `media`: it encodes images, and holds their features by key until they are
-    dropped. `encode` and `drop` are called by one thread, beside the steps; each raises `ShardUnavailable` when the
-    device cannot be reached. `epoch` is another number after everything was lost."""
+    """Media encoder of an executor (`media`). It encodes images and keeps their features by key until they are
+    dropped. One thread, not the engine's, calls `encode` and `drop`; both raise `ShardUnavailable` if the device
+    cannot be reached. `epoch` changes when all features were lost."""
 
     epoch: int
     max_bytes: int
@@ -49,13 +49,13 @@ class MediaDevice(Protocol):
         """The memory that its features take."""
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Make the features of an image; returns when plans may name them. Raises `MediaRefused`."""
+        """Compute the features of an image. When this returns, plans may name them. Raises `MediaRefused`."""
 
     def drop(self, key: bytes) -> None:
-        """Let go of the features of an image that no plan names; unknown keys are ignored."""
+        """Release the features of an image that no plan names; unknown keys are ignored."""
 
     def clear(self) -> None:
-        """Let go of all features, also of those that are being made."""
+        """Release all features, also those that are being computed."""
 
 
 @runtime_checkable
@@ -66,8 +66,8 @@ class BatchedMedia(MediaDevice, Protocol):
         """The first of `media` and those behind it that it would best be encoded with."""
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> None:
-        """Make the features of images that belong `together`. After an error none of them are there: then each is to
-        be encoded for itself."""
+        """Compute the features of images that belong `together`. After an error there are none; each image is then
+        encoded alone."""
 
 
 class MediaStore(Protocol):

@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: shared, found again by hash, freed, retained."""
+"""Blocks of the KV cache: sharing, lookup by hash, freeing and retention."""

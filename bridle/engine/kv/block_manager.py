@@ -2,11 +2,9 @@
 
 Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
 
-1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed
-   one loses its hash.
-2. A block has a hash only if it is full and its KV was computed.
-3. Every block is free or referenced; free blocks with a hash are the prefix cache. Those that are parked are evicted
-   after all others (`KVRetention`).
+1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed one
+loses its hash. 2. A block has a hash only if it is full and its KV was computed. 3. Every block is free or referenced;
+free blocks with a hash are the prefix cache. Parked blocks are evicted after all others (`KVRetention`).
 
 The hash of a full block covers all tokens up to its end, and the images among them: blake2b over (parent's hash,
 token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
@@ -108,14 +106,14 @@ class BlockManager:
         return True
 
     def num_exclusive(self, seq: Sequence) -> int:
-        """Blocks that would become free if `seq` gave all of its up."""
+        """Return the number of blocks that would become free if `seq` gave up all of its blocks."""
         return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)
 
     # -- taking and giving back --------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> int:
-        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. Changes nothing
-        but the hashes remembered on the sequence."""
+        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. Changes only the
+        cached hashes of the sequence."""
         if not self._caching:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
@@ -127,7 +125,7 @@ class BlockManager:
         return num_blocks * self.block_size
 
     def missing_block(self, seq: Sequence) -> int | None:
-        """The number of the first block of waiting `seq` that the cache could hold and does not."""
+        """Return the number of the first block of waiting `seq` that could be in the cache but is not."""
         number = self.match_prefix(seq) // self.block_size
         return number if self._caching and number < seq.max_reusable // self.block_size else None
 
@@ -142,9 +140,8 @@ class BlockManager:
         return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
 
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Give `seq`, which holds no block, what the cache has of it, if there is room for all of its tokens beside
-        `num_kept` blocks; returns whether there is. Cached blocks that nobody uses are free ones, and are used up like
-        those."""
+        """Give `seq`, which has no block, its cached blocks if there is room for all of its tokens and `num_kept`
+        more blocks. Returns whether there is. Unused cached blocks count as free, and using them takes room."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         cached = self._cached(seq)
@@ -254,7 +251,7 @@ class BlockManager:
         kv.num_hashed = num_full
 
     def forget_content(self) -> None:
-        """All KV is gone (the executor was reset): no block may be reused. Every sequence must hold none."""
+        """All KV is lost (the executor was reset), so no block may be reused. No sequence may have blocks."""
         self.parking.clear()
         for block in self._hash_of:
             self._free.forget(block)
@@ -264,13 +261,13 @@ class BlockManager:
     # -- parked KV ---------------------------------------------------------------------------------------
 
     def park(self, seq: Sequence, now: float) -> None:
-        """Hold back from eviction what `seq`, which is about to end, has in the prefix cache."""
+        """Protect from eviction the blocks in the prefix cache of `seq`, which is about to end."""
         digests = seq.kv.block_hashes[: min(seq.kv.num_hashed, seq.kv.num_computed // self.block_size)]
         held = list(takewhile(self._block_of.__contains__, digests))
         self.parking.park(seq.request.tenant, (seq.request.id, seq.index), seq.request.adapter, held, now)
 
     def renew(self, seq: Sequence, now: float) -> None:
-        """Hold back for longer what `seq`, which waits for its turn, will continue from."""
+        """Protect for longer the blocks from which `seq`, which waits in the queue, will continue."""
         num_cached = self.match_prefix(seq)
         digests = seq.kv.block_hashes[: num_cached // self.block_size]
         self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)

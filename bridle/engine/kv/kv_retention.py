@@ -1,12 +1,12 @@
-"""Parked KV: what a conversation will need again in a moment, held back from eviction for a while.
+"""Parked KV of conversations, protected from eviction for a while because it will be used again soon.
 
 A client that received a tool call comes back with the answer, and its next prompt begins with all that was computed so
-far. Until then the blocks are free ones, as those of the prefix cache are, so nothing that runs ever lacks them; but
-they are the last to be evicted. A parked conversation is a list of block hashes. It ends when a request continues it,
-when its time is over, when its client lets it go, or when others need the room: then the user that parks most gives
-way, its oldest conversation first, from the end.
+far. Until then the blocks are free ones, like those of the prefix cache, so running requests can always use them; but
+they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when its
+time is over, when its client releases it, or when others need the room. In the last case the user with the most parked
+blocks loses blocks: from the end of its oldest conversation.
 
-This module knows hashes, users and times, and no blocks. Users never share a hash: a user's name begins every chain.
+This module knows hashes, users and times, but not blocks. Users never share a hash: a user's name begins every chain.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KVRetention:
         return self.max_blocks > 0 and self.seconds > 0
 
     def close(self) -> None:
-        """Let go of everything, and park nothing any more."""
+        """Release everything and park nothing from now on."""
         self.max_blocks = 0
         self.clear()
 
@@ -86,7 +86,7 @@ class KVRetention:
     # -- coming ------------------------------------------------------------------------------------------
 
     def park(self, user: str, key: Key, adapter: str | None, digests: Sequence[bytes], now: float) -> None:
-        """Hold these blocks. Conversations of the user that they continue need no place of their own any more."""
+        """Park these blocks. Conversations of the user that they continue need no entry of their own any more."""
         if not self.is_open or not digests:
             return
         self.drop(key)
@@ -121,8 +121,8 @@ class KVRetention:
     # -- going -------------------------------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """A request continues from these blocks, which it uses by now, or from what another one has parked: it ends
-        what is parked of them. Returns whether anything was."""
+        """Note that a request uses these blocks, or continues what another request has parked, which ends that
+        parking. Returns whether anything was parked."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             self.drop(key)
@@ -130,7 +130,7 @@ class KVRetention:
         return bool(continued)
 
     def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
-        """A request that will continue from these blocks waits for its turn: their time begins again."""
+        """Restart the time of blocks from which a waiting request will continue."""
         for key in self._continued_by(user, digests, request_id):
             known = self._users[user]
             known.parked[key].until = now + self.seconds
@@ -138,12 +138,12 @@ class KVRetention:
             self._user_of[key] = self._user_of.pop(key)
 
     def release(self, request_id: str) -> None:
-        """Let go of the outputs of a request; unknown ids are ignored."""
+        """Release the parked outputs of a request; unknown ids are ignored."""
         for key in [key for key in self._user_of if key[0] == request_id]:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
-        """Let go of what is over by `now`, and of what adapters computed that are gone. Returns when the next is over,
+        """Release entries that are over by `now` or whose adapter was removed. Returns when the next one is over,
         None if nothing is parked."""
         while self._user_of and self._next.until <= now:
             self.drop(self._next.key)
@@ -163,7 +163,7 @@ class KVRetention:
         return self._users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
-        """Give one block of one conversation up. The user that parks most does, its oldest conversation, at the end."""
+        """Release one block: the last one of the oldest conversation of the user that parks most."""
         if not self._users:
             raise InternalError("a parked block is to be given up although none is parked")
         known = max(self._users.values(), key=lambda each: len(each.pins))
@@ -172,7 +172,7 @@ class KVRetention:
         self._shorten(known, entry, len(entry.digests) - 1)
 
     def lose(self, user: str, digest: bytes) -> None:
-        """The block of this hash is being rewritten: what follows it is of no use any more."""
+        """Note that the block of this hash is being rewritten, so that what follows it cannot be used any more."""
         known = self._users.get(user)
         for entry in [] if known is None else list(known.parked.values()):
             assert known is not None
@@ -180,14 +180,14 @@ class KVRetention:
                 self._shorten(known, entry, entry.digests.index(digest))
 
     def drop(self, key: Key) -> None:
-        """Let go of one conversation; unknown keys are ignored."""
+        """Release one conversation; unknown keys are ignored."""
         user = self._user_of.get(key)
         if user is not None:
             known = self._users[user]
             self._shorten(known, known.parked[key], 0)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         for key in list(self._user_of):
             self.drop(key)
 

@@ -1,10 +1,9 @@
-"""Decides which features of images stay where the model computes, and has missing ones made by a thread beside the
-steps.
+"""Decides which features of images stay on the model's device, and has a thread compute missing ones.
 
-Features stay within a number of bytes; the least recently used leave first. What the step under way reads stays until
-the next one begins. When there is no room for the most urgent missing image, those of less urgent sequences give way,
-so that nobody waits for room that somebody else waits with. The device (`MediaDevice`) encodes and holds; it may be in
-this process or in another one, and when it comes back after a loss, what is needed is encoded again.
+Features have a limit in bytes; the least recently used are evicted first. Features of the running step stay until the
+next one begins. If there is no room for the most urgent missing image, features of less urgent sequences are evicted,
+so that sequences never block each other. The device (`MediaDevice`) encodes and stores. It may be in another process.
+After its loss, needed features are encoded again.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class EncoderCache:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Every image that was made ready for this model can be tried; but requests keep theirs until they are over,
-        and so `Overloaded` is raised where they would take too much memory together."""
+        """Check an image. Raises `Overloaded` if the images of unfinished requests would take too much memory
+        together."""
         with self._changed:
             held = sum(medium.num_bytes for medium in self._known.values())
             new = sum(medium.num_bytes for medium in media if medium.key not in self._known)
@@ -116,14 +115,14 @@ class EncoderCache:
     # -- with the lock held --------------------------------------------------------------------------------------
 
     def _note_loss(self) -> None:
-        """Forget what a device held that was lost and has come back."""
+        """Forget the features of a device that was lost and has come back."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._placed.clear()
             self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
-        """Let go of the least urgent images of this step, where the first missing one has no room beside them."""
+        """Release the least urgent images of this step if the first missing one has no room."""
         first = self._wanted[0]
         size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):
@@ -138,7 +137,7 @@ class EncoderCache:
         return not self._pinned or kept + size <= self._device.max_bytes
 
     def _leavers(self, size: int) -> list[bytes]:
-        """Take as many images out of the books as leave room for `size` bytes."""
+        """Remove as many images from the books as needed for `size` bytes."""
         used, leavers = sum(self._placed.values()), []
         for key in list(self._placed):
             if used + size <= self._device.max_bytes:
@@ -149,7 +148,7 @@ class EncoderCache:
         return leavers
 
     def _next(self) -> list[MultiModalItem]:
-        """The most urgent image that can be encoded now, with others that are encoded together with it."""
+        """Return the most urgent image that can be encoded now, with others to encode together with it."""
         self._note_loss()
         media = [self._known[key] for key in self._wanted if self._is_missing(key)]
         if not media or not self._has_room(self._device.num_bytes(media[0])):
@@ -200,7 +199,7 @@ class EncoderCache:
             self.on_change()
 
     def _encode_all(self, media: Sequence[MultiModalItem]) -> list[BridleError | None]:
-        """Have images encoded, together if they are several; returns for each why it cannot be."""
+        """Have images encoded, together if there are several. Returns for each the reason why it failed, if it did."""
         if self._batched is not None and len(media) > 1:
             try:
                 self._batched.encode_all(media)
@@ -211,7 +210,7 @@ class EncoderCache:
         return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: MultiModalItem) -> BridleError | None:
-        """Have one image encoded; returns why it cannot be."""
+        """Have one image encoded. Returns the reason if it failed."""
         try:
             self._device.encode(medium)
         except ShardUnavailable:
@@ -224,7 +223,7 @@ class EncoderCache:
         return None
 
     def _note(self, key: bytes, size: int | None, error: BridleError | None) -> None:
-        """Enter what came of an image in the books. `size` is None if the device was lost meanwhile. With the lock
+        """Record the result for an image. `size` is None if the device was lost meanwhile. Called with the lock
         held."""
         if error is None:
             self._num_encoded += 1

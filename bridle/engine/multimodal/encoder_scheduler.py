@@ -1,9 +1,9 @@
 """Chooses how far each sequence may be computed, while its images are being encoded.
 
-Encoding an image takes far longer than a step, so it happens beside the steps, in a `MediaStore`. Only images that
-the next chunk of a sequence touches are asked for: what the prefix cache holds is not encoded again. A chunk ends
-before an image that is not ready, and a sequence whose next token belongs to one sits the step out. While no request
-has images, all of this costs nothing.
+Encoding an image takes far longer than a step, so it runs in parallel to steps, in a `MediaStore`. Only images in the
+next chunk of a sequence are requested: images in the prefix cache are not encoded again. A chunk ends before an image
+that is not ready. A sequence whose next token belongs to one skips the step. While no request has images, all of this
+costs nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 
 class EncoderScheduler:
-    """Asks `store` (None: this model reads text alone) for what the next step needs; a step has `window` tokens at
-    most, `prompt_window` of them of prompts."""
+    """Asks `store` (None: a text-only model) for the images of the next step; a step has `window` tokens at most,
+    `prompt_window` of them of prompts."""
 
     def __init__(self, store: MediaStore | None = None, window: int = 1, prompt_window: int | None = None) -> None:
         self._store = store
@@ -97,8 +97,8 @@ class EncoderScheduler:
         waiting: Iterable[Sequence],
         cached: Callable[[Sequence], int],
     ) -> None:
-        """Ask for what the next step needs, and let the others sit it out. `cached` says how much of a waiting
-        sequence, such as those of `next_in_line`, need not be computed."""
+        """Request the images of the next step; sequences without theirs skip it. `cached` returns how much of a
+        waiting sequence, such as those of `next_in_line`, need not be computed."""
         assert self._store is not None
         starts: dict[int, int] = {}
         wanted: dict[bytes, None] = {}
@@ -130,8 +130,8 @@ class EncoderScheduler:
     # -- pictures whose rows see each other ----------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """The sequence whose image found too little room and gets as much of this step as it needs: in every second
-        step one, so that the others continue."""
+        """Return a sequence whose image had too little room, which gets as much of this step as it needs. This
+        happens in every second step, so that the others continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)
@@ -142,7 +142,7 @@ class EncoderScheduler:
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
         """Return how many tokens to compute in place of `num_tokens`, at most `most`, so that no image with mutual
-        attention is cut; 0 if such an image comes next and does not fit into this step."""
+        attention is split; 0 if such an image is next and does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

@@ -1,11 +1,10 @@
 """Media of requests: images as the values that a model's tower reads, and the prompt positions of their features. The
 same holds for sounds and videos.
 
-A `MultiModalItem` is one image, made ready for a model. A `PlaceholderRange` says that rows of it stand at positions
-of a prompt; one image may have several runs. The tokens at these positions are placeholders: what is computed there
-depends on the image, so code that compares tokens for equality has to compare runs as well (`marks`). Runs say it, not
-token ids: a placeholder's id that was sampled or typed is text. Plain data; knows nothing of how images are read or
-encoded.
+A `MultiModalItem` is one image, made ready for a model. A `PlaceholderRange` maps rows of it to positions of a prompt;
+one image may have several ranges. The tokens at these positions are placeholders. Their KV depends on the image, so
+code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text. Plain data,
+without reading or encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class MediaArray:
-    """Numbers that a tower reads: `data` are those of `shape`, row-major, in numpy's type `dtype`."""
+    """Input of a tower: `data` has the elements of `shape`, row-major, in numpy's type `dtype`."""
 
     name: str
     dtype: str
@@ -31,8 +30,8 @@ class MediaArray:
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
     """One image. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
-    `num_rows` rows. `pictures` are the keys of the images in a whole prompt, in order, so that they can be told apart
-    from it; without them it is encoded as one."""
+    `num_rows` rows. `pictures` are the keys of the images of a whole prompt, in order; without them it is encoded as
+    one."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
@@ -78,7 +77,8 @@ class MultiModalInputs:
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """The same with keys of a tenant: else a quick answer would tell that somebody else has sent an image."""
+        """Return the same inputs with keys of a tenant. Otherwise a fast answer would reveal that another tenant has
+        sent the image."""
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
@@ -94,8 +94,8 @@ NO_SIGHTS = MultiModalInputs()
 
 
 def marks(runs: Runs, start: int, end: int) -> bytes:
-    """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other images: for each run
-    among them, the medium, its rows and their positions."""
+    """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other images: the medium, rows
+    and positions of each range."""
     parts = []
     for run in runs:
         first, last = max(run.position, start), min(run.end, end)

@@ -1,7 +1,7 @@
-"""Tokens held back from the client: they could become part of a banned phrase, or of what a policy forbids.
+"""Tokens held back from the client: they could become part of a banned phrase, or of text that a policy forbids.
 
-`OutputProcessor` asks here which tokens go out with a new one, and whether there is another way where everything is
-banned. This module knows nothing of schedules and events beside those of tokens.
+`OutputProcessor` asks here which tokens to send with a new one, and whether other tokens exist if all are banned. This
+module knows only events of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def watch_of(seq: Sequence, guard: Guardrails, decoder: TextDecoder) -> Guardrai
 
 
 def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int, forced: bool) -> Released:
-    """The effect of a token on a text with a guard. What a rule cannot decide counts as forbidden."""
+    """Return the effect of a token on a text with a guard. If a rule cannot decide, the text counts as forbidden."""
     usage = seq.output.usage
     try:
         released = text.push(token, forced)
@@ -43,8 +43,8 @@ def push_guarded(seq: Sequence, text: OutputText, guard: Guardrails, token: int,
 
 
 def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]:
-    """Hold a new token back, and return the tokens that go out: those none of whose text can become part of a banned
-    phrase, and all before them; each with the text up to its end, so that what stays held can go."""
+    """Hold a new token back, and return the tokens to send: those whose text cannot become part of a banned phrase,
+    and all before them. Each has the text up to its end, so that held text can be removed later."""
     output = seq.output
     output.held.append(event)
     num_settled = min(text.num_settled - text.num_told, len(output.held))
@@ -61,8 +61,8 @@ def hold(seq: Sequence, text: OutputText, event: TokenEvent) -> list[TokenEvent]
 
 
 def trim(seq: Sequence, num_chars: int) -> int:
-    """Take characters off the end of the text that no client has: an earlier token that is held back has text of later
-    ones, which are gone. Returns how many went."""
+    """Remove characters from the end of the text that no client has. An earlier held token may have text of removed
+    tokens. Returns the number of characters."""
     output, left = seq.output, num_chars
     for each in reversed(output.unsent):
         kept = max(len(each.text) - left, 0)
@@ -85,8 +85,9 @@ def release(seq: Sequence) -> list[TokenEvent]:
 def find_alternative(seq: Sequence) -> bool:
     """Return whether another continuation may exist after bans left no token to sample.
 
-    Bans that forbid how a phrase begins may forbid too much. So they are lifted, and from here on, until text is
-    released, phrases go by how they end: that leaves out no way. What has no way out is then a ban of its own.
+    Bans on the first token of a phrase may forbid too much. So they are removed, and until text is released, phrases
+    are banned at their last token, which excludes no other text. If no token is left then, this position is banned
+    itself.
     """
     text = seq.output.text
     if text is None or not seq.output.bans.get(len(seq.tokens)):

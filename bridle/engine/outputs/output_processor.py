@@ -1,6 +1,6 @@
-"""Applies the results of a step to the sequences, and makes the events that report them.
+"""Applies the results of a step to the sequences, and creates the events that report them.
 
-It appends sampled and forced tokens, takes tokens back, checks the stopping criteria, fills in log-probabilities and
+It appends sampled and forced tokens, rolls tokens back, checks the stopping criteria, fills in log-probabilities and
 ends outputs. All changes to a sequence's tokens go through here, so the counts are kept here. This module knows nothing
 of controllers and devices.
 """
@@ -44,7 +44,7 @@ _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DE
 class OutputProcessor:
     """Changes sequences and collects the events of the step under way.
 
-    `on_finish(seq, event)` takes each `Finished` event: the engine decides when it goes out.
+    `on_finish(seq, event)` gets each `Finished` event; the engine decides when to send it.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class OutputProcessor:
         self._statistics.num_accepted_tokens += num_right
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None:
-        """Take back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
+        """Roll back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
         if num_tokens == 0:
             return
         output = seq.output
@@ -176,8 +176,8 @@ class OutputProcessor:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not sampled, up to one that ends the output. Where a policy replaces a part of the
-        text, what follows it still follows. Returns False, and drops the rest, if another way is to be taken."""
+        """Append tokens that were not sampled, up to one that ends the output. If a policy replaces a part of the
+        text, the rest still follows. Returns False, and drops the rest, if other tokens are to be sampled."""
         waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
         while waiting:
             if num_spelled:
@@ -197,8 +197,8 @@ class OutputProcessor:
         return True
 
     def put_right(self, seq: Sequence) -> bool:
-        """Take back what is forbidden, and append what a policy puts in its place. Returns False if another way is to
-        be taken instead."""
+        """Roll back forbidden text, and append a policy's replacement. Returns False if other tokens are to be
+        sampled instead."""
         replaced = self.policing.ban(seq)
         return replaced is not None and self.force(seq, replaced)
 
@@ -222,7 +222,7 @@ class OutputProcessor:
         return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
-        """Tell the client, once, that the prompt was computed, unless its scores are still to come."""
+        """Report to the client, once, that the prompt was computed, unless its scores are still missing."""
         wants_scores = seq.sampling.prompt_logprobs is not None
         if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
@@ -249,7 +249,7 @@ class OutputProcessor:
             self._send_all(seq)
 
     def note_progress(self, sequences: Iterable[Sequence]) -> None:
-        """Tell how far the prompts are of which a step has computed a part, and not the end."""
+        """Report the progress of prompts that a step has computed in part."""
         for seq in sequences:
             is_begun = seq.kv.num_computed > 0  # else it was preempted meanwhile
             if is_begun and not (seq.output.prompt_sent or seq.is_finished):
@@ -335,7 +335,7 @@ class OutputProcessor:
         self._on_finish(seq, event)
 
     def drop_held(self, seq: Sequence, num_tokens: int) -> None:
-        """Take back the last `num_tokens` of those that are held back, and the text of the others."""
+        """Roll back the last `num_tokens` held tokens, and the text of the others."""
         output = seq.output
         kept = len(output.held) - num_tokens
         if seq.trace is not None:

@@ -1,7 +1,7 @@
 """The text of one output: finds stop strings and banned phrases, and holds text back that might still become one.
 
 It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is held
-until the next tokens decide. A rewind takes back held text first, and reports how much of the released text disappears.
+until the next tokens decide. A rewind removes held text first, and reports how much of the released text disappears.
 This module knows nothing of wire formats.
 """
 
@@ -21,8 +21,8 @@ class Released(NamedTuple):
     """The effect of one token on the text: `text` is released now, `stop` is the stop string that it completes.
 
     `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
-    after a rewind changed the text that follows them. `num_banned` counts the last tokens that must go, because the
-    text holds a banned phrase or what an operator's rule `hit`; nothing is released then. A `hit` without them ends the
+    after a rewind changed the text after them. `num_banned` counts the last tokens to remove, because the text has a
+    banned phrase or a match `hit` of an operator's rule; nothing is released then. A `hit` without them ends the
     output.
     """
 
@@ -34,7 +34,7 @@ class Released(NamedTuple):
 
 
 class OutputText:
-    """Growing text of one output, token by token. A `watch` holds it to an operator's rules."""
+    """Growing text of one output, token by token. A `watch` checks it against an operator's rules."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
-        the next `num_tokens` tokens to be told, and what lies beyond them."""
+        """Return the text that is released but not sent and belongs to the next `num_tokens` tokens, without the
+        last `num_after` characters that are not in `hidden`, and the text after it."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
         places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]
@@ -108,8 +108,8 @@ class OutputText:
         return Released(piece, hit=hit)
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
-        """Return how many tokens a match removes. Where another way is to be taken, the first of them is one that
-        was sampled, if any was. Where it is replaced, no character may be cut in two."""
+        """Return how many tokens a match removes. If other tokens are to be sampled, the first removed token is a
+        sampled one, if there is any. If the match is replaced, no character may be split."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
             first -= 1
@@ -123,8 +123,8 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
-        """The text before a match in the last `num_tokens` tokens, the text behind it in the tokens in which it ends,
-        and how many tokens follow those."""
+        """Return the text before a match in the last `num_tokens` tokens, the text after it in the tokens in which
+        it ends, and the number of tokens after those."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)
@@ -132,13 +132,14 @@ class OutputText:
         return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
 
     def _num_until(self, end: int) -> int | None:
-        """Return how many tokens hold the text up to `end` and cut no character in two; None if the last token does."""
+        """Return how many tokens contain the text up to `end` without splitting a character; None if the last one
+        would."""
         first = bisect_left(self._ends, end)
         return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
     def close(self, hidden: str) -> tuple[int, str] | None:
-        """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
-        for these and for all that is `hidden`; None if nothing has to go."""
+        """End the text, so that possible matches count. Returns the number of tokens to remove, and the text that
+        replaces these and all `hidden` text; None if nothing is removed."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None
@@ -153,7 +154,7 @@ class OutputText:
         return len(self._ends) - first, whole[shown_until:begin] + rest
 
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
-        """Take tokens back; returns the number of released characters that disappear.
+        """Roll back tokens. Returns the number of released characters that disappear.
 
         The last `num_unsent` released characters never left the engine; those among them that stay are held again.
         """
@@ -238,7 +239,7 @@ class OutputText:
         return most
 
     def num_since_drawn(self) -> int:
-        """Return how many tokens go if the last sampled and unsent token goes; 0 if there is none."""
+        """Return how many tokens are removed with the last sampled and unsent token; 0 if there is none."""
         drawn = [at for at in range(self.num_told, len(self._ends)) if not self._forced[at]]
         return len(self._ends) - drawn[-1] if drawn else 0
 
@@ -253,7 +254,7 @@ class OutputText:
         return best
 
     def _until(self, end: int) -> str:
-        """The last characters before place `end`, as many as a match can begin in."""
+        """Return the last characters before position `end` in which a match can begin."""
         num_after = self._num_chars - end
         tail = self._tail(num_after + self._window - 1)
         return tail[: len(tail) - num_after]

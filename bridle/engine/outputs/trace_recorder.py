@@ -1,4 +1,4 @@
-"""Makes the records of traced outputs, at the moments at which things happen to them.
+"""Creates the records of traced outputs when their events happen.
 
 A sequence that is not traced has no `TraceState`, and callers check that alone. So this module
 is not called for it. It knows nothing of formats and files.
@@ -41,7 +41,7 @@ _COUNTS = tuple(each.name for each in fields(Usage))
 
 
 class TraceRecorder:
-    """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
+    """Records the events of outputs that have a `TraceState`; all methods are for those. `emit` gets the events.
 
     `num_live` requests are traced now, and have `num_live_records`; the engine reports its steps only while there is
     one. `num_records` were ever made, and `num_cut` were not, because a request or all of them had too many.
@@ -72,8 +72,8 @@ class TraceRecorder:
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
-        """Note what a step computed, between these points of the clock: before and after forward, after control, after
-        sampling. Its draws cost this."""
+        """Note the work of a step and its times: before and after forward, after control, after sampling. This is
+        the cost of its tokens."""
         began, computed, steered, sampled = times
         self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
@@ -217,7 +217,7 @@ class TraceRecorder:
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceBudget) -> bool:
-        """Take room for one more record, if there is some."""
+        """Reserve room for one more record. Returns whether there is any."""
         if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
             self._cut(room)
             return False

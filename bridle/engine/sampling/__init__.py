@@ -1,1 +1,1 @@
-"""From decisions and logits to sampled tokens: which row each token is sampled from."""
+"""From decisions and logits to sampled tokens: the rows from which tokens are sampled."""

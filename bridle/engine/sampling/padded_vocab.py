@@ -1,4 +1,4 @@
-"""Ids of a model that stand for no token: the last ones, where logits are longer than the vocabulary, and gaps in it.
+"""Ids of a model without a token: those behind the vocabulary, if logits are longer, and gaps in it.
 
 A model reads them in prompts, and they are never sampled. This module knows no tokenizer;
 `bridle.serving.models.vocab_checks` finds them.
@@ -16,13 +16,13 @@ from bridle.engine.control.decision import mask_allows
 
 @dataclass(frozen=True, slots=True)
 class PaddedVocab:
-    """`spans` are the first and one past the last id of each run of them, in order, with named ids in between."""
+    """`spans` are the ranges of such ids, in order: the first id of each, and one past its last."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> PaddedVocab:
-        """These ids, in any order."""
+        """Build from ids in any order."""
         spans: list[tuple[int, int]] = []
         for token in sorted(set(tokens)):
             first = spans.pop()[0] if spans and spans[-1][1] == token else token
@@ -38,12 +38,12 @@ class PaddedVocab:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """The numbers of all spans, one after the other."""
+        """Return the first and last bounds of all spans as one flat list."""
         return tuple(chain.from_iterable(self.spans))
 
     @property
     def end(self) -> int:
-        """One more than the last of them; 0 if there are none."""
+        """Return one more than the last of these ids; 0 if there are none."""
         return self.spans[-1][1] if self.spans else 0
 
     def __bool__(self) -> bool:
@@ -57,15 +57,15 @@ class PaddedVocab:
         return chain.from_iterable(range(*span) for span in self.spans)
 
     def among(self, tokens: Iterable[int]) -> set[int]:
-        """Those of `tokens` that are of these."""
+        """Return those of `tokens` that are among these ids."""
         return set(self).intersection(tokens) if self.spans else set()
 
     def end_of(self, vocab_size: int) -> int:
-        """One more than the last id below `vocab_size` that has a token."""
+        """Return one more than the last id below `vocab_size` that has a token."""
         return self.spans[-1][0] if self.spans and self.end >= vocab_size else vocab_size
 
     def resized(self, vocab_size: int, known: int) -> PaddedVocab:
-        """Those of a model with `vocab_size` ids, of which only the first `known` are meant here."""
+        """Return the ids for a model with `vocab_size` ids, of which only the first `known` are described here."""
         return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
 
     def bar(self, mask: bytes, vocab_size: int) -> bool:

@@ -1,8 +1,9 @@
-"""Between logits and tokens: which branch draws from which row, and what happens with the sampled token.
+"""Plans the rows that are sampled for each branch, and applies the sampled tokens.
 
-A sequence whose last token was computed owns a logits row. Its controller's decision (or the lack of one) says how it
-continues. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
-before sampling and may create sequences, `commit` applies the results, and `undo` takes a failed step's forks back.
+A sequence whose last token was computed owns a logits row. Its controller's decision, if there is one, says how it
+continues. One branch samples or splices; several fork it, and all rows of a fork name the same logits row. `branch`
+runs before sampling and may create sequences, `commit` applies the results, and `undo` removes the forks of a failed
+step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from bridle.sampling import SamplingParams
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one request: those that are not over, by sequence id, and how many there ever were."""
+    """The outputs of one request: the live ones by sequence id, and the number of all."""
 
     sequences: dict[int, Sequence]
     num_created: int = 1
@@ -46,7 +47,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class PlannedSamples:
-    """The draws of one step, and the sequences that it creates."""
+    """The sampling rows of one step, and the sequences that it creates."""
 
     batch: SampleBatch
     draws: list[PlannedDraw] = field(default_factory=list)
@@ -80,7 +81,7 @@ class SamplePlanner:
     # -- before sampling ---------------------------------------------------------------------------------
 
     def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
-        """Make the rows for all branches of the sequences that continue in this step."""
+        """Create the rows for all branches of the sequences that continue in this step."""
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
         wanting = [item for item in scheduled if item.seq.wants_scores]
         out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
@@ -230,7 +231,7 @@ def draws_next(item: Scheduled) -> bool:
 
 
 def score_run(item: Scheduled) -> ScoreRun | None:
-    """The known tokens whose log-probabilities can be read off this row's logits."""
+    """Return the known tokens whose log-probabilities can be read from this row's logits."""
     seq = item.seq
     first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
@@ -247,7 +248,7 @@ def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
 
 
 def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:
-    """The part of `logprob` that the client asked for."""
+    """Return the part of `logprob` that the client asked for."""
     return None if sampling.logprobs is None else replace(logprob, top=logprob.top[: sampling.logprobs])
 
 

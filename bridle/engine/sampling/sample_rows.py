@@ -1,4 +1,4 @@
-"""The row that draws a token: how a controller lets it be sampled, and what the request itself wants of each draw."""
+"""The row that samples a token: restrictions of its controller, and those of the request itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def draw_row(
     place: int = 0,
     num_draws: int = 0,
 ) -> SampleRow:
-    """The row that draws for `owner` from logits row `index` of the `mirror`, after the first `place` drafts with so
-    many draws among them."""
+    """Return the row that samples for `owner` from logits row `index` of the `mirror`. `place` drafts come before
+    it, with a given number of samples among them."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
     if branch.top_logprobs:
@@ -44,7 +44,7 @@ def draw_row(
 
 
 def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
-    """Biases that forbid the last token of each of `words` whose other tokens the output ends in."""
+    """Return biases that forbid the last token of each of `words` whose other tokens are the end of the output."""
     last = len(tokens)
     return [
         (word[-1], -math.inf)
@@ -54,16 +54,16 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """The controller's override of the sampling, with the client's wishes for log-probabilities: an override changes
-    how a token is sampled, not what the client receives."""
+    """Return the controller's sampling parameters with the client's log-probabilities: an override changes how a
+    token is sampled, not what the client receives."""
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
         return override
     return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
 
 
 def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
-    """The sampling with candidates for the controller: computed after mask and bias, unless the client
-    asked otherwise."""
+    """Return the sampling parameters with candidates for the controller: computed after mask and bias, unless the
+    client asked otherwise."""
     if sampling.logprobs is None:
         return sampling.with_(logprobs=count, logprobs_mode="processed")
     return sampling.with_(logprobs=max(count, sampling.logprobs))

@@ -1,14 +1,12 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
 The order is by level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share
-there. Between levels, the one comes first whose oldest member is due first: a level counts as much as a number of
-seconds of waiting. All waiting sequences age alike. So requests that came soon after may pass one of a low level, but
-none that came later than the head start of their level. A sequence that is admitted before others of a higher level
-belongs to that level from then on: it is not preempted at once for those that it had waited longer than.
+there. Between levels, the one comes first whose oldest member is due first: a level is worth a number of seconds of
+waiting. So a request of a higher level may overtake one of a lower level, but only if it came at most that much later.
+A sequence that is admitted before others of a higher level gets that level, so that these do not preempt it at once.
 
-A prompt makes every stream beside it wait. So it may have to wait itself: until enough others wait with it to make the
-pause worth while, or until the streams have run undisturbed for long enough. `PrefillGate` decides this, and only
-counts.
+A prompt delays every running stream. So it may have to wait: until enough prompts wait together, or until the streams
+have run long enough without a delay. `PrefillGate` decides this, and only counts.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from bridle.engine.sequence import Sequence as TokenSequence
 
 
 def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
-    """`waiting` in the order of admission. It is given in order of level, and within a level of urgency. A level is
-    worth `seconds` of waiting."""
+    """Return `waiting` in the order of admission. The input is sorted by level and then by urgency. A level is worth
+    `seconds` of waiting."""
     if not waiting or waiting[0].queue.level == waiting[-1].queue.level:
         return list(waiting)
     levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("queue.level"))]
@@ -41,8 +39,8 @@ _NOBODY = 1 << 30
 
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
-    """Each member with the date at which its level would be due if it were the first. The dates only grow, as merging
-    needs it."""
+    """Return each member with the date at which its level would be due if it were the first. The dates are
+    increasing, which merging needs."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)

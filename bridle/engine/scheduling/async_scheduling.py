@@ -1,4 +1,4 @@
-"""Launch ahead: a step is planned and computed before the tokens of the one before it are there.
+"""Overlapped steps: a step is planned and computed before the tokens of the previous one are known.
 
 This is the order of a step over an `AsyncExecutor`, whose device continues working while the engine does other things:
 
@@ -39,8 +39,8 @@ _LOOK = 0.0005
 @dataclass(slots=True)
 class InFlightStep:
     """A step between its plan and its tokens. `planned`, `began`, `computed` and `steered` are times of the engine's
-    clock: before it was planned, before and after its launch, before its draw. `rows` are those of `scheduled` that
-    hold."""
+    clock: before planning, before and after the launch, and before sampling. `rows` are the valid ones of
+    `scheduled`."""
 
     plan: StepPlan
     scheduled: list[Scheduled]
@@ -65,7 +65,7 @@ class StepCallbacks:
 
 
 class OverlapScheduler:
-    """Runs steps in this order. At most one step has sampled and was not taken."""
+    """Runs steps in this order. At most one step has been sampled without its tokens being collected."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class OverlapScheduler:
     # -- the end of a step, with the beginning of the next -----------------------------------------------
 
     def finish_previous_step(self) -> InFlightStep | None:
-        """Take the tokens that are being sampled, and apply them. The next step is launched before if it can be, and
-        returned: it lacks its draw."""
+        """Collect and apply the tokens that are being sampled. If possible, the next step is launched before. It is
+        returned, and not yet sampled."""
         last, self._last = self._last, None
         if last is None:
             return None
@@ -116,7 +116,8 @@ class OverlapScheduler:
         return following
 
     def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
-        """Give up the step that was sampled, and the one after it: both are computed again, with the same draws."""
+        """Give up the step that was sampled and the one after it. Both are computed again, with the same random
+        numbers."""
         scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
         scheduled |= {item.seq.id: item for item in last.scheduled}
         self._ends.recover(list(scheduled.values()), last.branched, error)
@@ -131,8 +132,8 @@ class OverlapScheduler:
         )
 
     def _plan_after(self, last: InFlightStep) -> InFlightStep | None:
-        """Plan the next step as if the tokens of the last one were there, under their names. A sequence to which its
-        token is the last is left out."""
+        """Plan the next step with placeholders for the tokens of the last one. A sequence that ends with its token
+        is left out."""
         planned = self._clock()
         named: list[Sequence] = []
         for draw in last.branched.draws:
@@ -150,7 +151,7 @@ class OverlapScheduler:
         return InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)), sizes=sizes)
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
-        """Note which of the tokens that had names are those that entered their sequences."""
+        """Note which placeholders became tokens of their sequences."""
         rows = {draw.seq.id: draw.row for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
@@ -160,7 +161,7 @@ class OverlapScheduler:
     # -- the beginning of a step -------------------------------------------------------------------------
 
     def run(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
-        """Launch a step whose tokens are all known, and let it draw."""
+        """Launch a step whose tokens are all known, and sample it."""
         flight = InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)))
         fault = self._launch(flight)
         if fault is None:
@@ -169,7 +170,7 @@ class OverlapScheduler:
             self._ends.recover(scheduled, flight.branched, fault)
 
     def _launch(self, flight: InFlightStep) -> Exception | None:
-        """Let the device compute a step; gives the error if it cannot."""
+        """Launch a step on the device. Returns the error if it cannot be computed."""
         flight.began = self._clock()
         try:
             self._executor.forward(flight.plan)
@@ -179,8 +180,8 @@ class OverlapScheduler:
         return None
 
     def draw(self, flight: InFlightStep) -> None:
-        """Let a launched step draw, once the controllers of its sequences have answered. What cannot wait for the next
-        call is taken at once."""
+        """Sample a launched step once the controllers of its sequences have answered. Results that cannot wait for
+        the next call are collected at once."""
         try:
             self._settle(flight)
             if self._steering.sequences:
@@ -200,7 +201,8 @@ class OverlapScheduler:
         self._ends.conclude(flight, result, vectors, sampled)
 
     def _settle(self, flight: InFlightStep) -> None:
-        """Find the rows that hold, and record that they were computed. Of the others counts what is still true."""
+        """Find the valid rows, and record that they were computed. For the others, only the part that is still right
+        counts."""
         sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
         flight.rows = [
             item
@@ -214,8 +216,8 @@ class OverlapScheduler:
         self._scheduler.commit(flight.rows)
 
     def _await_answers(self, rows: list[Scheduled]) -> None:
-        """Wait for controllers while the device computes, and for a grace from then on. So what a controller may take
-        does not depend on how soon a step was launched, and a pool that learns how long it may take learns that."""
+        """Wait for controllers while the device computes, and for a grace from then on. So a controller's time does
+        not depend on when a step was launched, and a pool can learn it."""
         due = _unanswered([item.seq for item in rows if draws_next(item)])
         if due:
             self._steering.collect_answers()
@@ -239,8 +241,7 @@ def _gives_one_token(draw: PlannedDraw) -> bool:
 
 
 def _is_as_planned(item: Scheduled, size: tuple[int, int]) -> bool:
-    """Return whether a live sequence still has the tokens for which its row was planned, lacks no more than these,
-    and may continue."""
+    """Return whether a live sequence may continue and still has the tokens for which its row was planned."""
     seq, kv = item.seq, item.seq.kv
     is_same = size == (len(seq.tokens), seq.target) and kv.num_mirrored_tokens >= size[0]
     return is_same and kv.num_computed == item.row.start and not seq.is_held

@@ -1,9 +1,4 @@
-"""The knobs of continuous batching, each with a value: what was set, or what suits the backend.
-
-Their names are those of text-generation-inference's router. Settings that contradict each other, or that cannot hold a
-single request of the longest length, are refused here, before anything runs. docs/batching.md says what each setting
-trades.
-"""
+"""The settings of continuous batching with their values: given ones, or defaults for the backend."""
 
 from __future__ import annotations
 

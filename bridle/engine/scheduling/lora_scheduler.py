@@ -1,8 +1,8 @@
-"""Chooses which adapters a step computes with: among those on the device, at most a fixed number.
+"""Chooses the adapters of a step: at most a fixed number of those on the device.
 
-Sequences whose adapter is not chosen sit the step out. When more adapters are ready than one step takes, those whose
-last step is longest ago come first, so none starves. Sequences without an adapter may be in every step. While no
-request has an adapter, all of this costs nothing.
+Sequences whose adapter is not chosen skip the step. If more adapters are ready than one step takes, the least recently
+used come first, so none starves. Sequences without an adapter may be in every step. While no request has an adapter,
+all of this costs nothing.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class LoRAScheduler:
     def begin_step(
         self, running: Iterable[Sequence], next_in_line: Iterable[Sequence], waiting: Iterable[Sequence]
     ) -> None:
-        """Choose the adapters of the next step, and let sequences whose adapter is not chosen sit it out.
-        `next_in_line` are those of `waiting` that may be admitted in that step."""
+        """Choose the adapters of the next step; sequences of other adapters skip it. `next_in_line` are those of
+        `waiting` that may be admitted in that step."""
         self._step += 1
         running = list(running)
         chosen = self._choose([*_adapters(chain(running, next_in_line))])
@@ -84,8 +84,7 @@ class LoRAScheduler:
                 seq.queue.adapter_not_scheduled = seq.request.adapter not in chosen
 
     def _choose(self, wanted: list[str]) -> set[str]:
-        """At most as many adapters as a step takes: those that were chosen longest ago, and among equals the most
-        urgent."""
+        """Return the adapters of a step: those chosen longest ago, and among equals the most urgent."""
         if self._store is not None:
             available = self._store.begin_step(wanted)
             wanted = [key for key in wanted if key in available]
@@ -96,6 +95,6 @@ class LoRAScheduler:
 
 
 def _adapters(sequences: Iterable[Sequence]) -> dict[str, None]:
-    """The adapters of the sequences that their controllers do not hold up, in order."""
+    """Return the adapters of the sequences that are not waiting for their controllers, in order."""
     keys = (seq.request.adapter for seq in sequences if not seq.is_held)
     return dict.fromkeys(key for key in keys if key is not None)

@@ -1,17 +1,17 @@
 """Shares the part of a step that computes prompts between the prompts that want it.
 
 Up to half of a step's prompt tokens goes to the prompts with the fewest tokens left to compute, the rest in order of
-urgency. So a short prompt does not wait for a long one that came before it, and no number of short prompts takes more
-than half from the prompt that is first in line. Sizes count in powers of two: prompts of about the same size keep their
-order of urgency, and so the turns of their users. A prompt of a more urgent level always comes first.
+urgency. So a short prompt does not wait for an earlier long one, and short prompts take at most half from the prompt
+that is first in line. Sizes count in powers of two: prompts of about the same size keep their order of urgency, and so
+the turns of their users. A prompt of a more urgent level always comes first.
 
-A short prompt may be admitted before a longer one that waits for room in the KV cache, but not for ever: a prompt lets
-at most `MAX_PASSES` others take room that it waits for.
+A short prompt may be admitted before a longer one that waits for room in the KV cache. At most `MAX_PASSES` prompts may
+overtake one in this way.
 
 Of prompts with a common beginning one computes it. The others wait, and find it in the prefix cache. While a prompt
 waits in this way, the prompt that it waits for has its turn among the short ones.
 
-This module chooses. It takes no blocks, and admits no sequence.
+This module only chooses. It takes no blocks and admits no sequence.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PromptShares:
             self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)
 
     def provider(self, seq: Sequence) -> Sequence | None:
-        """The prompt that computes the next block that waiting `seq` lacks, if one does."""
+        """Return the prompt that computes the next block that waiting `seq` lacks, if there is one."""
         number = self._blocks.missing_block(seq)
         if number is None or seq.kv.block_hashes[0] not in self._begun:
             return None
@@ -66,8 +66,7 @@ class PromptShares:
         return None
 
     def split(self, budget: int, begun: list[_Wish], order: list[Sequence]) -> dict[int, int]:
-        """Return how many tokens of the budget are reserved for which sequences, by id: up to half of it, the shortest
-        first.
+        """Return the reserved tokens of the budget by sequence id: up to half of it, the shortest prompts first.
 
         `begun` are running sequences and how many tokens each wants, `order` the waiting ones in order of admission.
         """
@@ -115,7 +114,7 @@ class _Room:
         self._kept = 0 if head is None else blocks.num_missing(head)
 
     def take(self, seq: Sequence) -> bool:
-        """Take room for all of `seq`; returns whether there is as much that it may have."""
+        """Reserve room for all of `seq`. Returns whether there is enough."""
         need = self._blocks.num_missing(seq)
         if need > self._left:
             return False

@@ -1,12 +1,12 @@
 """Scheduling of the tokens that the next step computes.
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
-token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
-of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
-none waits for ever (`waiting`). Where several prompts want tokens, up to half of the prompts' budget goes to the
-shortest ones first, waiting ones included (`prompt_shares`). Queued prompts may have to wait until the streams have had
-their time (`PrefillGate`); without chunks each is computed whole, in a step without decodes. The scheduler knows
-nothing of sampling, controllers or text.
+token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences with blocks come first, and each gets
+one token before any gets a second. Then waiting ones are admitted in order of priority, place and arrival, and none
+starves (`admission_order`). If several prompts need tokens, up to half of the prompts' budget goes to the shortest
+ones, waiting ones included (`prefill_sharing`). Queued prompts may have to wait until the streams have run for a while
+(`PrefillGate`). Without chunks each prompt is computed whole, in a step without decodes. The scheduler knows nothing of
+sampling, controllers or text.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Scheduler(SequenceQueues):
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
-        """The next plan and its rows with their sequences, in the same order; there may be drafts in it unless told
-        otherwise."""
+        """Return the next plan, and its rows with their sequences in the same order. It may contain drafts unless
+        told otherwise."""
         self._step += 1
         if self.rotation.num_users:
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
@@ -124,7 +124,7 @@ class Scheduler(SequenceQueues):
         return plan, scheduled
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
-        """Drafts behind the picked tokens, as far as the step and the free blocks have room for them."""
+        """Return drafts after the picked tokens, as far as the step and the free blocks have room."""
         num_tokens = sum(count for _, count, _ in picked)
         room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
         complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
@@ -140,7 +140,7 @@ class Scheduler(SequenceQueues):
         return drafts
 
     def _next_in_line(self) -> list[Sequence]:
-        """The waiting sequences that there are seats for, without those that their controllers hold up."""
+        """Return the waiting sequences for which there are seats, without those that wait for their controllers."""
         num_seats = self.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
@@ -199,8 +199,8 @@ class Scheduler(SequenceQueues):
             self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of
-        the prompts' budget. Returns what is left of the step's budget."""
+        """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against
+        the prompts' budget. Returns the rest of the step's budget."""
         budget = self.max_num_batched_tokens
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) > most:
@@ -240,14 +240,14 @@ class Scheduler(SequenceQueues):
         return budget
 
     def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
-        """As many of the sequences as one step takes; each step begins where the last ended."""
+        """Return as many of the sequences as one step takes. Each step begins where the last one ended."""
         start = self._cursor % len(ready)
         self._cursor = start + most
         return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit waiting sequences in order, while there is room for all tokens of each. None overtakes another but
-        those that have a share of the step."""
+        """Admit waiting sequences in order, while there is room for all tokens of each. Only those with a share of
+        the step may overtake others."""
         most = self._prompt_budget + sum(self._shares.values())
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return
@@ -296,8 +296,8 @@ class Scheduler(SequenceQueues):
         return num_tokens
 
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
-        """Return whether another sequence computes, in this step, what `seq` lacks first. Where queued prompts wait
-        for each other, they are computed together instead."""
+        """Return whether another sequence computes the first missing block of `seq` in this step. If queued prompts
+        wait for each other, they are computed together instead."""
         if not (self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
@@ -315,8 +315,8 @@ class Scheduler(SequenceQueues):
         return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
-        """Admit `seq`, if need be by preempting sequences whose controllers wait, since they might wait for
-        this one."""
+        """Admit `seq`, if necessary by preempting sequences whose controllers wait, because they might wait for this
+        one."""
         while not self._admit(seq, self._prompt_shares.num_owed):
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
@@ -366,9 +366,9 @@ class Scheduler(SequenceQueues):
         self.blocks.publish(seq)
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
-        """Forget the drafts of a row but the first `num_right`. Of the `num_guessed` that were no certainty,
-        `num_drawn` were sampled. Where all tokens are computed by now, because less was foreseen than was drafted, the
-        last is computed again for its logits."""
+        """Drop the drafts of a row except the first `num_right`. Of the `num_guessed` uncertain drafts, `num_drawn`
+        were sampled. If all tokens are computed by now, because less was predicted than drafted, the last one is
+        computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)
         if not seq.is_finished:

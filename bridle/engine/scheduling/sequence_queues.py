@@ -1,7 +1,7 @@
-"""Which sequences run and which wait: they come, are admitted while there are blocks for them, and go.
+"""The running and the waiting sequences: they are added, admitted while there are blocks, and removed.
 
-When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
-later. What the executor has to know about forks and freed sequences is kept for the next plan.
+If blocks run out, the sequence whose preemption frees most and costs least waits again and is computed later. Forks and
+freed sequences are kept for the next plan, which reports them to the executor.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SequenceQueues:
         return True
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
-        """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
+        """Give an admitted sequence the urgency of the most urgent sequence that it has overtaken."""
         seq.queue.level = level
         self._in_order = False
 
@@ -131,7 +131,8 @@ class SequenceQueues:
         return whole if whole <= num_tokens else 0
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
+        """Return the sequence to preempt for `seq`: one that frees a block, first those that wait for their
+        controller, then the newest."""
         taken = set(picked)
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:
@@ -153,7 +154,7 @@ class SequenceQueues:
         self.num_preemptions += 1
 
     def reset(self, suspects: Iterable[Sequence] = ()) -> None:
-        """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.
+        """Put all running sequences back to waiting, because the executor lost its state. Each is sent again.
 
         `suspects` are then computed one at a time until each has passed a step.
         """

@@ -1,12 +1,12 @@
 """One step as plain data: what to run, what to sample, and the results.
 
-These values are all that passes between the scheduler and whatever computes (an `Executor`). They can be printed, built
-by hand in a test and sent over a wire; they hold no tensors and no references to engine objects. Every message carries
-its step number, so that stale ones can be recognized and dropped.
+Only these values pass between the scheduler and an `Executor`. They can be printed, built by hand in a test and sent
+over a wire; they hold no tensors and no references to engine objects. Every message carries its step number, so that
+stale ones can be recognized and dropped.
 
 The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row sends
-only what the mirror does not know yet. Rows are made by the hundred in every step, so for speed they are not frozen;
-nobody may change one. A plan is applied in this order: forks, freed, copies, rows.
+only the changes. Hundreds of rows are created in every step, so for speed they are not frozen, but they must not be
+changed. A plan is applied in this order: forks, freed, copies, rows.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class PlanRow:
     `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
     truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
     numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
-    computed like any other, and the next row does not keep those that were not sampled. `runs` are the images among the
-    new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a name
-    (`placeholder_for_row`): only executors that answer late get such rows.
+    computed like any other token, and the next row drops those that were not sampled. `runs` are the images among the
+    new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a placeholder
+    (`placeholder_for_row`), for asynchronous executors only.
     """
 
     seq_id: int
@@ -92,14 +92,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class SampleRow:
-    """Draw one token from logits row `logits_index`; several rows may name the same one (a fork).
+    """Sample one token from logits row `logits_index`. Several rows may name the same one (a fork).
 
     `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
     of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
-    -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
-    `mu` is the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead`
-    tokens are drafts that follow the row's position: for this draw they do not exist. A traced row tells what it drew
-    from, with the best `num_traced` tokens.
+    -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`). `mu` is
+    the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead` tokens
+    are drafts after the row's position, which this row ignores. A traced row reports its distribution with the best
+    `num_traced` tokens.
     """
 
     seq_id: int
@@ -114,7 +114,7 @@ class SampleRow:
     num_traced: int = 0
 
     def history(self, tokens: list[int]) -> list[int]:
-        """Those of the mirror's `tokens` that precede the draw."""
+        """Return those of the mirror's `tokens` that come before the row's position."""
         return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
 
 
@@ -146,9 +146,9 @@ class StepResult:
     """The results of step `step`, in the order of the `SampleBatch`.
 
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be sampled (the mask and bias left no token).
-    `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch.
-    `mus[i]` is Mirostat's state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a
-    traced row drew from, perhaps made when it is read; there are none if no row is traced.
+    `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]`
+    is Mirostat's state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` is the distribution of
+    a traced row, which may be computed when it is read; there are none if no row is traced.
     """
 
     step: int

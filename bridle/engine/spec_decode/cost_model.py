@@ -1,5 +1,4 @@
-"""Selection of drafts that are worth their rows: the rule of `Speculation`, as arithmetic over probabilities and
-seconds."""
+"""Selection of drafts that are worth their cost: the rule of `Speculation`, computed from probabilities and seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _MARGIN, _MARGIN_AMONG_OTHERS = 1.1, 0.2
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A sequence that may get up to `limit` drafts: as many as are worth it if it `is_free`, else all of them."""
+    """A sequence that may get up to `limit` drafts: as many as are worth their cost if `is_free`, else all of them."""
 
     seq: Sequence
     limit: int
@@ -27,7 +26,8 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftProposal:
-    """Tokens in parts: each is a guessed token, with those that must follow it; then a further token is sampled."""
+    """Draft tokens in parts: each is a guessed token with the tokens that must follow it. After them another token
+    is sampled."""
 
     wish: DraftRequest
     parts: list[tuple[int, ...]]
@@ -42,8 +42,8 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step that drafts are added to: its seconds, those of one more row and of one more token without logits, and
-    the tokens that it gives anyway."""
+    """The step to which drafts are added: its seconds, those of one more row and of one more token without logits,
+    and its tokens without drafts."""
 
     seconds: float
     row: float
@@ -57,8 +57,8 @@ class BaseStep:
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Seconds of a part of `size` tokens. The first is a guess, right with this `chance`; then the others would be
-        computed anyway, but without logits."""
+        """Return the seconds of a part of `size` tokens. The first is a guess that is right with this `chance`; the
+        others would then be computed anyway, but without logits."""
         return self.row * size - chance * self.other * (size - 1)
 
 
@@ -76,7 +76,8 @@ def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> i
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """The wishes of a step whose rows are cheap enough for any draft, and in any other those that were asked for."""
+    """Return the wishes of a step whose rows are cheap enough for any draft; in any other step, those that requests
+    asked for."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
     return [wish for wish in wishes if not wish.is_free]
@@ -85,8 +86,8 @@ def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
 def worth_asking(
     wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
 ) -> dict[int, int]:
-    """Return how many tokens a draft model should draft for each sequence: as long as one more for all, with its
-    row and the model's time, gives more tokens per second than the step would without."""
+    """Return how many tokens a draft model should draft for each sequence: as long as one more for all, with its row
+    and the model's time, gives more tokens per second than the step without it."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0
@@ -109,13 +110,13 @@ def worth_asking(
 
 
 def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
-    """The first parts, as far as they have room."""
+    """Return the leading parts that fit."""
     ends = accumulate(map(len, parts))
     return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute: those requested or weighed before, and of the others the most
+    """Return how many parts of each draft to compute: those requested or chosen before, and of the others the most
     probable ones, as long as each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin

@@ -1,11 +1,10 @@
-"""Drafts by a smaller model of the same vocabulary: an executor of its own, with its own KV, that runs ahead.
+"""Drafts by a smaller model of the same vocabulary: a separate executor with its own KV.
 
-The drafter keeps a shadow of each sequence, which is a sequence of its own: the same tokens, its own blocks, and a
-counter of what the draft model has computed. Whatever happened to the sequence since it was last asked about (tokens
-sampled, forced or rolled back, a fork, a preemption), the shadow takes over its tokens, keeps the KV of those that both
-share, and computes what is missing; blocks of prompts are found again by their hashes as those of the engine are. One
-forward pass then gives one token of every sequence; `DraftStep` says how that is sampled. A draft model that fails
-drafts nothing, and no request notices.
+The drafter keeps a shadow of each sequence: a sequence with the same tokens, its own blocks and its own count of
+computed tokens. The sequence may have changed since the last call (tokens sampled, forced or rolled back, a fork, a
+preemption). The shadow takes over its tokens, keeps the KV of the common ones, and computes the rest. Blocks of prompts
+are found by hash, as in the engine. One forward pass then gives one token of every sequence; `DraftStep` says how that
+is sampled. If the draft model fails, there are no drafts, and requests are not affected.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class _Shadow:
 
 
 class ModelDrafter(Proposer):
-    """A `Proposer` over the executor of a draft model. `vocab_size` is that of the model it drafts for,
-    which never draws `unnamed` ids."""
+    """A `Proposer` over the executor of a draft model. `vocab_size` is that of the main model, which never samples
+    `unnamed` ids."""
 
     def __init__(
         self,
@@ -69,8 +68,8 @@ class ModelDrafter(Proposer):
     # -- what a drafter does -------------------------------------------------------------------------------
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
-        """Run the draft model as often as the longest wish says. A sequence of which it has too much to catch up gets
-        a part of that computed, and no draft yet. While nothing is wished, what it costs is slowly forgotten."""
+        """Run the draft model as often as the longest draft needs. A sequence with too many missing tokens gets a
+        part of them computed, and no draft yet. While no drafts are requested, the measured cost slowly fades."""
         if self._num_failures >= _MAX_FAILURES:
             return {}
         try:
@@ -86,11 +85,11 @@ class ModelDrafter(Proposer):
         return {turn.seq.id: drafted for turn in turns if (drafted := tuple(turn.own.tokens[len(turn.seq.tokens) :]))}
 
     def seconds(self, num_sequences: int) -> float:
-        """As measured; 0 until it was."""
+        """Return the measured seconds; 0 before the first measurement."""
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
 
     def cut(self, seq: Sequence) -> None:
-        """Note how many tokens are still those that the shadow has."""
+        """Note how many tokens of the shadow are still right."""
         shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
@@ -108,7 +107,8 @@ class ModelDrafter(Proposer):
     # -- following -----------------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """The turns of this call. Of several outputs of a request one begins, and the others find its blocks later."""
+        """Return the turns of this call. Of several outputs of a request one begins, and the others find its blocks
+        later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
@@ -123,8 +123,8 @@ class ModelDrafter(Proposer):
         return turns
 
     def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
-        """Bring the shadow up to the tokens of `seq`; None if the draft model cannot continue from there, or if it is
-        not known how the sequence does."""
+        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if the
+        sequence's next sampling is unknown."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
@@ -157,7 +157,7 @@ class ModelDrafter(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Take over what came after the tokens that are known; drafts that came true keep their KV."""
+        """Take over the tokens after the known ones. Drafts that were right keep their KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:
@@ -174,7 +174,7 @@ class ModelDrafter(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """One forward pass: a token for each sequence that is caught up. Returns those that continue."""
+        """Run one forward pass: a token for each sequence that is up to date. Returns those that continue."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)
@@ -232,7 +232,7 @@ class ModelDrafter(Proposer):
         return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:
-        """Drop all shadows, because nothing is known of the executor's state."""
+        """Drop all shadows, because the executor's state is unknown."""
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
         _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)

@@ -1,9 +1,8 @@
-"""One draft of a smaller model under way: how each of its tokens is sampled, and what is forced between them.
+"""State of one draft in progress: how each of its tokens is sampled, and which tokens are forced between them.
 
-A token is sampled as the one that it stands for would be: with the parameters, the key and the number of that draw,
-with what the request forbids at its place, and under the mask of the controller as far as that says before the step
-what it would answer after the tokens so far. What it forces there enters the draft. Where it says nothing, the draft
-ends, since nothing could be sampled behind it.
+A draft token is sampled like the real token at that position: with the same parameters, random key and number, the
+request's bans, and the mask that the controller predicts after the tokens so far. Tokens that it forces there enter the
+draft. If it predicts nothing, the draft ends, because the next token could not be verified.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _PLAIN = Branch()
 
 @dataclass(slots=True, eq=False)
 class DraftStep:
-    """A sequence that gets `left` further tokens of a model with `vocab_size` ids. `own` are its tokens with those that
-    were drafted, `way` is how the next one is sampled."""
+    """A sequence that gets `left` more draft tokens of a model with `vocab_size` ids. `own` are its tokens with the
+    drafted ones; `way` is how the next one is sampled."""
 
     seq: Sequence
     own: Sequence
@@ -35,9 +34,9 @@ class DraftStep:
     def row(self, index: int) -> SampleRow:
         """The row that drafts a token from logits row `index`.
 
-        A draw is a point between 0 and 1, the same for both models, that is looked up in the probabilities added up in
-        the order of the vocabulary. Where the two models agree about these, they give the same token even at a high
-        temperature; draws of the draft model's own would agree only as often as two samples of one distribution do.
+        Both models use the same random number between 0 and 1, which selects a token by cumulative probability in the
+        order of the vocabulary. So if the two distributions agree, both give the same token even at a high temperature.
+        Independent random numbers would agree only as often as two samples of one distribution.
         """
         drafted = self.drafted
         row = draw_row(self.seq, self.way, self.own.id, index, drafted, len(drafted), self.num_drawn)
@@ -80,7 +79,7 @@ class DraftStep:
         return False
 
     def _force(self, decision: Decision) -> bool:
-        """Append what is forced; returns whether that is all that `decision` says."""
+        """Append forced tokens. Returns whether `decision` contains nothing else."""
         if not decision.is_forced or decision.branches[0].splices[0].backtrack:
             return False
         tokens = decision.branches[0].splices[0].ff_tokens

@@ -1,14 +1,14 @@
-"""Drafts without a model: what followed the last time the same few tokens stood there.
+"""Drafts without a model: the tokens that followed an earlier occurrence of the last few tokens.
 
-The text that is looked into is the client's prediction, if there is one, then prompt and output. Wherever the output
-copies from it (code that is edited, answers that quote, JSON with the keys of the prompt), the copy continues as it did
-there: prompt lookup (Saxena, 2023; `prompt_lookup_num_tokens` in transformers). Of the places where the last
-`NGRAM` tokens stood before, the one that agrees furthest back is taken, among the latest few.
+The searched text is the client's prediction, if there is one, then prompt and output. If the output copies from it
+(edited code, quotations, JSON with the keys of the prompt), the draft continues the copy: prompt lookup (Saxena, 2023;
+`prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one with
+the longest common history is used.
 
-A copy that meets another token than its own is resumed where the text is like it a few tokens further on, or else after
-the token that was changed: edits mostly change little.
+If the output differs from the copied text, the copy resumes a few tokens later where both agree again, or after the
+changed token, because most edits are small.
 
-Every token costs one entry of a dictionary, and taking tokens back undoes exactly what appending them did.
+Every token takes one entry of a dictionary. A rewind undoes exactly what appending did.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NgramIndex:
         self._index(len(self.text))
 
     def _behind(self, token: int, place: int) -> int | None:
-        """Where the copy that stands at `place` goes on after `token`."""
+        """Return the position at which the copy at `place` continues after `token`."""
         text = self.text
         if place < len(text) and text[place] == token:
             self._num_misses = 0
@@ -91,7 +91,7 @@ class NgramIndex:
         return len(self.text) - self._num_predicted
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that may come next; none if nothing like the end of the text stood there before."""
+        """Return at most `limit` tokens that may come next; none if the end of the text has no earlier occurrence."""
         if self._next is None or self._agreement < NGRAM:
             found = self._search()
             if found is not None:
@@ -105,7 +105,7 @@ class NgramIndex:
         return tuple(part)
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """The same, if `tokens` came first. Nothing is remembered of them."""
+        """Return the draft if `tokens` came first. They are not stored."""
         size, going_on = len(self), (self._next, self._num_misses, self._agreement)
         self.text += tokens
         self._index(len(self.text))
@@ -126,7 +126,7 @@ class NgramIndex:
             latest[key] = last
 
     def _search(self) -> int | None:
-        """Where the text after the longest earlier copy of its end begins."""
+        """Return the position after the longest earlier copy of the end of the text."""
         text, best, most = self.text, None, 0
         place = self.before[-1] if self.before else None
         for _ in range(_MAX_PLACES):

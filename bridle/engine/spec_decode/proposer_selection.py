@@ -1,8 +1,7 @@
 """Selection of proposers: which one drafts for a sequence, how its controller filters the draft, and how often each was
 right.
 
-What a controller proposes comes first, then what the text itself says, then what the draft model says. What is guessed
-is weighed in `Speculation`.
+A controller's proposal is used first, then copies from the text, then the draft model. `Speculation` weighs the drafts.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _LEAST_COPIED = 0.2
 
 @dataclass(slots=True)
 class DraftBackoff:
-    """Steps in which the same sequences are not looked at, because no draft was worth looking for or none was found.
-    Each rest is longer than the one before."""
+    """Pauses drafting for the same sequences after steps without a useful draft. Each pause is longer than the one
+    before."""
 
     length: int = 0
     left: int = 0
@@ -65,7 +64,8 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """What a pool takes for a part of a draft: seconds to filter it, its rows, and seconds to predict the answer."""
+    """Cost of a controller pool for a part of a draft: seconds to filter it, its rows, and seconds to predict the
+    answer."""
 
     filtering: Average = field(default_factory=Average)
     size: Average = field(default_factory=Average)
@@ -73,7 +73,7 @@ class _AskingCost:
 
 
 class ProposerSelector:
-    """Asks the drafters, and learns what asking costs and gives. `rest` is ended by what is looked for."""
+    """Asks the proposers, and learns their cost and their acceptance. `rest` is the backoff."""
 
     def __init__(self, model: Proposer | None, vocab_size: int, timer: Callable[[], float], rest: DraftBackoff) -> None:
         self._proposals = ProposalDrafter(vocab_size)
@@ -89,11 +89,11 @@ class ProposerSelector:
         self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
 
     def hear(self, seq: Sequence, decision: Decision) -> None:
-        """Take in what a controller proposes with its answer."""
+        """Record the tokens that a controller proposes with its answer."""
         self._proposals.hear(seq, decision)
 
     def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return the drafts of all proposers, each for the sequences that those before it left out."""
+        """Return the drafts of all proposers. Each drafts for the sequences that those before it left out."""
         guesses = self.take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses), step)
         if self._model is not None:
@@ -120,8 +120,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts copied from the text, where copies were accepted often enough to pay. Elsewhere they are
-        only measured."""
+        """Return drafts copied from the text, if copies were accepted often enough to pay. Otherwise copies are only
+        measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -147,7 +147,8 @@ class ProposerSelector:
         return guesses
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
-        """That what the text says is right, by sequence id: by this sequence, and before that by all others."""
+        """Return the probability that a copied token is right, by sequence id: from this sequence, and before that
+        from all others."""
         num_steps = self._rest.length + 1
         self._copied.decay(num_steps)
         chances = {}
@@ -161,12 +162,12 @@ class ProposerSelector:
         return self._lookup.draft([(seq, limit)]).get(seq.id, ())
 
     def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Remember what the text says comes next where that is not computed: whether it was right is learnt for
-        nothing."""
+        """Remember the copied tokens of sequences where they are not computed, so that their accuracy is learned
+        without cost."""
         seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
 
     def _settle_watched(self, seq: Sequence) -> None:
-        """Hold the last guess that was only watched against the token that came."""
+        """Compare the last remembered guess with the sampled token."""
         watched, seq.drafts.watched = seq.drafts.watched, None
         if watched is not None and watched[0] < len(seq.tokens):
             is_right = int(seq.tokens[watched[0]] == watched[1])
@@ -174,8 +175,8 @@ class ProposerSelector:
             self._copied.note(1, is_right)
 
     def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-        """The guessed tokens that the controller of a sequence allows, as far as it says, with those that it forces.
-        Where these are others than were guessed, the text is asked how it continues after them."""
+        """Return the guessed tokens that the sequence's controller allows, with those that it forces. If it forces
+        other tokens than guessed, the text is searched again after them."""
         pool = seq.control.pool
         if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)
@@ -196,7 +197,7 @@ class ProposerSelector:
         return fitting(parts, limit, room)
 
     def _asking(self, seq: Sequence) -> float:
-        """Seconds that it takes to ask what steers `seq` about a drafted token."""
+        """Return the seconds to ask the controller of `seq` about a draft token."""
         if not seq.is_controlled:
             return 0.0
         if seq.drafts.foretold is not None:
@@ -205,18 +206,18 @@ class ProposerSelector:
         return cost.filtering.each + cost.predicting.each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
-        """Note how long it took to ask what steers `seq` about the drafts of a step."""
+        """Note how long it took to ask the controller of `seq` about the drafts of a step."""
         self._asked[seq.control.pool].predicting.note(max(num_known, 1), seconds)
         self._seconds_ahead += seconds
 
     def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:
-        """Note how long a step waited for controllers that are far away."""
+        """Note how long a step waited for remote controllers."""
         told = [seq.drafts.foretold for seq in sequences if seq.drafts.foretold is not None]
         if told:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Seconds since the last call that drafters and foreseeing took: they are no cost of rows."""
+        """Return the seconds of drafting and lookahead since the last call; they are no cost of rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
@@ -241,7 +242,7 @@ class ProposerSelector:
         return guesses
 
     def _model_chance(self, seq: Sequence) -> float:
-        """That what the draft model says is right: by this sequence, and before that by all others."""
+        """Return the probability that the draft model is right: from this sequence, and before that from all others."""
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
@@ -254,7 +255,7 @@ class ProposerSelector:
             self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop what drafters keep of a sequence that is over or gives up its room."""
+        """Drop the drafters' state of a sequence that is over or preempted."""
         for drafter in self._drafters:
             drafter.forget(seq)
 
@@ -271,7 +272,7 @@ class ProposerSelector:
 
 
 def _others(wishes: list[DraftRequest], guesses: list[DraftProposal]) -> list[DraftRequest]:
-    """The wishes for which there is no guess."""
+    """Return the wishes without a draft."""
     guessed = {guess.wish.seq.id for guess in guesses}
     return [wish for wish in wishes if wish.seq.id not in guessed]
 

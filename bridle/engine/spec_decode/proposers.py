@@ -1,9 +1,9 @@
 """Proposers of draft tokens: one interface, and the proposers that need no model.
 
-A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
-since each guess is held against what is then sampled (`SamplePlanner`). `ProposalDrafter` takes what a
-controller proposes, `LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in
-`draft_model` asks a smaller model.
+A drafter is asked for tokens before each step, for many sequences at once. Its guesses change only the time, because
+each is compared with the sampled token (`SamplePlanner`). `ProposalDrafter` uses a controller's proposal,
+`LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in `draft_model` asks a
+smaller model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Drafts = dict[int, tuple[int, ...]]
 
 
 class Proposer:
-    """Guesses the next tokens of sequences. What it keeps of one follows its tokens, and goes with its KV."""
+    """Guesses the next tokens of sequences. Its state of a sequence follows the tokens, and is dropped with the KV."""
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
         """Guess the tokens that follow those of each sequence."""
@@ -39,21 +39,21 @@ class Proposer:
         """Note that tokens of `seq` were rolled back."""
 
     def forget(self, seq: Sequence) -> None:
-        """Drop what is kept for a sequence that is over, or gives up its room."""
+        """Drop the state of a sequence that is over or preempted."""
 
     def close(self) -> None:
         """Release what the drafter holds. Idempotent."""
 
 
 class ProposalDrafter(Proposer):
-    """Drafts what a controller has proposed, as long as it comes true. It lies at the sequence itself."""
+    """Drafts a controller's proposal as long as it is right. The proposal is stored in the sequence."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def hear(self, seq: Sequence, decision: Decision) -> None:
-        """Take in what an answer proposes, up to a token that does not exist: for that the answer is refused, once it
-        is due. A controller that proposes nothing keeps its last proposal."""
+        """Store the proposal of an answer, up to an invalid token, for which the answer is refused later. A
+        controller that proposes nothing keeps its last proposal."""
         if len(decision.branches) != 1 or not decision.is_draw:
             return
         tokens = decision.branches[0].draft
@@ -64,14 +64,14 @@ class ProposalDrafter(Proposer):
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
-        """Return what is left of the proposals."""
+        """Return the rest of the proposals."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Forget a proposal that began behind the end; one that was under way continues from there."""
+        """Drop a proposal that began after the end; one that was in use continues from there."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
@@ -80,8 +80,8 @@ class ProposalDrafter(Proposer):
 
 
 def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
-    """At most `limit` tokens that the controller of `seq` has proposed to come next. A proposal that has not come true
-    is forgotten, and so is one at whose end the sequence is."""
+    """Return at most `limit` tokens that the controller of `seq` has proposed next. A wrong or finished proposal is
+    dropped."""
     proposal, answer = seq.drafts.proposal, seq.control.answer
     if proposal is None or (answer is not None and (len(answer.branches) != 1 or not answer.is_draw)):
         return ()
@@ -97,13 +97,14 @@ def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
 
 
 class LookupDrafter(Proposer):
-    """Drafts what followed where the same few tokens stood before: in the client's prediction, prompt and output."""
+    """Drafts the tokens after an earlier occurrence of the last few tokens: in the client's prediction, prompt and
+    output."""
 
     def __init__(self) -> None:
         self._texts: dict[int, NgramIndex] = {}
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
-        """Copy on, for the sequences whose whole text is searchable by now."""
+        """Draft copies for the sequences whose whole text is indexed."""
         found: Drafts = {}
         for seq, limit in wishes:
             text = self._texts.get(seq.id)
@@ -115,15 +116,15 @@ class LookupDrafter(Proposer):
         return found
 
     def draft_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Copy on after tokens that may follow those of `seq`, which was just drafted for."""
+        """Continue a copy after tokens that may follow those of `seq`, which was just drafted for."""
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 
     def cut(self, seq: Sequence) -> None:
-        """Take the same tokens back in the text."""
+        """Roll back the same tokens in the text."""
         if seq.id in self._texts:
             self._texts[seq.id].cut(len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the text: so much is kept as KV is."""
+        """Drop the text of a sequence, as its KV is dropped."""
         self._texts.pop(seq.id, None)

@@ -1,15 +1,14 @@
 """Choice of how many tokens to draft for which sequences, so that one pass may give several tokens of one sequence.
 
-A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is sampled. It
-never changes what is sampled: each drafted position draws with its own number and key, as it would have later, and a
-draft that is not what was sampled is forgotten, with all that follow it (`SamplePlanner`). So this module decides
-about time alone.
+A draft costs a row of the step and the time of its drafter. It gives a token if it equals the sampled one. It never
+changes the output: each drafted position is sampled with its own random number and key, as it would have been later. A
+wrong draft is dropped with all that follow it (`SamplePlanner`). So this module affects only the time.
 
-A draft is worth its row if the chance that it is right, by recent acceptance rates, exceeds the share of the step that
-a row takes, times the tokens that the step gives anyway. A full batch, whose rows are not cheap and whose tokens are
-many, thus gets none. What is copied from the text costs no time, so that it is guessed first and then weighed; a draft
-model is weighed before it is run. A request may say how many drafts it wants at most: it gets these until steps have
-shown what rows cost, and then as many of them as are worth it.
+A draft is worth its row if its probability (by recent acceptance rates) exceeds the row's share of the step's time,
+times the tokens that the step gives without it. So a full batch, with expensive rows and many tokens, gets no drafts.
+Copies from the text cost no time, so they are made first and then weighed; a draft model is weighed before it runs. A
+request may set a maximum number of drafts. It gets these until the cost of rows is known, and then as many of them as
+are worth their cost.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _LONGEST_SILENCE = 3
 
 
 class Speculation:
-    """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
-    `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
+    """Drafts for the sequences of a step. `default` is for requests without a setting: a number of drafts,
+    `AUTO_DRAFTS`, or None (automatic if there is a draft `model`, else none)."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Speculation:
         self.cost = StepCost()
 
     def on_sequence_added(self, seq: Sequence) -> None:
-        """Note that a sequence begins. Once one asks for drafts, or has them proposed, costs are learned."""
+        """Note that a sequence begins. Costs are measured once a sequence asks for drafts or has a proposal."""
         asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
@@ -75,15 +74,15 @@ class Speculation:
         return wanted
 
     def on_decision(self, seq: Sequence, decision: Decision) -> None:
-        """Take in what a controller proposes with its answer."""
+        """Record the tokens that a controller proposes with its answer."""
         self.guessing.hear(seq, decision)
         if seq.drafts.proposal is not None:
             self.is_used = self.is_used or seq.sampling.speculate != 0
             self.rest.end()
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
-        """Drafts for the next step of sequences whose controllers are far away, to be told together with what they are
-        asked now. `draft` gives no others for them."""
+        """Return drafts for the next step of sequences with remote controllers, which get them together with the
+        current ask. `draft` returns no others for them."""
         if not self.is_used:
             return {}
         chosen = list(sequences)
@@ -109,7 +108,8 @@ class Speculation:
         return {guess.wish.seq.id: told for guess in guesses if (told := guess.wish.seq.drafts.foretold)}
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
-        """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
+        """Return drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room`
+        in total."""
         chosen = list(sequences)
         self.guessing.num_sequences = len(chosen)
         if room <= 0 or self.rest.goes_on(chosen):
@@ -145,8 +145,8 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Learn from a step over `sequences` that took `seconds` seconds, `waited` of them for controllers: what rows
-        cost, if it had tokens and no long prompts."""
+        """Learn the cost of rows from a step over `sequences` that took `seconds` seconds, `waited` of them for
+        controllers. Steps with long prompts or without tokens are ignored."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()
         others = [row.num_scheduled - row.num_logits for row in plan.rows]
@@ -170,7 +170,7 @@ class Speculation:
 
 
 def _told(wish: DraftRequest) -> tuple[int, ...]:
-    """The draft tokens that the controller was shown; if it has answered already, those that it could foresee."""
+    """Return the draft tokens that the controller was shown; if it has answered, those that it could predict."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
     if tokens and seq.control.answer is not None and pool is not None:

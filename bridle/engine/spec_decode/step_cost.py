@@ -8,8 +8,8 @@ from typing import ClassVar
 
 
 class StepCost:
-    """Seconds of a step as a plane over its rows, whose logits are asked for, and its further tokens, which cost less;
-    fitted by least squares to recent steps."""
+    """Model of a step's seconds, linear in its rows with logits and its further tokens, which cost less. Fitted by
+    least squares to recent steps."""
 
     #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
     #: even share: many tokens are computed more cheaply than few.
@@ -35,7 +35,7 @@ class StepCost:
         return self._weight > 0.0
 
     def note(self, num_rows: int, seconds: float, num_others: int = 0) -> None:
-        """Take one step in: means and moments about them, as in Welford's method with weights."""
+        """Add one step: update means and second moments, as in Welford's method with weights."""
         self.num_steps += 1
         self._row = None
         kept = self._MEMORY * self._weight
@@ -52,7 +52,7 @@ class StepCost:
         self._others_seconds = self._MEMORY * self._others_seconds + share * others * late
 
     def fade(self) -> None:
-        """Forget a little, so that what was too dear is tried again: one bad moment must not decide for ever."""
+        """Reduce the weight of old measurements, so that drafts that were too expensive are tried again."""
         self._row = None
         for name in ("_weight", "_rows_rows", "_others_others", "_rows_others", "_rows_seconds", "_others_seconds"):
             setattr(self, name, self._MEMORY * getattr(self, name))
@@ -119,7 +119,7 @@ class Average:
         self._taken = 0.98 * self._taken + taken
 
     def fade(self) -> None:
-        """Forget a little, so that what was too dear is tried again."""
+        """Reduce the weight of old measurements, so that drafts that were too expensive are tried again."""
         self._taken *= 0.995
 
 
@@ -142,17 +142,17 @@ class AcceptanceRate:
 
     @property
     def chance(self) -> float:
-        """That a guessed token is right if those before it are."""
+        """Return the probability that a guessed token is right if those before it are."""
         return self.chance_from(self.PRIOR)
 
     def chance_from(self, prior: float) -> float:
-        """The same, where something else than usual is expected at first."""
+        """Return the probability with another prior than usual."""
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
-        """The same for one of several sequences of a step, where `others` tallies what all of them guessed. In a batch
-        each pays for a row, and a token that one alone wins ends nothing sooner: so what the others have seen counts
-        for more, and the chance is taken to be less by a number of standard errors."""
+        """Return the probability for one of several sequences of a step, where `others` counts the guesses of all of
+        them. In a batch each sequence pays for a row, and a token that only one gains does not end the step sooner.
+        So the results of the others get more weight, and the estimate is reduced by a number of standard errors."""
         share, expected = 1.0 - 1.0 / max(num_sequences, 1), max(others.chance, least)
         weight = 1.0 + share * self.OTHERS
         chance = min((self.num_right + weight * expected) / (self.num_tried + weight), 1.0)
@@ -165,7 +165,7 @@ class AcceptanceRate:
         self.num_tried = self.MEMORY * self.num_tried + min(num_right + 1, num_guessed)
 
     def decay(self, num_steps: int = 1) -> None:
-        """Forget a little, so that what was given up is tried again."""
+        """Reduce the weight of old measurements, so that abandoned drafts are tried again."""
         kept = self.FADING**num_steps
         self.num_right *= kept
         self.num_tried *= kept

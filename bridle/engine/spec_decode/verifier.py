@@ -1,7 +1,7 @@
-"""Draws along drafts: which rows they need, and how far what is sampled is what was drafted.
+"""Verification of drafts: the rows that they need, and how many drafts equal the sampled tokens.
 
-A draft holds if it is what its position draws. Between the draws there may be forced tokens, which were computed with
-the drafts. What follows the first draft that does not hold is forgotten.
+A draft is accepted if it equals the token sampled at its position. Between samples there may be forced tokens, which
+were computed with the drafts. All tokens after the first rejected draft are dropped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridle.outputs import Logprob
 
 @dataclass(slots=True)
 class PlannedDraw:
-    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample. The rows
-    after that draw the tokens along the drafts of `item`."""
+    """One branch to apply after sampling. Row `row` of the batch samples its token; None if it does not sample. The
+    rows after it sample along the drafts of `item`."""
 
     seq: Sequence
     branch: Branch
@@ -45,7 +45,7 @@ NONE_RIGHT = AcceptedDrafts()
 
 
 class DraftVerifier:
-    """Applies draws along drafts; `accept_one` applies a single one."""
+    """Applies sampled tokens along drafts; `accept_one` applies a single one."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class DraftVerifier:
         return plain
 
     def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:
-        """Apply the draws of a row with drafts in order, with what is forced between them, up to the first that is not
-        what was drafted."""
+        """Apply the sampled tokens of a row with drafts in order, with the forced ones between them, up to the first
+        rejected draft."""
         right = AcceptedDrafts()
         ways = iter(draw.ways)
         while self._accept_draft(draw, row, result, right):
@@ -97,7 +97,7 @@ class DraftVerifier:
         return right
 
     def _accept_draft(self, draw: PlannedDraw, row: int, result: StepResult, right: AcceptedDrafts) -> bool:
-        """Apply one draw; returns whether it is what was drafted, so that the next one counts."""
+        """Apply one sampled token. Returns whether it equals the draft, so that the next one counts."""
         seq, drafts = draw.seq, draw.item.drafts
         num_rewound = seq.output.usage.rewound_tokens
         self._accept_one(draw, result.tokens[row], result.logprobs[row])
@@ -112,8 +112,8 @@ class DraftVerifier:
         return True
 
     def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were computed; returns how many entered before the output ended, or none if a
-        policy has changed the text."""
+        """Append forced tokens that were computed. Returns how many entered before the output ended, or 0 if a
+        policy changed the text."""
         num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
         self._steering.force(seq, 0, tokens)
         is_same = seq.output.usage.rewound_tokens == num_rewound
@@ -143,7 +143,7 @@ def _is_forced(way: Branch) -> bool:
 
 
 def drafted_rows(draw: PlannedDraw) -> list[SampleRow]:
-    """The rows that draw along the drafts of a draw, after its own."""
+    """Return the rows that sample along the drafts, after the row itself."""
     item, rows = draw.item, list[SampleRow]()
     place = 1
     for way in draw.ways:
