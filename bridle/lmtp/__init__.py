@@ -1,7 +1,7 @@
 """LMTP, the Language Model Transport Protocol: many token streams over one channel.
 
-`Client` and `SyncClient` use a server, bridle's or the original one. They are loaded when asked for: the protocol
-itself (`messages`, `session`) needs nothing but the standard library.
+`Client` and `SyncClient` use a server, bridle's or the original one. They are imported on first use: the protocol
+itself (`messages`, `session`) needs only the standard library.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Decodes a client's messages, for servers. Any text gives a request, or a `Rejected` that says what is wrong.
+"""Decodes a client's messages, for servers. Any text gives a request or a `Rejected` with the error.
 
-Only the form and the type of each field are checked here. What depends on a model is checked in `server.requests`.
+Only the form and the type of each field are checked here. Checks that depend on a model are in `server.requests`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_KIND_CHARS = 80
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
     """Read one message. `loads` may be another reader of JSON that raises `ValueError`, or `InvalidRequest` for JSON
-    that holds too much."""
+    that is too large."""
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
     if kind not in _KINDS and (not text or not kind.isidentifier()):

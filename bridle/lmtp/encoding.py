@@ -22,8 +22,8 @@ _to_json = json.JSONEncoder(allow_nan=False).encode
 
 
 def encode_request(request: Request) -> str:
-    """The message of a request. Fields at their defaults are left out, so that servers of the original protocol
-    understand as much as possible."""
+    """Encode a request. Fields at their defaults are left out, because servers of the original protocol may not know
+    them."""
     body = {name: value for name, value in _changed(request) if name != "options"}
     if isinstance(request, Generate):
         body = {**body, **request.options}
@@ -33,8 +33,8 @@ def encode_request(request: Request) -> str:
 
 
 def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
-    """Messages that carry the answers in order: neighbors of one type share one, up to a size that
-    every client takes."""
+    """Encode answers in order. Neighbouring answers of one type share a message, up to a size that every client
+    accepts."""
     kind, bodies, size = "", list[str](), 0
     for answer in answers:
         body = encode_answer(answer)

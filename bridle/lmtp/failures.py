@@ -1,4 +1,4 @@
-"""From bridle's errors to the answers that end streams."""
+"""Converts bridle's errors to the answers that end streams."""
 
 from __future__ import annotations
 

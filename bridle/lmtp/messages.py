@@ -55,12 +55,10 @@ class Generate:
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
     `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens.
-    `images` are the images of the context's placeholders, in order, each a `data:` URL, `audio` the sounds,
-    `video` the videos. `trace` asks the server to keep how each token came to be (true), and to tell it as well
-    (`events`).
-    Without `max_tokens` the server has its own limit: `DEFAULT_MAX_TOKENS` unless its operator says otherwise.
-    Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
-    of no use any more.
+    `images` are `data:` URLs for the context's placeholders, in order; `audio` are the sounds, `video` the videos.
+    `trace` asks the server to keep a trace (true), or also to send its records (`events`). Without `max_tokens` the
+    server uses its own limit: `DEFAULT_MAX_TOKENS` unless its operator sets another. Waiting requests are served in the
+    order of `priority`, smaller numbers first. The stream ends after `deadline` seconds.
     """
 
     stream_id: StreamId
@@ -166,8 +164,7 @@ Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer | T
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that is not a request: the kind of request that it was meant to be, as far as it was readable, and what
-    is wrong with it."""
+    """A message that is not a valid request: the intended kind of request, as far as it was readable, and the error."""
 
     kind: str
     stream_id: StreamId | None
@@ -227,12 +224,12 @@ class Msg:
 
 @dataclass(slots=True, kw_only=True)
 class EventMessage:
-    """Extension: something worth knowing, of a stream or (without `stream_id`) of the server.
+    """Extension: a notice about a stream or (without `stream_id`) about the server.
 
-    `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
+    `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` rolls back `num_tokens` and `num_chars` of a
     branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller;
-    `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`;
-    `trace` says what becomes of the wish for one, and then tells its records.
+    `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`; `trace` reports whether
+    a trace is kept, and then its records.
     """
 
     event: str

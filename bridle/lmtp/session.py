@@ -2,7 +2,7 @@
 
 A session knows which streams are open and which answers each may still get. Its caller passes in every message with
 `receive`, which returns the work to do, and passes every answer through `put`. An answer to a stream that is over is
-dropped there, so each stream ends exactly once, whatever is cancelled, fails or comes late.
+dropped there. So each stream ends exactly once, even with cancelled, failed or late work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bridle.lmtp.messages import (
 
 
 class SessionState(Enum):
-    """The state of a connection. `DRAINING` finishes what is open and begins nothing."""
+    """The state of a connection. `DRAINING` finishes open streams and refuses new ones."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -44,7 +44,7 @@ class SessionState(Enum):
 
 
 class StreamState(Enum):
-    """The state of a stream: asked for, answering, over."""
+    """The state of a stream: requested, answering, over."""
 
     OPENING = "opening"
     RUNNING = "running"
@@ -95,7 +95,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Reattach:
-    """Let a stream continue with work begun before."""
+    """Continue a stream whose task began before."""
 
     stream: Stream
     request: Resume
@@ -202,8 +202,8 @@ class Session:
         return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
 
     def _reject(self, rejected: Rejected) -> list[Action]:
-        """The answer to a message that is not a request. Clients expect a TOKEN on what was meant to be a stream, and a
-        MSG on everything else."""
+        """The answer to a message that is not a request. Clients expect a TOKEN for an intended stream, and a MSG
+        for everything else."""
         stream_id, error = rejected.stream_id, rejected.error
         if stream_id is None or rejected.kind not in _STREAMING:
             info = UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
@@ -253,7 +253,7 @@ class Session:
     # -- the connection as a whole ---------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> list[Action]:
-        """Begin nothing from now on; open streams have `seconds` to finish."""
+        """Refuse new streams from now on; open streams have `seconds` to finish."""
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)

@@ -1,4 +1,4 @@
-"""A client of LMTP servers, bridle's and the original ones: many streams over one connection that heals itself.
+"""A client of LMTP servers, bridle's and the original ones: many streams over one connection that reconnects by itself.
 
     async with Client("localhost:8080", "demo") as client:
         async for token in await client.generate("Once upon a time", max_tokens=40):
@@ -43,12 +43,12 @@ _DEFAULT_PATIENCE = RetryPolicy()
 
 
 class Client:
-    """Safe to use from the tasks of one event loop; connects when first needed, and again whenever that is needed.
+    """For the tasks of one event loop. It connects at the first use, and again after a loss.
 
-    `server` is an address or a carrier, `model` what requests name if they name nothing else. At most `max_streams` are
-    open at once, further ones wait for a place. When `max_unread` tokens wait for readers and no reader waits for a
-    token, the connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know
-    only tokens. With `plain`, no message beyond the original protocol is sent. `on_event` is called with the server's
+    `server` is an address or a carrier, `model` the default of requests. At most `max_streams` are open at once,
+    further ones wait for a place. When `max_unread` tokens wait for readers and no reader waits for a token, the
+    connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know only
+    tokens. With `plain`, no message beyond the original protocol is sent. `on_event` is called with the server's
     notices about delays, and must return at once.
     """
 
@@ -239,7 +239,7 @@ class Client:
             self._places.release()
 
     async def _as_understood(self, request: Generate) -> StreamProgress:
-        """The request in a form that the server understands: with text, or with tokens if the server knows
+        """Return the request in a form that the server understands: with text, or with tokens if the server knows
         only those."""
         if not isinstance(request.prompt, str) and not request.text:
             return StreamProgress(request)
@@ -271,7 +271,7 @@ class Client:
 
 
 def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None:
-    """Refuse what no server could read."""
+    """Refuse numbers that no server could read."""
     for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
         if not isinstance(value, int) or value < 1:
             raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)

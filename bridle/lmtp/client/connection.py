@@ -1,6 +1,8 @@
-"""A connection that heals itself: it is made when needed, read, and made again when it breaks while anything is open.
+"""A connection that reconnects by itself: it is opened when needed, read, and opened again if it breaks while streams
+are open.
 
-`ClientProtocol` decides what is sent and what is received means; this module has the tasks, the clock and backpressure.
+`ClientProtocol` decides what to send and interprets what is received; this module has the tasks, the clock and
+backpressure.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from bridle.lmtp.messages import Buffer, ModelInfo, Msg, ToolResult
 
 class ClientConnection:
     """A connection for one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a
-    token, the connection is not read, so that the server slows down. No caller can be left waiting by that."""
+    token, the connection is not read, so that the server slows down. This cannot block a caller for ever."""
 
     def __init__(self, carrier: Transport, exchange: ClientProtocol, patience: RetryPolicy, max_unread: int) -> None:
         self.carrier = carrier
@@ -218,8 +220,8 @@ class ClientConnection:
             await self.post(progress)
 
     async def wait_for(self, stream: TokenStream, progress: StreamProgress, seconds: float | None) -> None:
-        """Wait until the stream's state has changed. After `seconds` its present try is given up, and another one
-        begins."""
+        """Wait until the stream's state has changed. After `seconds` the current attempt is given up, and another
+        one begins."""
         self._num_readers += 1
         self._wanted.set()
         try:
@@ -244,7 +246,7 @@ class ClientConnection:
         await self._send(link, lines)
 
     def forget(self, progress: StreamProgress) -> None:
-        """Do as `cancel`, for a stream that no caller can read any more."""
+        """Cancel a stream that no caller can read any more."""
         self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
 
 
@@ -257,6 +259,6 @@ def _abandon(loop: asyncio.AbstractEventLoop, connection: ClientConnection, prog
 
 
 def _look_away(task: asyncio.Task[None]) -> None:
-    """The runner's error has reached every stream; nobody need await the task."""
+    """Retrieve the task's error, which every stream has already received, so that asyncio does not warn."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""A client's half of a connection, without I/O: which stream an answer belongs to, and which messages to send next.
+"""A client's half of a connection, without I/O. It assigns answers to streams and chooses the next messages.
 
 It outlives connections. `begin` gives the first messages of a new connection; `resume` gives those that continue the
 streams of the last one, once the server has announced what it can do. All its results are messages to send, in order.
@@ -91,7 +91,8 @@ class ClientProtocol:
     # -- connections -----------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[PendingCall | None, list[str]]:
-        """The first messages of a connection: the question what the server can do, if that may be asked."""
+        """Return the first messages of a connection: a question for the server's features, unless the connection is
+        plain."""
         self.lose()
         self._ids = count(1)
         if self.is_plain:
@@ -100,7 +101,7 @@ class ClientProtocol:
         return hello, self._ask(hello)
 
     def resume(self, hello: PendingCall | None) -> list[str]:
-        """Continue all streams after the server has announced what it can do, or has not answered."""
+        """Continue all streams after the server has announced its features, or has not answered."""
         self.features = {} if hello is None or hello.answer is None else features_of(hello.answer)
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
@@ -108,8 +109,8 @@ class ClientProtocol:
         return named + [line for each in waiting for line in self._send(each, resumes=True)]
 
     def lose(self, max_failures: int | None = None) -> None:
-        """Note that the connection is gone. A stream that lost it more than `max_failures` times in a row, without an
-        answer in between, fails."""
+        """Note that the connection is lost. A stream fails after more than `max_failures` losses in a row without an
+        answer in between."""
         self._is_ready = False
         self._waiting += [each for each in self._open.values() if not each.is_own]
         self._open = {}
@@ -135,7 +136,7 @@ class ClientProtocol:
         return self._send(item)
 
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
-        """Forget a stream or question. With `cancels`, the client stops a server that supports it."""
+        """Forget a stream or question. With `cancels`, the server is asked to stop, if it supports that."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]
@@ -164,7 +165,8 @@ class ClientProtocol:
     # -- listening -------------------------------------------------------------------------------------------
 
     def receive(self, frame: str) -> tuple[list[StreamProgress], list[str]]:
-        """Take in a frame. Returns the streams whose try has failed and must begin again, and the messages to send."""
+        """Process a frame. Returns the streams whose attempt has failed and must begin again, and the messages to
+        send."""
         try:
             answers = decode_answers(frame)
         except ProtocolError as error:

@@ -10,7 +10,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Seconds, or None for ever. The clock of a stream runs only while its reader waits for it.
+    """Time limits in seconds; None means no limit. The clock of a stream runs only while its reader waits for it.
 
     `retries` counts in a row: a stream that got an answer meanwhile starts again with all of them. Between tries a
     client waits `backoff` seconds, twice as long each time up to `max_backoff`, half of it at random.

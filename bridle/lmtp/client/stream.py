@@ -32,12 +32,12 @@ class TokenStream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended; None before that."""
+        """Return the reason why it ended; None before that."""
         return self._progress.finish_reason
 
     @property
     def num_unread(self) -> int:
-        """The number of items that have come and were not read yet."""
+        """Return the number of received items that were not read yet."""
         return len(self._progress.ready)
 
     def __aiter__(self) -> Self:
@@ -51,7 +51,7 @@ class TokenStream:
                 self._on_event(item)
 
     async def items(self) -> AsyncIterator[Item]:
-        """Tokens and, where asked for, what happened between them: rewinds, forks, logs."""
+        """Return tokens and, if requested, the events between them: rewinds, forks, logs."""
         try:
             while True:
                 for item in await self.take():
@@ -86,7 +86,7 @@ class TokenStream:
         return "".join([token.text or "" async for token in self])
 
     async def cancel(self) -> None:
-        """End the stream, here and at servers that know how. Tokens that have come can still be read."""
+        """End the stream, also at servers that support cancelling. Tokens that were received can still be read."""
         await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled here"))
 
     async def __aenter__(self) -> Self:

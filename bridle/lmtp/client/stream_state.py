@@ -1,7 +1,7 @@
-"""One stream as its client knows it: the request, the answers so far, and how to continue after a failure.
+"""A client's state of one stream: the request, the answers so far, and how to continue after a failure.
 
-No I/O and no clock. The property: however often the stream is begun again, and whatever servers repeat, each token
-enters `ready` once, in order.
+No I/O and no clock. Property: each token enters `ready` once and in order, even if the stream begins again or a server
+repeats answers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StreamProgress:
 
     @property
     def limit(self) -> int:
-        """The most tokens that the stream can have, whatever the server sends."""
+        """Return the maximum number of tokens of the stream, whatever the server sends."""
         if isinstance(self.request, Generate):
             return sys.maxsize if self.request.max_tokens is None else self.request.max_tokens
         return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
@@ -70,7 +70,7 @@ class StreamProgress:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """The messages that begin the stream, or begin it again after an attempt that is lost permanently."""
+        """Return the messages that begin the stream, or begin it again after an attempt that is lost."""
         request = self.request
         # A request that the server may have received keeps its key, if the server did not know it when it was asked to
         # resume it.
@@ -143,7 +143,7 @@ class StreamProgress:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def accept(self, answer: Token | Failure | EventMessage) -> None:
-        """Take an answer of the current try."""
+        """Process an answer of the current attempt."""
         if self.is_over or self.has_failed:
             return
         if isinstance(answer, Failure):
@@ -224,7 +224,7 @@ class StreamProgress:
             self.fail(error_of(failure))
 
     def fail_try(self, error: BridleError, pause: float | None = None) -> None:
-        """End this try. Another may follow, unless the answers so far cannot be repeated."""
+        """End this attempt. Another may follow, unless the answers so far cannot be repeated."""
         if not self.can_begin_again:
             self.fail(error)
             return
@@ -234,7 +234,7 @@ class StreamProgress:
         self.wake()
 
     def give_up(self) -> None:
-        """End the stream, because it failed too often."""
+        """End the stream after too many failures."""
         self.fail(self._last_error or ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
 
     def fail(self, error: BridleError) -> None:
@@ -244,7 +244,8 @@ class StreamProgress:
 
 
 def best(alternatives: Mapping[int, float], limit: int, chosen: int | None) -> Mapping[int, float]:
-    """The `limit` most probable and the chosen one: the genuine server adds what others in a batch asked for."""
+    """Return the `limit` most probable tokens and the chosen one. The original server also adds tokens that other
+    streams in the batch asked for."""
     if len(alternatives) <= limit:
         return alternatives
     keep = {*sorted(alternatives, key=alternatives.__getitem__, reverse=True)[:limit], chosen}

@@ -1,4 +1,4 @@
-"""Transports of a client: whole messages, in order, both ways.
+"""Transports of a client. They carry whole messages in order, in both directions.
 
 A `Transport` can connect more than once, since a client reconnects; a `ClientChannel` is one connection. This module
 does not know what a message means. A channel that is lost, for whatever reason, raises `ConnectionLost`.
@@ -117,7 +117,7 @@ class _ProcessLink(LineTransport):
 
 class SocketCarrier:
     """One message a line over a connected socket: `open_socket` gives one, such as an end of `socket.socketpair()`
-    whose other end another process holds, or a Unix-domain socket. No pickles travel, as they do with the original."""
+    whose other end another process holds, or a Unix-domain socket. Unlike the original, it sends no pickles."""
 
     def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
         self._open_socket = open_socket

@@ -36,7 +36,8 @@ def endpoint_url(endpoint: str) -> str:
 
 
 class WebSocketCarrier:
-    """A server on the network. Lost connections are noticed by pings, which servers of both kinds answer."""
+    """A server on the network. Lost connections are noticed by pings, which bridle's and the original servers
+    answer."""
 
     def __init__(
         self, endpoint: str = DEFAULT_ENDPOINT, *, open_timeout: float = 10.0, ping: float | None = 20.0

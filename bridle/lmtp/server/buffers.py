@@ -1,8 +1,8 @@
 """Buffers of one connection: token prefixes with names, so that a client need not send them again.
 
 A name is valid from the moment its message is read. Requests that name it wait until its tokens are known; if a running
-stream will fill it, that is the end of the stream. The KV of a prefix is not kept here; the engine's prefix cache finds
-it by the tokens.
+stream will fill it, they wait for the end of that stream. The KV of a prefix is not kept here; the engine's prefix
+cache finds it by the tokens.
 """
 
 from __future__ import annotations
@@ -104,6 +104,6 @@ class Buffers:
 
 
 def _look(tokens: asyncio.Future[array[int]]) -> None:
-    """Read a failed buffer's error, since perhaps no request will."""
+    """Retrieve a failed buffer's error, because perhaps no request will, and asyncio would warn."""
     if not tokens.cancelled():
         tokens.exception()

@@ -1,8 +1,8 @@
 """One client on one link: its messages go to its session, answers go back.
 
-A reader takes messages in. A writer sends all answers that were gathered since its last write, so answers of streams
-that move together share a message. A client that does not read is not read from either. A client that sends more than
-its share of the loop is read from when it is its user's turn.
+A reader receives messages. A writer sends all answers that were collected since its last write, so answers of several
+streams share a message. If a client does not read, the server stops reading from it. A client that sends too much is
+read when it is its user's turn.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class ServerChannel(Protocol):
         """The next message. Raises `ProtocolError` if the peer sends too many invalid messages."""
 
     async def close(self, reason: str = "") -> None:
-        """End the connection, and say why if the peer is to blame and the carrier can say it. Idempotent."""
+        """End the connection. If the peer caused it and the carrier supports it, the peer gets the reason.
+        Idempotent."""
 
 
 class ServerConnection:
@@ -100,7 +101,7 @@ class ServerConnection:
                 raise result
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; open streams have `seconds` to finish."""
+        """Refuse new streams; open streams have `seconds` to finish."""
         self._do_all(self._session.drain(seconds))
 
     def end(self, error: BridleError) -> None:
@@ -128,7 +129,7 @@ class ServerConnection:
             await self._blame(error)
 
     def _take(self, message: Request | Rejected) -> None:
-        """Do what a message says. Its immediate answers are for the client's account, as they are written."""
+        """Carry out a message. Its immediate answers count for the client, because they are written at once."""
         num_before = len(self._outbox)
         self._do_all(self._session.receive(message))
         self._num_replies += len(self._outbox) - num_before

@@ -20,7 +20,7 @@ def served_name(registry: ModelRegistry, name: str) -> str | None:
 
 
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
-    """The answer to a MODEL_INFO, without waiting. Of a model that is not loaded it says only that."""
+    """Answer a MODEL_INFO without waiting. For a model that is not loaded, the answer has no more than that."""
     try:
         name, adapter = registry.choose(served_name(registry, asked.model))
         if registry.state_of(name) is ModelState.LOADED:
@@ -38,8 +38,8 @@ def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
 
 
 def facts(model: LoadedModel) -> dict[str, Any]:
-    """The facts about a model: those that certificates record, those that a client needs to know of the tokens, and the
-    extensions."""
+    """Return the facts about a model: those that certificates record, those about tokens that a client needs, and
+    the extensions."""
     info = model.info
     return {
         "model": model.name,

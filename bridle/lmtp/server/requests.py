@@ -1,7 +1,7 @@
-"""Makes requests for an engine from GENERATE and SCORE: defaults, names, and values that are clamped.
+"""Builds engine requests from GENERATE and SCORE: defaults, names, and clamped values.
 
-LMQL asks for more than fits where any server would stop anyway (128 tokens at the end of the context, mask entries
-beyond the vocabulary); these are cut to size. Everything else that is wrong is refused by name.
+LMQL asks for more than fits (128 tokens at the end of the context, mask entries beyond the vocabulary). Such values are
+reduced. All other invalid values are refused by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def options_of(params: type[SamplingParams]) -> Mapping[str, tuple[type, ...]]:
-    """Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold."""
+    """Return the further fields of GENERATE, which are sampling parameters, with their types."""
     own = {each.name for each in fields(Generate)}
     return {
         each.name: _KINDS[str(each.type).removesuffix(" | None")]
@@ -71,7 +71,7 @@ async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tupl
 async def _seen(
     model: LoadedModel, asked: Generate, context: tuple[int, ...]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """The context with its images, sounds and videos in their places."""
+    """Return the context with its images, sounds and videos in their places."""
     if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
     if asked.save is not None:
@@ -100,7 +100,7 @@ async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int,
 
 
 async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
-    """Prefix and prompt as tokens. Only what begins a context gets the tokens that begin a text."""
+    """Return prefix and prompt as tokens. Only the beginning of a context gets the tokens that begin a text."""
     if not prompt:
         return prefix
     (tokens,) = await serving.tokens([prompt], add_special_tokens=not prefix)
@@ -123,7 +123,7 @@ def _first_token(model: LoadedModel) -> int:
 
 
 def _limit(serving: RequestLifecycle, asked: Generate, num_context: int) -> int | None:
-    """The most tokens of the stream, as far as there is room for them; None if the operator's limit holds."""
+    """Return the maximum number of tokens that has room; None if the operator's limit applies."""
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
     most = serving.limit(DEFAULT_MAX_TOKENS) if asked.max_tokens is None else asked.max_tokens
@@ -163,7 +163,7 @@ def _options(asked: Generate) -> dict[str, Any]:
 
 
 def _bias(bias: Mapping[int, float], info: ExecutorInfo) -> Mapping[int, float]:
-    """The entries for tokens that can be sampled. LMQL numbers tags of its own beyond those of the tokenizer."""
+    """Return the entries for tokens that can be sampled. LMQL uses ids beyond the tokenizer's for its own tags."""
     num_drawable, unnamed = info.num_drawable, info.unnamed.among(bias)
     if not bias or (min(bias) >= 0 and max(bias) < num_drawable and not unnamed):
         return bias

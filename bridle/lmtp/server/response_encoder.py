@@ -6,7 +6,7 @@ most for the end of the batch of events that it came in. A token waits for its s
 stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new request meets
 first.
 
-This module knows nothing of engines beyond their events, and nothing of connections.
+This module knows only events of engines, and no connections.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AnswerEncoder(Protocol):
 
 
 class GenerateTeller:
-    """Makes the answers of one GENERATE. `num_told` counts tokens sent."""
+    """Creates the answers of one GENERATE. `num_told` counts tokens sent."""
 
     def __init__(self, how: EncodingOptions, request: Request) -> None:
         self._how = how
@@ -117,7 +117,7 @@ class GenerateTeller:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
     def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """The calls of tools that the client is to answer, whether or not it wants to see what may change."""
+        """Return the tool calls that the client is to answer, even if it asked for final tokens only."""
         for event in events:
             if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
                 call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}
@@ -168,7 +168,7 @@ class GenerateTeller:
 
 
 class ScoreTeller:
-    """Makes the answers of one SCORE: the last `num_scored` tokens of the prompt."""
+    """Creates the answers of one SCORE: the last `num_scored` tokens of the prompt."""
 
     def __init__(self, stream_id: StreamId, num_scored: int) -> None:
         self._stream_id = stream_id

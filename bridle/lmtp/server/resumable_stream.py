@@ -1,4 +1,4 @@
-"""Passes the answers of a stream to its connection, and for a stream with a key also into a memory.
+"""Passes the answers of a stream to its connection, and stores those of a stream with a key.
 
 A `ResumableStream` outlives connections. While no connection is attached, its stream continues for a while and its
 answers are remembered, so that its client can come back and get the answers that it missed, each once. Streams, answers
@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 class StreamOwner(Protocol):
-    """The streams of one connection, as the relays of their answers see them."""
+    """The streams of one connection, as their relays see them."""
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None: ...
 
@@ -35,8 +35,8 @@ class StreamOwner(Protocol):
 
 
 class StreamRelay:
-    """The answers of one stream, on their way to the client: to `stream` of the connection that `streams` has, which is
-    None while no connection is attached. `stop` ends the work behind the stream."""
+    """Relay of one stream's answers to `stream` of the connection that `streams` has, or None while no
+    connection is attached. `stop` ends the stream's task."""
 
     def __init__(self, streams: StreamOwner, stream: Stream) -> None:
         self.streams: StreamOwner | None = streams
@@ -52,7 +52,7 @@ class StreamRelay:
         """Note that the last answer has come."""
 
     async def wait_writable(self) -> None:
-        """Wait while the client reads too slowly. A client that is away is not waited for."""
+        """Wait while the client reads too slowly. There is no wait for a disconnected client."""
         if self.streams is not None:
             await self.streams.wait_writable()
 
@@ -77,7 +77,7 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the stream is over or detached, so that only a client that comes back needs it."""
+        """Return whether the stream is over or detached, so that only a returning client needs it."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
@@ -146,8 +146,8 @@ class ReplayBuffer:
         return relay
 
     def same(self, key: Key, asked: Generate) -> ResumableStream | None:
-        """The stream that this same request began before; None if there is none. Raises `InvalidRequest` if another
-        request began a stream with that key."""
+        """Return the stream that the same request began before; None if there is none. Raises `InvalidRequest` if
+        another request used that key."""
         relay = self._relays.get(key)
         if relay is None:
             return None
@@ -207,6 +207,6 @@ def _size(answer: StreamAnswer) -> int:
 
 
 def _content(asked: Generate) -> bytes:
-    """A digest by which a request is recognized. Prompts can be long, so the request itself is not kept."""
+    """Return a digest that identifies a request. Prompts can be long, so the request itself is not kept."""
     text = repr(replace(asked, stream_id=0, position=0))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()

@@ -63,7 +63,7 @@ class LmtpServer:
                 self._ended.set()
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; open streams have `seconds` to finish."""
+        """Refuse new streams; open streams have `seconds` to finish."""
         for connection in self._connections:
             connection.drain(seconds)
 

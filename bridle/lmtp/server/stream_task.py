@@ -1,6 +1,6 @@
-"""The work behind a stream: get the model, build and admit a request, and pass on the engine's events as answers.
+"""The task of a stream: get the model, build and admit a request, and send the engine's events as answers.
 
-However the work fails, the stream gets exactly one last answer, and everything that was reserved is given back.
+If it fails in any way, the stream gets exactly one last answer, and all reservations are released.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StreamTask:
         self.story = RequestRecord(id=new_request_id(), route=f"LMTP {kind}", identity=self.identity)
 
     async def run(self) -> None:
-        """Do all of the work. Errors become answers; a cancelled task only gives back what it holds."""
+        """Run the task. Errors become answers; a cancelled task only releases its reservations."""
         story = self.story
         if self.host.tracing is not None:
             story.span = self.host.tracing.begin(self.trace)
@@ -117,7 +117,7 @@ class StreamTask:
         )
 
     async def _read(self, generation: Generation, teller: AnswerEncoder) -> None:
-        """Run the request and tell its events until the stream is over. Leaving early ends the request."""
+        """Run the request and send its events until the stream is over. Leaving early ends the request."""
         notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, generation.model)
 
         async def sink(part: SubRequest, events: list[EngineEvent]) -> bool:
@@ -155,5 +155,5 @@ class StreamTask:
             self._tell_event(event, **data)
 
     def _tell_event(self, event: str, **data: Any) -> None:
-        """Send an event that the client is known to understand."""
+        """Send an event that the client understands."""
         self.relay.put(EventMessage(event=event, stream_id=self.request.stream_id, data=data))

@@ -1,6 +1,6 @@
 """The streams of one connection: begun, resumed and cancelled as its session decides.
 
-Each stream is a task. It outlives the connection only if its client gave it a key by which it can come back.
+Each stream is a task. It survives the connection only if its client gave it a key for resuming.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Streams:
         self._relays.pop(stream, None)
 
     def start(self, action: Start) -> None:
-        """Begin a stream, or continue one that the same request began before. A stream that there is no place for is
-        refused here, before any work is done for it."""
+        """Begin a stream, or continue one that the same request began before. Without a free place, a stream is
+        refused here, before any work."""
         asked, stream = action.request, action.stream
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)

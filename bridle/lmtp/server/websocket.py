@@ -37,7 +37,7 @@ class LmtpEndpoint:
         return "/", self.server.settings.path
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; open streams have `seconds` to finish."""
+        """Refuse new streams; open streams have `seconds` to finish."""
         self.server.drain(seconds)
 
     async def close(self) -> None:
