@@ -1,6 +1,6 @@
 """Comparison of two traces of one request: tokens, masks, rollbacks, forks, logs and variables. Times are left out,
 and so are steps: a controller may be late in one run and in time in the other. Moves of an output are compared in
-order; its controller's logs and variables, each by itself."""
+order. Its controller's logs and variables are compared separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BROKEN_OFF = frozenset({"cancelled", "deadline"})
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One thing that an output did. Two are equal if they are the same to a reader; `record` has the rest."""
+    """One change of an output. Two moves are equal if a reader sees no difference; `record` has the rest."""
 
     what: str
     values: tuple[object, ...]
@@ -189,12 +189,12 @@ def _is_broken_off(moves: list[Move]) -> bool:
 
 
 def said_in(records: list[Record], output: int) -> str:
-    """All that the controller of an output printed."""
+    """Return everything that the controller of an output printed."""
     return "".join(record.text for record in records if isinstance(record, LogRecord) and record.output == output)
 
 
 def wrote_in(records: list[Record], output: int) -> str:
-    """All that it stored, a line for each time."""
+    """Return everything that the controller stored, a line for each write."""
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records

@@ -1,5 +1,5 @@
-"""Explanation of a request from its trace: where the mask opposed the model, what controllers cost, what was
-computed in vain. Everything is counted from the records; other modules display it."""
+"""Explanation of a request from its trace: conflicts between mask and model, the cost of controllers, and repeated
+computation. Everything is counted from the records; other modules display it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ LEAST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fight:
-    """A draw that the model wanted otherwise: `wanted` had the probability `chance` for it, the sampled token `own`."""
+    """A token for which mask and model disagree: the model gave `wanted` the probability `chance`, and the sampled
+    token `own`."""
 
     output: int
     at: int
@@ -93,7 +94,7 @@ class Explanation:
 
     @property
     def controller(self) -> str | None:
-        """The name of what steered it."""
+        """Return the name of the controller."""
         form = self.trace.header.controller
         return None if form is None else str(form.get("name"))
 
@@ -103,7 +104,7 @@ class Explanation:
 
     @property
     def sentences(self) -> list[str]:
-        """The whole of it in a few sentences."""
+        """Return the explanation in a few sentences."""
         if self.trace.header.runtime is not None:
             told = [self._exchanged()]
         else:
@@ -187,7 +188,7 @@ class Explanation:
 
 
 def explain(trace: Trace) -> Explanation:
-    """Count everything up."""
+    """Count all records."""
     made = Explanation(trace)
     counts = {0: OutputCount(0)}
     for record in trace.records:
@@ -261,7 +262,7 @@ def _add_fight(made: Explanation, token: TokenRecord) -> None:
 
 
 def best_of(odds: Odds) -> tuple[str, float]:
-    """The most probable token of a distribution, as people read it, and its probability."""
+    """Return the most probable token of a distribution in readable form, and its probability."""
     if not odds.top:
         return "", 0.0
     token, logprob = odds.top[0]

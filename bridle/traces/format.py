@@ -1,7 +1,7 @@
 """Traces as JSON lines: a header, and then a record a line. A file may hold several traces, one after the other.
 
 The lines have the fields of the classes in `bridle.traces`, without those that have their default, and the schema is
-made of the same classes. So there is nothing here to be kept in step.
+made of the same classes. So they need not be changed together.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def write(traces: Iterable[Trace], path: str | Path) -> None:
 
 
 def read(path: str | Path) -> Iterator[Trace]:
-    """The traces in a file. Raises `InvalidRequest`, with the line, if it is none."""
+    """Read the traces in a file. Raises `InvalidRequest`, with the line, if it is not a trace."""
     with Path(path).open("rb") as file:
         yield from _traces(file, str(path))
 
 
 def header_of(path: str | Path) -> TraceHeader | None:
-    """The header with which a file begins; None if it begins otherwise, so that it is none of a trace."""
+    """Return the header at the beginning of a file; None if the file is not a trace."""
     with Path(path).open("rb") as file:
         if file.read(len(_BEGINNING)) != _BEGINNING:
             return None

@@ -1,7 +1,7 @@
-"""Tokens in the colours of where they came from: as HTML for notebooks, and as styles for terminals.
+"""Tokens coloured by origin: as HTML for notebooks, and as styles for terminals.
 
-Texts are escaped, and nothing is loaded from elsewhere. The colours are see-through, so that they suit light pages and
-dark ones. What was rolled back shows struck through where it had stood.
+Texts are escaped, and nothing is loaded from elsewhere. The colours are transparent, so that they suit light and dark
+pages. Rolled-back text is shown struck through at its place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TITLE_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A piece of text, where it came from, and what more there is to say."""
+    """A piece of text, its origin, and a title with details."""
 
     text: str
     origin: str
@@ -50,7 +50,7 @@ def origin_of(token: TokenRecord) -> str:
 
 
 def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan]:
-    """The text of an output in pieces, with its prompt before it, and with what was rolled back."""
+    """Return the text of an output in pieces, with its prompt and the rolled-back text."""
     told = prompt_spans(trace.records) if prompt else []
     output = next((each for each in rebuild(trace) if each.index == index), Rebuilt(index))
     pieces = dict(zip(map(id, output.records), output.pieces, strict=False))
@@ -66,7 +66,7 @@ def spans(trace: Trace, index: int = 0, *, prompt: bool = True) -> list[TextSpan
 
 
 def prompt_spans(records: Iterable[object]) -> list[TextSpan]:
-    """The prompt, and which part of it was cached."""
+    """Return the prompt in pieces, with its cached part."""
     prompt = next((record for record in records if isinstance(record, PromptRecord)), None)
     if prompt is None:
         return []
@@ -75,7 +75,7 @@ def prompt_spans(records: Iterable[object]) -> list[TextSpan]:
 
 
 def _line(trace: Trace, index: int) -> list[TokenRecord | ReplacedRecord]:
-    """The tokens that an output ever had, in order: those of its parent that it began with, and its own."""
+    """Return all tokens that an output ever had, in order: those of its parent at the fork, and its own."""
     lines: dict[int, list[TokenRecord | ReplacedRecord]] = {0: []}
     alive: dict[int, list[TokenRecord]] = {0: []}
     for record in trace.records:
@@ -133,7 +133,7 @@ def html_of(pieces: Iterable[TextSpan]) -> str:
 
 
 def page_of(trace: Trace | None, prompt: str, texts: Iterable[str], indexes: Iterable[int]) -> str:
-    """The outputs of a request as HTML: in colours if there is a trace, otherwise as they are."""
+    """Return the outputs of a request as HTML: coloured if there is a trace, otherwise plain."""
     blocks = []
     for number, (index, text) in enumerate(zip(indexes, texts, strict=True)):
         if trace is None:

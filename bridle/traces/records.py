@@ -38,8 +38,8 @@ class Odds:
 @dataclass(slots=True)
 class Draw:
     """Distributions behind a sampled token: the model's own, `before` mask and bias; and the one `after` them, None
-    if they changed nothing. `num_allowed` tokens were left (None: all), and those that were not have the
-    probability `taken` in the model's own distribution."""
+    if they changed nothing. `num_allowed` tokens were left (None: all); the others have the probability `taken` in
+    the model's own distribution."""
 
     before: Odds
     after: Odds | None = None
@@ -48,7 +48,7 @@ class Draw:
 
     @property
     def odds(self) -> Odds:
-        """Those that the draw had, before temperature and cuts."""
+        """Return the odds under which the token was sampled, before temperature and truncation."""
         return self.before if self.after is None else self.after
 
     @property
@@ -75,7 +75,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Record:
-    """Something that happened to output `output` in step `step` of the engine."""
+    """An event of output `output` in step `step` of the engine."""
 
     output: int
     step: int
@@ -83,8 +83,8 @@ class Record:
 
 @dataclass(slots=True)
 class PromptRecord(Record):
-    """The prompt is computed; the first `num_cached` tokens of it were found in the cache. `queued` is how many seconds
-    the request waited for room, `opening` how long its controller took to be made."""
+    """The prompt is computed; the first `num_cached` tokens of it were found in the cache. `queued` is how many
+    seconds the request waited for room, `opening` how many its controller took to start."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -95,8 +95,8 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had been computed before: they were lost to a
-    preemption or with the device, or the last one's logits were needed once more."""
+    """Tokens from position `start` on were computed; `num_again` of them had been computed before: they were lost by
+    a preemption or with the device, or the last one's logits were needed again."""
 
     start: int = 0
     num_tokens: int = 0
@@ -106,8 +106,8 @@ class ChunkRecord(Record):
 
 @dataclass(slots=True)
 class TokenRecord(Record):
-    """One more token, number `at` of the output. `text` is the text that became certain with it, `spelled` what the
-    token says by itself. It was sampled, or forced, `by` the controller of that name. `answer` is how many seconds the
+    """One more token, number `at` of the output. `text` is the text that became final with it, `spelled` the text of
+    the token alone. It was sampled, or forced, `by` the controller of that name. `answer` is how many seconds the
     controller took to answer since the last token. A `drafted` one was computed before it was sampled."""
 
     at: int = 0
@@ -126,7 +126,7 @@ class TokenRecord(Record):
 
 @dataclass(slots=True)
 class ReplacedRecord(Record):
-    """A token was sampled, and a splice took its place before it became part of the output."""
+    """A token was sampled, but a splice replaced it before it became part of the output."""
 
     token: int = 0
     spelled: str = ""
@@ -195,9 +195,9 @@ class ExchangeRecord(Record):
 
 @dataclass(slots=True)
 class EndRecord(Record):
-    """The output is complete; `text` is what was held back until now. `stop` ended it, or `error`. `num_cut` records of
-    the request are missing, because it had too many. `modules` are the names of the request's Wasm controllers, each
-    with the hash of the module that it meant when they were made; the first output has them."""
+    """The output is complete; `text` is the text that was held back until now. `stop` ended it, or `error`.
+    `num_cut` records of the request are missing, because it had too many. `modules` are the names of the request's
+    Wasm controllers, each with the hash of its module at the start of the controllers; the first output has them."""
 
     reason: str = ""
     text: str = ""
@@ -269,7 +269,7 @@ class Trace:
             self.add(record)
 
     def add(self, record: Record | Later) -> None:
-        """Add what happened next."""
+        """Add the next record."""
         if isinstance(record, tuple):
             self._later += record
         else:

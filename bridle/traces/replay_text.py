@@ -25,7 +25,7 @@ class Rebuilt:
 
     @property
     def pieces(self) -> list[str]:
-        """The text of each token, and what came in the end."""
+        """Return the text of each token, and the text after the last one."""
         starts = [0, *self.ends]
         return [self.text[start:stop] for start, stop in zip(starts, [*self.ends, len(self.text)], strict=True)]
 
@@ -45,7 +45,7 @@ def rebuild(trace: Trace) -> list[Rebuilt]:
 
 
 def rebuild_records(records: Iterable[Record]) -> dict[int, Rebuilt]:
-    """The outputs that records add up to, by index. Where some are missing, so are their tokens."""
+    """Return the outputs of these records, by index. If records are missing, so are their tokens."""
     outputs = {0: Rebuilt(0)}
     for record in records:
         output = outputs.setdefault(record.output, Rebuilt(record.output))
