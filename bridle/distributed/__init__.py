@@ -1,1 +1,1 @@
-"""Models in processes of their own: what shards say to the router, and both ends of it."""
+"""Models in separate processes: the messages between shards and the router, and both ends of the connection."""

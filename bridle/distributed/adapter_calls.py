@@ -20,7 +20,8 @@ EVERY_ADAPTER = ""
 
 
 class CalledDevice:
-    """Implements `bridle.lora.AdapterDevice` by calls: `load` and `unload` carry out a request, wherever that is."""
+    """Implements `bridle.lora.AdapterDevice` by calls. `load` and `unload` carry out a request, in this or another
+    process."""
 
     def __init__(
         self,

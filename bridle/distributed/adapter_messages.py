@@ -1,7 +1,7 @@
 """The messages about adapters between a router and its replicas; parts of `replica_messages`.
 
-The router sends a replica everything that it found out about an adapter's files, so that the replica need not look at
-them before it reads them.
+The router sends a replica the properties of an adapter's files, so that the replica need not inspect them before
+reading.
 """
 
 from __future__ import annotations

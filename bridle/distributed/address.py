@@ -1,6 +1,6 @@
 """Address of a shard: a unix socket or a TCP port, with TLS on networks. `unix:/path/to/socket` for a shard on this
-machine, `host:port` otherwise. Without TLS only loopback is allowed, because a peer that reaches a shard can make
-it compute and read the results."""
+machine, `host:port` otherwise. Without TLS only loopback is allowed, because any peer that reaches a shard can use
+it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Several processes that compute one model together: rank 0 speaks to the router and repeats its plans to the others.
 
 The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
-may be idle. Within a forward pass the ranks meet in collectives, which have a time limit. Each rank shows signs of life
-from a thread of its own. When one rank ends or falls silent, all end, and the parent of rank 0 starts the group again.
+may be idle. Within a forward pass the ranks use collective operations, which have a time limit. Each rank sends
+heartbeats from its own thread. If one rank ends or is silent, all end, and the parent of rank 0 restarts the group.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Members:
             watcher.join()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Watch one rank until its process ends or falls silent. A rank says nothing while it loads, so silence counts
-        only after its first sign of life."""
+        """Watch one rank until its process ends or is silent. A rank sends nothing while it loads, so silence counts
+        only after its first heartbeat."""
         assert process.stdout is not None
         silence: float | None = None
         while _is_heard(process.stdout, process.pid, silence):
@@ -120,7 +120,7 @@ class Members:
         return [process.pid for process in self._processes]
 
     def wait(self) -> None:
-        """Wait until each rank has shown a sign of life or has ended."""
+        """Wait until each rank has sent a heartbeat or has ended."""
         for _ in self._commands:
             self._seen.acquire()
 
@@ -147,8 +147,8 @@ class Members:
 
 
 def _is_heard(source: IO[bytes], pid: int, silence: float | None) -> bool:
-    """Wait until there is something to read from a process; False if it has been silent for too long. Silence counts
-    less as long as the machine holds the process up."""
+    """Wait until there is something to read from a process; False if it has been silent for too long. More silence
+    is allowed while the process waits for a busy machine."""
     until = time.monotonic() + HELD_UP_SECONDS
     while not select.select([source], [], [], silence)[0]:
         if time.monotonic() > until or not is_held_up(pid):
@@ -190,7 +190,7 @@ class GroupExecutor:
             raise ShardUnavailable(f"the group is out of step: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Draw tokens on rank 0, which has all the logits."""
+        """Sample tokens on rank 0, which has all the logits."""
         return self._executor.sample(batch)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
@@ -202,7 +202,7 @@ class GroupExecutor:
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
-        """Rank 0 goes first; the others follow what it could do."""
+        """Load on rank 0 first; the others load what it could load."""
         load(self._executor, request)
         self._members.broadcast(pb.StepRequest(load_adapter=request))
 
@@ -216,8 +216,7 @@ class GroupExecutor:
 
 
 def beat(sink: BinaryIO) -> None:
-    """Write signs of life to `sink` from now on. They come from a thread of their own, so that they continue while a
-    step computes."""
+    """Write heartbeats to `sink` from now on, from a separate thread, so that they continue while a step computes."""
 
     def run() -> None:
         try:
@@ -232,7 +231,7 @@ def beat(sink: BinaryIO) -> None:
 
 
 def follow(executor: Executor, source: BinaryIO) -> int:
-    """The main loop of ranks 1 and up: run what rank 0 runs, until rank 0 is gone. Returns the exit status."""
+    """The main loop of ranks 1 and up: repeat the work of rank 0 until rank 0 ends. Returns the exit status."""
     adapters, media = RankAdapterLoader(executor), MemberMedia(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)

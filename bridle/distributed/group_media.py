@@ -1,7 +1,7 @@
-"""Images in a group of ranks: each rank has the whole tower, and encodes for itself what rank 0 passes on.
+"""Images in a group of ranks: each rank has the whole tower and encodes by itself the images that rank 0 passes on.
 
-Ranks 1 and up encode beside the steps, in the order in which rank 0 asked. Rank 0 names in its plans only what it could
-encode itself, so an error here means that this rank has fallen behind the others.
+Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0 names in its plans only what it
+could encode itself, so an error here means that this rank has fallen behind the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 
 class GroupMedia:
-    """Implements `MediaDevice`: rank 0 encodes with `device` what it has told the others to encode."""
+    """Implements `MediaDevice`: rank 0 encodes with `device` after it has told the others to encode."""
 
     def __init__(self, device: MediaDevice, broadcast: Callable[[pb.StepRequest], None]) -> None:
         self._device = device

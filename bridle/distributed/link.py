@@ -1,8 +1,8 @@
-"""One connection to a shard, from its first answer to its loss. A lost link stays lost; a new link is made for the next
-try.
+"""One connection to a shard, from its first answer to its loss. A lost link is not reused; the next attempt creates a
+new one.
 
-The engine's thread sends and receives. A second thread runs `watch`: it asks the shard for signs of life, and cuts the
-link if none come or a step takes too long. Cutting the link wakes the engine's thread.
+The engine's thread sends and receives. A second thread runs `watch`: it requests heartbeats from the shard, and cuts
+the link if none come or a step takes too long. Cutting the link wakes the engine's thread.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ADAPTER_SECONDS, _MEDIUM_SECONDS = 300.0, 1800.0
 class Timings:
     """Time limits of a link, in seconds.
 
-    A shard is asked for a sign of life every `beat`. It counts as hung after `max_missed` answers in a row that took
-    longer than `patience`; one that this machine holds up, after `held_up`. `connect` bounds one attempt to reach it.
+    A heartbeat is requested every `beat`. A shard counts as hung after `max_missed` answers in a row that took longer
+    than `patience`, or, if it only waits for a busy machine, after `held_up`. `connect` bounds one attempt to reach it.
     `least_step` and `first_step` bound a step whose estimate is lower, or not known yet.
     """
 
@@ -123,7 +123,7 @@ class ShardLink:
         check(self._ask("LoadAdapter", request, pb.LoadAdapterReply, _ADAPTER_SECONDS))
 
     def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
-        """Make the shard give up an adapter's place. Safe from any thread."""
+        """Make the shard release an adapter. Safe from any thread."""
         check(self._ask("UnloadAdapter", request, pb.UnloadAdapterReply, _ADAPTER_SECONDS))
 
     def encode_medium(self, parts: Iterator[pb.MediumPart]) -> None:
@@ -133,7 +133,7 @@ class ShardLink:
         check(self._answer(ask, parts, _MEDIUM_SECONDS))
 
     def drop_medium(self, request: pb.DropMediumRequest) -> None:
-        """Make the shard give up the features of an image. Safe from any thread."""
+        """Make the shard release the features of an image. Safe from any thread."""
         check(self._ask("DropMedium", request, pb.DropMediumReply, _MEDIUM_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:
@@ -154,7 +154,7 @@ class ShardLink:
     # -- watching ------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Ask for signs of life until the link is lost."""
+        """Request heartbeats until the link is lost."""
         num_missed = 0
         while not self._ended.wait(self._timings.beat):
             if self._step is not None and time.monotonic() > self._step[2]:
@@ -184,7 +184,7 @@ class ShardLink:
         self._ended.set()
 
     def leave(self) -> None:
-        """End the conversation from the router's side. Safe from any thread."""
+        """End the conversation as the router. Safe from any thread."""
         self._is_closing = True
         self.cut("the router is done with it")
 

@@ -37,9 +37,8 @@ class RoutedRequest:
 
     `sent` are the events that the client already has, by output. `num_again` counts those of them that came a second
     time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
-    `load` is its share of the load of its `replica` (None while it waits for a replica). Output of controllers (logs,
-    stored values) is only counted, since it may come in other portions the second time; records of traces are not
-    kept.
+    `load` is its share of the load of its `replica` (None while it waits for a replica). Logs and stored values of
+    controllers are only counted, because their portions may differ the second time; records of traces are not kept.
     """
 
     request: Request
@@ -68,7 +67,7 @@ class RoutedRequest:
 
     @property
     def parked_tokens(self) -> tuple[int, ...]:
-        """All tokens of the conversation that the first output has left parked; none if it parks nothing."""
+        """Return all tokens of the conversation that the first output has left parked; none if nothing is parked."""
         sent = self.sent.get(0, ())
         last = sent[-1] if sent else None
         if not self.request.parks or not isinstance(last, Finished) or last.reason not in BY_ITSELF:
@@ -89,12 +88,12 @@ class RoutedRequest:
 
     @property
     def remaining(self) -> Request:
-        """The request as another replica is to continue with it."""
+        """Return the rest of the request, for another replica."""
         tokens = self.tokens
         return replace(self.request, generated=tokens) if tokens else self.request
 
     def tell(self, events: list[Event]) -> None:
-        """Pass events on to the client."""
+        """Send events to the client."""
         self.stream.put(events)
         wake_all([self.stream])
 
@@ -104,7 +103,7 @@ class RoutedRequest:
             self.tell([Resuming(self.request.id, index) for index in self.open_outputs])
 
     def end(self, reason: FinishReason, error: BridleError | None = None) -> None:
-        """End all outputs that are not over; one at least, since the client waits for an end."""
+        """End all unfinished outputs; at least one, because the client waits for an end."""
         *_, last = outputs = [*self.open_outputs] or [0]
         self.tell([Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
 
@@ -114,7 +113,7 @@ class RoutedRequest:
         self.notes_again.clear()
 
     def is_news(self, event: Event) -> bool:
-        """Return whether the client does not have this event yet. The event is remembered.
+        """Return whether this event is new to the client, and remember it.
 
         Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
@@ -140,12 +139,12 @@ class RoutedRequest:
         return True
 
     def _is_past_what_was_sent(self, index: int) -> bool:
-        """Return whether a regenerated output has reached what the client already has. Until then its records
-        happen a second time and may differ: tokens may be cached, controllers late."""
+        """Return whether a regenerated output has reached what the client already has. Until then its records are
+        repeated and may differ, because tokens may be cached or controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
     def _is_news_note(self, event: Log | Stored) -> bool:
-        """Return whether the note holds more than the client has, counted in printed characters and in stored
+        """Return whether the note has more than the client received, counted in printed characters and in stored
         values."""
         key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
         self.notes_again[key] += size

@@ -24,8 +24,8 @@ _ITEM_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "i
 
 
 class CalledMedia:
-    """Implements `bridle.engine.interfaces.MediaDevice` by calls: `encode` and `drop` carry out a request, wherever
-    that is."""
+    """Implements `bridle.engine.interfaces.MediaDevice` by calls. `encode` and `drop` carry out a request, in this
+    or another process."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ def find_media(executor: object) -> MediaDevice | None:
 
 
 def require_media(executor: object) -> MediaDevice:
-    """The same. Raises `UnsupportedFeature` if there is none."""
+    """Return the encoder of `executor`. Raises `UnsupportedFeature` if there is none."""
     device = find_media(executor)
     if device is None:
         raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
@@ -68,7 +68,7 @@ def require_media(executor: object) -> MediaDevice:
 
 
 def drop(device: MediaDevice, request: pb.DropMediumRequest) -> None:
-    """Let go of one image's features or of all, as the request says."""
+    """Release the features of one image or of all, as the request says."""
     if request.key == EVERY_MEDIUM:
         device.clear()
     else:

@@ -1,6 +1,6 @@
-"""Loads and unloads adapters in ranks 1 and up, beside the steps, in the order in which rank 0 asked.
+"""Loads and unloads adapters in ranks 1 and up, in parallel to steps, in the order of rank 0's requests.
 
-Rank 0 asks only for what it could do itself, so an error here means that this rank has fallen behind the others.
+Rank 0 requests only what it could do itself, so an error here means that this rank differs from the others.
 """
 
 from __future__ import annotations

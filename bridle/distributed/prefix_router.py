@@ -1,4 +1,4 @@
-"""Chooses the replica for a request: the one that has computed its beginning, unless that replica is too busy.
+"""Chooses the replica for a request: the one that has computed its prefix, unless that replica is too busy.
 
 The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest.
 This is a guess, because a replica evicts blocks when it must; a wrong guess costs one prefill and nothing else. The
@@ -25,7 +25,7 @@ _SLACK_FACTOR = 1.5
 
 
 class PrefixChoice(NamedTuple):
-    """The replica that was chosen, and how many of the prompt's tokens its cache is believed to hold."""
+    """The chosen replica, and the number of prompt tokens that are probably in its cache."""
 
     replica: int
     num_cached: int = 0
@@ -77,7 +77,7 @@ class PrefixRouter:
         return PrefixChoice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
-        """See `Router`. Entries of the replica's last life are ignored from now on, and are dropped as they age."""
+        """See `Router`. Earlier entries of the replica are ignored from now on, and removed when they are old."""
         self._lives[replica] += self.num_replicas
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:

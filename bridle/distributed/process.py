@@ -1,4 +1,5 @@
-"""The life of a shard's process: load, warm up, listen, then serve until a signal comes or the device is lost."""
+"""The main function of a shard's process: load, warm up, listen, then serve until a signal comes or the device is
+lost."""
 
 from __future__ import annotations
 

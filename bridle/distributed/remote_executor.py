@@ -1,8 +1,8 @@
-"""The engine's executor when the model is in another process: a stream to a shard that is found again when lost.
+"""The engine's executor for a model in another process: a stream to a shard, with reconnection.
 
-The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. When the
-shard is lost, so is the KV of every sequence; the engine treats this as a preemption of all. A thread tries to reach
-the shard until it is there again. This module does not know who starts shards.
+The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. The loss
+of the shard loses the KV of every sequence, which the engine treats as a preemption of all. A thread tries to reconnect
+until the shard is back. This module does not know who starts shards.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2)
 class ShardExecutor:
     """Implements `Executor`, `SupportsReconnect` and `Embedder` over a shard at `address`.
 
-    The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` says that one may come.
-    `on_loss(pid, reason)` is called from a thread of its own when the shard is lost, and may end what is left of it. It
-    is called again, without a pid, whenever no shard has come for another `start_timeout` seconds. `on_proven(pid)` is
-    called when a shard has computed its first step.
+    The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` returns True.
+    `on_loss(pid, reason)` is called from a separate thread when the shard is lost, and may end the rest of its process.
+    It is called again, without a pid, whenever no shard was found for another `start_timeout` seconds. `on_proven(pid)`
+    is called when a shard has computed its first step.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ShardExecutor:
         link.send(pb.StepRequest(plan=encode_plan(plan)))
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
+        """Send the rows and wait for the sampled tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self.used
         if link is None:
             raise InternalError(f"the batch of step {batch.step} was received without a forward pass")
@@ -163,7 +163,7 @@ class ShardExecutor:
             return reply
 
     def reset(self) -> None:
-        """Forget all adapters and KV that the last shard had. The next plan may go to another shard."""
+        """Forget the adapters and KV of the last shard. The next plan may go to another shard."""
         link, self.used = self.used, None
         if link is not None and not link.is_lost:
             link.send(pb.StepRequest(reset=pb.Reset()))
@@ -248,7 +248,7 @@ class ShardExecutor:
         self._why = why
 
     def _give_up(self, seconds: float) -> None:
-        """Call `on_loss`, so that whatever hangs while it starts can be ended."""
+        """Call `on_loss`, so that a process that hangs during its start can be ended."""
         reason = f"it has not come back for {seconds:.0f} s"
         _log.error("the shard at %s is still unreachable: %s", self.address, reason)
         self._tell(lambda: self._on_loss(None, reason))

@@ -1,6 +1,6 @@
-"""The replica's end of calls: a desk that passes them on to the router, whose process has the tools.
+"""The replica's end of tool calls: an executor that sends them to the router, whose process has the tools.
 
-Its callers see an ordinary desk. Without a router no call is made, and those under way end with an error.
+For its callers it is an ordinary tool executor. Without a router no call is made, and running ones end with an error.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RemoteToolExecutor:
         send(message)
 
     def _note_done(self, number: int) -> None:
-        """Tell the router of a call that was given up here."""
+        """Tell the router about a call that was cancelled here."""
         with self._lock:
             was_live, send = self._live.pop(number, None) is not None, self._send
         if was_live and send is not None:
@@ -99,7 +99,7 @@ class RemoteToolExecutor:
             self._send = send
 
     def disconnect(self) -> None:
-        """End what is under way: the router has left."""
+        """End all running calls, because the router has disconnected."""
         with self._lock:
             self._send, live = None, list(self._live.values())
             self._live.clear()
@@ -107,7 +107,7 @@ class RemoteToolExecutor:
             call.end(error=_ALONE)
 
     def handle(self, message: ToolAnswered) -> None:
-        """End a call as the router says."""
+        """End a call with the router's message."""
         with self._lock:
             call = self._live.pop(message.number, None)
         if call is not None:

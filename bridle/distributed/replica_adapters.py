@@ -1,4 +1,4 @@
-"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and reads those
+"""The adapters of several replicas behind one `LoRAStore`. Each replica gets the list of all adapters, and loads those
 that its requests name.
 
 The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
@@ -162,7 +162,7 @@ class HomeServer:
             self._fetch(self._pool, message.key)
 
     def news(self) -> dict[str, AdapterNews]:
-        """The state of each adapter of which there is something to report, by key."""
+        """Return the changed states of adapters, by key."""
         pool = self._pool
         states = {} if pool is None else {key: pool.status(key) for key in self._keys}
         return {
@@ -172,7 +172,7 @@ class HomeServer:
         }
 
     def close(self) -> None:
-        """The router has left: remove the adapters that it had named."""
+        """Remove the adapters of the router, which has disconnected."""
         if self._pool is not None:
             for key in self._keys:
                 self._pool.remove(key)

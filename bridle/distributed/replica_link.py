@@ -1,7 +1,7 @@
-"""The router's connection to one replica, made again when it is lost. It has two threads: one reads, one writes.
+"""The router's connection to one replica, which is opened again after a loss. It has two threads: one reads, one
+writes.
 
-The link tells its owner which messages come, and when the replica is connected and lost. It does not know what requests
-are for.
+The link reports messages, connections and losses to its owner. It does not interpret requests.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class MakeLink(Protocol):
 
 
 class ReplicaLink:
-    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may end
-    what is left of it."""
+    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may
+    end the rest of its process."""
 
     def __init__(
         self,
@@ -198,8 +198,8 @@ class ReplicaLink:
 
 
 def _read(sock: socket.socket, size: int, pid: int) -> bytes:
-    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if nothing comes within the socket's time-out,
-    or within a longer one while the machine holds the process up."""
+    """Read exactly `size` bytes of process `pid`. Raises `TimeoutError` if nothing comes within the socket's
+    time-out, or a longer one while the process waits for a busy machine."""
     data = bytearray(size)
     view, position, until = memoryview(data), 0, time.monotonic() + HELD_UP_SECONDS
     while position < size:

@@ -43,7 +43,7 @@ HEADER = struct.Struct(">I")
 
 
 class Submit(Wire):
-    """A `Request`, but for what steers it: `controller` is the plain form of that."""
+    """A `Request` in which `controller` has its plain form."""
 
     request: Request
     controller: dict[str, Any] | None
@@ -54,7 +54,7 @@ class CancelRequest(Wire, tag="Cancel"):
 
 
 class Unpark(Wire):
-    """The client of a finished request will not continue from it."""
+    """The client of a finished request will not continue its conversation."""
 
     id: str
 
@@ -122,8 +122,8 @@ class Form:
 
 
 def _kinds() -> list[type[Event]]:
-    """The kinds of events. A dataclass with slots is a second class of its name; the first one stays among the
-    subclasses until it is collected, but no module has it."""
+    """Return the kinds of events. (A dataclass with slots is a second class of the same name. The first one stays
+    among the subclasses until it is collected.)"""
     return [kind for kind in Event.__subclasses__() if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
 
 
@@ -137,14 +137,14 @@ class Events(Wire):
 
 
 class RequestFailed(Wire, tag="Broken"):
-    """A stream ended without its last event."""
+    """A stream ended without its last event, by an error."""
 
     request_id: str
     error: tuple[str, str, str | None]
 
 
 class Heartbeat(Wire, tag="Beat"):
-    """A sign of life, several times a second, with the engine's counters."""
+    """A heartbeat, sent several times a second, with the engine's counters."""
 
     is_healthy: bool
     numbers: dict[str, float]
@@ -163,7 +163,7 @@ _TO_ROUTER = msgspec.msgpack.Decoder(Handshake | ToRouter)
 
 
 def _plain(value: Any) -> Any:
-    """Packed biases as what they are read as again."""
+    """Return packed biases in the form in which they are read back."""
     if isinstance(value, LogitBias):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
@@ -173,12 +173,12 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as bytes, for a carrier that keeps messages apart."""
+    """Encode a message for a carrier that separates messages."""
     return _ENCODER.encode(message)
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as bytes, with its length in front."""
+    """Encode a message with its length in front."""
     data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
@@ -204,7 +204,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def pack_request(request: Request) -> Submit:
-    """The request as a message. Raises `UnsupportedFeature` for what exists in this process only, and
+    """The request as a message. Raises `UnsupportedFeature` for objects that exist in this process only, and
     `MediaRefused` for images that are too large to be sent."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")

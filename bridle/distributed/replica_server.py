@@ -1,7 +1,7 @@
 """The replica's end: offers this process's engine to a router in another process.
 
-One event loop reads requests, and gathers the events of a step, from all streams, into one frame. There is one router
-at a time; when it leaves, its requests are cancelled.
+One event loop reads requests and sends the events of all streams in a step in one frame. There is one router at a time;
+when it disconnects, its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Conversation:
                 self._desk.disconnect()
 
     async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
-        """Handle requests until the router leaves or a helper finds that it has left."""
+        """Handle requests until the router disconnects."""
         while True:
             reading = asyncio.create_task(self._read_frame())
             try:
@@ -228,7 +228,7 @@ class _Conversation:
             self._streams.pop(stream.request_id, None)
 
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
-        """Tell the router that an adapter was fetched, or what becomes of a call. Safe from any thread."""
+        """Tell the router that an adapter was fetched, or about a call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
             self._loop.call_soon_threadsafe(self._writer.write, frame(message))
 

@@ -1,8 +1,8 @@
-"""The router's end of calls: runs what controllers of replicas ask for, once, whatever becomes of their replica.
+"""The router's end of tool calls: runs the calls of replicas' controllers once, even if their replica is lost.
 
-An output whose replica is lost begins again on another, and asks again for what it has asked for. So the calls of a
-request that is not over are kept with their answers: the same call, made again, has the answer of the first, or waits
-for the one that is under way. What is kept is bounded; beyond that a request cannot begin again.
+An output whose replica is lost begins again on another one and repeats its calls. So the calls of an unfinished request
+are kept with their answers: a repeated call gets the first answer, or waits for the running one. The stored answers are
+bounded; beyond that a request cannot begin again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class AnswerSender(Protocol[_Named]):
 
 @dataclass(slots=True, eq=False)
 class _Made:
-    """A call that was made. `asker` is the replica and the number under which it was asked for last; None while nobody
-    has asked for it again."""
+    """A call that was made. `asker` is the replica and its number of the call; None until the call is repeated."""
 
     key: tuple[Any, ...]
     call: Call
@@ -49,7 +48,7 @@ class _Made:
 
 @dataclass(slots=True)
 class _Book:
-    """The calls of one request, in their order."""
+    """The calls of one request, in order."""
 
     callers: dict[str, ToolSession] = field(default_factory=dict)
     made: list[_Made] = field(default_factory=list)
@@ -57,7 +56,7 @@ class _Book:
     is_whole: bool = True
 
     def find(self, key: tuple[Any, ...]) -> _Made | None:
-        """The first such call that nobody has asked for again."""
+        """Return the first equal call that was not repeated yet."""
         return next((made for made in self.made if made.asker is None and made.key == key), None)
 
 
@@ -72,7 +71,7 @@ class ReplicaCalls(Generic[Replica]):
         self.num_kept = 0
 
     def ask(self, replica: Replica, request: Request, message: ToolAsked) -> None:
-        """Make a call that a replica asks for, or find the one that was made before."""
+        """Make a replica's call, or find the earlier one."""
         book, asker = self.books.setdefault(request.id, _Book()), (replica, message.number)
         key = (message.request_id, message.name, message.arguments, message.timeout)
         made = book.find(key)
@@ -105,7 +104,7 @@ class ReplicaCalls(Generic[Replica]):
         made.call.when_done(tell)
 
     def _keep(self, request_id: str, made: _Made, size: int) -> None:
-        """Count what is kept of a request's answers; none is any more, once they are too much."""
+        """Count the stored answers of a request. Too many of them are dropped."""
         book = self.books.get(request_id)
         if book is None or made.size is not None:
             return
@@ -118,13 +117,13 @@ class ReplicaCalls(Generic[Replica]):
             book.made = [each for each in book.made if each.size is None]
 
     def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
-        """End a call that nobody wants any more."""
+        """Cancel a call whose answer nobody needs."""
         made = self.asked.pop((replica, message.number), None)
         if made is not None:
             made.call.cancel()
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """A request is about to begin anew; returns an error if that would make its calls a second time."""
+        """Prepare a request for a new beginning. Returns an error if that would make its calls a second time."""
         book = self.books.get(request_id)
         if book is None:
             return None
@@ -139,7 +138,7 @@ class ReplicaCalls(Generic[Replica]):
         )
 
     def forget(self, request_id: str) -> None:
-        """A request is over, and so are its calls."""
+        """Drop the calls of a finished request."""
         book = self.books.pop(request_id, None)
         if book is None:
             return
@@ -150,7 +149,7 @@ class ReplicaCalls(Generic[Replica]):
 
 
 def check_limits(limits: ToolLimits) -> None:
-    """Refuse limits beyond what a message to a replica holds."""
+    """Refuse limits that exceed a message to a replica."""
     for name in ("max_argument_bytes", "max_result_bytes"):
         if getattr(limits, name) > _MAX_MESSAGE_BYTES:
             raise InvalidRequest(

@@ -1,9 +1,8 @@
-"""Several engines behind one `EngineClient`. A request goes to the replica that has computed its beginning, and to
-another one if that replica is lost.
+"""Several engines behind one `EngineClient`. A request goes to the replica that has computed its prefix, and to another
+one if that replica is lost.
 
-This process remembers what the client has of an output, so that another replica continues it without a token too many
-or too few. A plain output is continued from its tokens. Any other is begun again from its seed, and what the client
-already has is not sent twice.
+This process remembers the tokens that a client has, so that another replica continues exactly after them. A plain
+output is continued from its tokens. Any other is generated again from its seed, and tokens are not sent twice.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _log = logging.getLogger(__name__)
 class ReplicaSet:
     """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
 
-    `on_loss(number, pid)` is called for a lost replica and may end what is left of it. `on_proven(number, pid)` is
+    `on_loss(number, pid)` is called for a lost replica and may end the rest of its process. `on_proven(number, pid)` is
     called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
     replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs what controllers
     call; its creator must close it.
@@ -161,14 +160,14 @@ class ReplicaSet:
                 self._links[live.replica].send(CancelRequest(request_id))
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        """Release the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
             number = None if self.homes is None else self.homes.release(request_id)
             if number is not None and number in self._up:
                 self._links[number].send(Unpark(request_id))
 
     def statistics(self) -> EngineStatistics:
-        """Sums over the replicas, as of their last beats."""
+        """Return sums over the replicas, as of their last heartbeats."""
         total = EngineStatistics()
         for beat in list(self._up.values()):
             if beat is not None:
@@ -212,7 +211,7 @@ class ReplicaSet:
         self._links[live.replica].send(pack_request(live.remaining))
 
     def _leave(self, live: RoutedRequest) -> None:
-        """Take the request and its load off its replica."""
+        """Remove the request and its load from its replica."""
         if live.replica is not None:
             self.loads[live.replica] -= live.load
             live.replica, live.load = None, 0
@@ -232,7 +231,7 @@ class ReplicaSet:
             self.changed.notify_all()
 
     def _learn(self, number: int, hello: Handshake) -> None:
-        """Learn the served model from a replica's greeting, and the smallest room that any replica has for it."""
+        """Learn the served model from a replica's greeting, and the smallest capacity of all replicas."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
             self.homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
@@ -244,8 +243,8 @@ class ReplicaSet:
             self._intake = InputProcessor(hello.info, config)
 
     def note_events(self, number: int, message: ToRouter) -> None:
-        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica says that it
-        cannot compute: without its shard or its engine it counts as lost."""
+        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica reports that
+        it cannot compute; it then counts as lost."""
         woken: list[EventStream] = []
         with self.changed:
             if isinstance(message, Heartbeat):
@@ -264,7 +263,8 @@ class ReplicaSet:
         wake_all(woken)
 
     def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
-        """A controller calls a tool, or gives a call up. Parts of a composition name their request and their number."""
+        """Handle a controller's tool call, or its cancellation. Parts of a composition name their request and their
+        number."""
         if isinstance(message, ToolGivenUp):
             self.calls.give_up(number, message)
             return
@@ -301,7 +301,7 @@ class ReplicaSet:
                 self._place(live)
 
     def note_absent(self, number: int) -> None:
-        """A replica is still away: end the waiting requests whose deadlines have passed."""
+        """End the waiting requests whose deadlines have passed, because a replica is still away."""
         now = self._clock()
         with self.changed:
             for live in [live for live in self._live.values() if live.replica is None]:
@@ -338,13 +338,13 @@ class ReplicaSet:
                 self._forget(live)
 
     def _note_prompt(self, live: RoutedRequest) -> None:
-        """The prompt is computed: take its tokens off the load of the replica."""
+        """Remove the tokens of a computed prompt from the load of its replica."""
         if live.replica is not None:
             self.loads[live.replica] -= live.load - RUNNING_TOKENS
             live.load = RUNNING_TOKENS
 
     def _note_parked(self, number: int, live: RoutedRequest) -> None:
-        """Remember where the conversation of a request that is over is parked."""
+        """Remember the replica that has parked the conversation of a finished request."""
         if self.homes is not None and (tokens := live.parked_tokens):
             self.homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
 
@@ -369,7 +369,7 @@ class ReplicaSet:
 
 
 def _salt(request: Request) -> object:
-    """Requests share blocks only under an equal salt."""
+    """Return the salt; requests share blocks only under an equal one."""
     return (request.tenant, request.adapter, *(medium.key for medium in request.media))
 
 

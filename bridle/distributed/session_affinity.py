@@ -1,8 +1,8 @@
 """Affinity of conversations to replicas: a request goes to the replica that has parked the KV of its conversation.
 
-A prompt that begins with all whole blocks of a parked conversation belongs to its replica, however busy that is:
-elsewhere all of it would be computed again. The record is a guess, like that of prompts: a replica may have given the
-KV up. No I/O; times are given.
+A prompt that begins with all whole blocks of a parked conversation goes to its replica, however busy that is, because
+another one would compute it again. The record may be wrong, because a replica may have evicted the KV. No I/O; times
+are given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Home(NamedTuple):
 
 
 class SessionAffinity:
-    """The homes of parked conversations; those of the latest `max_homes` are remembered."""
+    """The replicas of parked conversations; the latest `max_homes` are remembered."""
 
     def __init__(self, block_size: int, seconds: float, max_homes: int = 4 * MAX_PARKED) -> None:
         self._block_size, self._seconds, self._max_homes = block_size, seconds, max_homes
@@ -47,8 +47,8 @@ class SessionAffinity:
         self._expire(now)
 
     def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
-        """The replica that has parked what the prompt begins with, or what a request has left, and how much of it; None
-        if none has."""
+        """Return the replica that has parked the prefix of the prompt, or the conversation of an earlier request,
+        and its number of tokens; None if there is none."""
         self._expire(now)
         if not self.homes:
             return None
@@ -61,7 +61,7 @@ class SessionAffinity:
         return None
 
     def release(self, request_id: str) -> int | None:
-        """Forget what a request has left parked. Returns where it was; None if that is not known."""
+        """Forget the parked conversation of a request. Returns its replica, or None if unknown."""
         home = self._drop(request_id)
         return None if home is None else home.replica
 

@@ -1,7 +1,7 @@
 """A shard: an executor behind gRPC, for one router at a time.
 
-Steps run in the thread of the router's stream. Other calls are answered by other threads, so that a sign of life comes
-however long a step takes. A shard knows nothing of requests, text or controllers.
+Steps run in the thread of the router's stream. Other calls are answered by other threads, so that heartbeats continue
+during a long step. A shard knows nothing of requests, text or controllers.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Shard:
     # -- pictures, beside the steps ------------------------------------------------------------------------
 
     def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
-        """Make features of an image. One call at a time holds an image; others wait before they read theirs."""
+        """Compute the features of an image. One call at a time holds an image; others wait before they read theirs."""
         with self._encoding:
             return pb.EncodeMediumReply(failure=attempt(lambda: require_media(self.executor).encode(assembled(parts))))
 

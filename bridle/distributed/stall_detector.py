@@ -1,7 +1,7 @@
-"""Tells a process that hangs from one that a busy machine keeps waiting.
+"""Distinguishes a hanging process from one that waits for a busy machine.
 
-Either shows no sign of life in time. To end and start again what only waits for a processor makes a busy machine
-busier, and the next process is as late. One that was stopped, or whose threads wait for each other, wants no processor.
+Neither sends a heartbeat in time. Restarting a process that waits for a processor would make the machine busier, and
+the next process would be late too. A stopped or deadlocked process does not wait for a processor.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from bridle.controller_tools import ToolLimits
 
 
 class ToolMessage(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """`number` names a call of one replica's."""
+    """Base of messages about calls. `number` identifies a call of one replica."""
 
     number: int
 
 
 class ToolAsked(ToolMessage):
-    """A replica's controller calls a tool. `arguments` are JSON, `call_id` is the id that its client got, if that is to
-    answer. `replica` is where the answer goes, where the carrier does not tell."""
+    """A replica's controller calls a tool. `arguments` are JSON. `call_id` is the client's id if the client answers.
+    `replica` is the recipient of the answer, if the carrier does not know it."""
 
     request_id: str
     name: str
@@ -26,20 +26,20 @@ class ToolAsked(ToolMessage):
 
 
 class ToolGivenUp(ToolMessage):
-    """Nobody there wants the answer any more."""
+    """The caller no longer needs the answer."""
 
     replica: str = ""
 
 
 class ToolAnswered(ToolMessage):
-    """The call is over: with an answer, or with an error in words."""
+    """The call has ended with an answer or an error message."""
 
     answer: str
     error: str | None
 
 
 def sendable(text: str) -> str:
-    """A text as UTF-8 can say it."""
+    """Return a text that UTF-8 can encode."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""W3C trace context between processes: the metadata of a call names the trace that the call belongs to.
+"""W3C trace context between processes: the metadata of a call identifies its trace.
 
 OpenTelemetry's API fills it in if the application has set one up; otherwise nothing is sent. A stream between a router
 and a shard is a span at either end, and the shard's span lies within the router's. Such a span lives as long as the

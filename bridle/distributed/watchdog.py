@@ -1,8 +1,8 @@
-"""An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
-called; also when its device is lost permanently.
+"""A watched executor. `on_stuck` is called if a step takes far longer than its size explains, or if the device is lost
+permanently.
 
-This is for a process that computes the model itself. Its signs of life come from another thread and continue while a
-step hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
+This is for a process that computes the model itself. Its heartbeats come from another thread and continue while a step
+hangs. A shard needs no watchdog, because its router watches its steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WatchedExecutor:
         self._thread.start()
 
     def __getattr__(self, name: str) -> Any:
-        """Pass on what the wrapped executor has beside the protocol, such as adapters."""
+        """Return attributes of the wrapped executor beyond the protocol, such as adapters."""
         return getattr(self._executor, name)
 
     @property
@@ -66,8 +66,8 @@ class WatchedExecutor:
             raise
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Draw tokens; the watch begins again here, since between `forward` and `sample` the engine waits for
-        controllers, which has its own limit."""
+        """Sample tokens. The watch begins again here, because the wait for controllers between `forward` and
+        `sample` has its own limit."""
         step = self._step
         try:
             result = self._executor.sample(batch)
@@ -81,7 +81,7 @@ class WatchedExecutor:
         return result
 
     def sample_async(self, batch: SampleBatch) -> None:
-        """Begin to draw, where the executor answers late. The step that is watched is the one that is taken next."""
+        """Start sampling on an asynchronous executor. The watched step is the one that is collected next."""
         late = find_async(self._executor)
         assert late is not None  # else nobody asks for this
         self._drawn, self._step = self._step, None
@@ -124,7 +124,7 @@ class WatchedExecutor:
         self._executor.close()
 
     def _note(self, error: BaseException) -> None:
-        """A device that is lost permanently is as bad as a step that hangs."""
+        """Treat a permanently lost device like a step that hangs."""
         if isinstance(error, DeviceLost):
             self._on_stuck(f"the device is lost: {error}")
 

@@ -1,4 +1,5 @@
-"""Rows as columns: a flat list is cut into each row's share, with the checks that a foreign message needs."""
+"""Converts rows to columns: a flat list is split into each row's part, with the checks that an untrusted message
+needs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ T = TypeVar("T")
 
 
 def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[T, ...]]:
-    """`values` cut into runs of `counts`. Raises `ProtocolError` if they do not add up."""
+    """Return `values` split into runs of `counts`. Raises `ProtocolError` if they do not add up."""
     flat = tuple(values)
     if sum(counts) != len(flat):
         raise ProtocolError(f"{what}: the rows have {sum(counts)} entries in all, but {len(flat)} came")

@@ -1,10 +1,9 @@
-"""The controller of a request as plain data, from which another process can make it again.
+"""The controller of a request as plain data, from which another process can create it.
 
-Constraints and Wasm controllers can be sent, because both are descriptions. Free parts (thoughts and tool calls) can be
-sent too; the receiver compiles their grammar again. So can a class that an operator's policy names: the receiver, which
-takes messages from the operator's own server alone, imports it. Any other Python object is code of one process and
-cannot be sent.
-The packages of the control runtime are imported only when a request has a Wasm controller.
+Constraints and Wasm controllers can be sent, because both are descriptions. Constraints for reasoning and tool calls
+can be sent too; the receiver compiles their grammar again. A class of an operator's policy can be sent: the receiver
+imports it, because it accepts messages only from the operator's own server. Any other Python object belongs to one
+process and cannot be sent. The packages of the control runtime are imported only when a request has a Wasm controller.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 
 
 def is_repeatable(controller: object | None) -> bool:
-    """Return whether an output under this controller is the same when it is generated again. User code gives no
-    such promise."""
+    """Return whether an output under this controller is the same when it is generated again. User code does not
+    guarantee this."""
     return all(isinstance(part, (Constraint, ReasoningThenGrammar, ThinkingBudget)) for part in parts_of(controller))
 
 
@@ -69,7 +68,7 @@ def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
 
 
 def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | None = None) -> object | None:
-    """Make the controller again from its plain form; `grammar` is the compiled form of `form_to_compile`. Raises
+    """Create the controller from its plain form; `grammar` is the compiled form of `form_to_compile`. Raises
     `ProtocolError` if `plain` is not a controller's form."""
     match plain:
         case None:
@@ -118,7 +117,7 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
-    """The controller of a policy. One that cannot be made here fails as one that cannot start does."""
+    """Create the controller of a policy. If that is impossible here, it fails like one that cannot start."""
     try:
         return make_demanded(place, argument)
     except BridleError as error:
@@ -126,7 +125,7 @@ def _make_demanded(place: str, argument: Any) -> Controller:
 
 
 class _Unmade(Controller):
-    """In place of one that could not be made."""
+    """Stands for a controller that could not be created."""
 
     def __init__(self, error: BridleError) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Errors on the wire: kind, sentence and the field at fault. The engine sees the error that the shard raised.
+"""Errors on the wire: kind, message and field. The engine sees the error that the shard raised.
 
 The kinds separate two cases that the engine treats differently: one request made a step fail, or a device is lost.
 """
@@ -14,7 +14,7 @@ _MAX_CHARS = 4096
 
 
 def encode_failure(step: int, error: Exception) -> pb.Failure:
-    """The failure of a step as a message. What no executor raises is reported as a bug of bridle."""
+    """Return a failed step as a message. An exception that no executor should raise is reported as a bug of bridle."""
     if not isinstance(error, BridleError) or isinstance(error, ControllerError):
         error = InternalError(f"the shard failed: {error!r}")
     code, message, param = pack_error(error)
@@ -27,7 +27,7 @@ def decode_failure(message: pb.Failure) -> BridleError:
 
 
 def pack_error(error: BridleError) -> tuple[str, str, str | None]:
-    """Any `BridleError` as plain values: kind, sentence, field at fault."""
+    """Any `BridleError` as plain values: kind, message, field."""
     text = str(error)
     text = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
     return error.code, text, error.param if isinstance(error, InvalidRequest) else None

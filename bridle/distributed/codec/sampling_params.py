@@ -1,4 +1,4 @@
-"""Sampling parameters on the wire: each object is sent once and is then named by a slot.
+"""Sampling parameters on the wire: each object is sent once and then referenced by a slot.
 
 The sender assigns the slots. A new object takes the slot that was not used for the longest time, and replaces what the
 receiver had there. Only fields that choose a token are sent; a shard does not decide when an output is complete. Each
