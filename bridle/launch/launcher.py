@@ -1,8 +1,8 @@
-"""A model in a process of its own: start the shard, reach it, start it again when it ends or hangs.
+"""A model in a separate process: the shard is started, connected, and restarted if it ends or hangs.
 
     executor = launch_shard(ModelConfig("demo"))
 
-The resulting executor waits for its shard by itself; its user needs to know nothing of processes.
+The resulting executor manages the process; its user need not know about it.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def launch_shard(
     shards: int = 1,
     stands_by: bool = True,
 ) -> ShardExecutor:
-    """A model in a process of its own on this machine, or in `shards` of them, each with a part of every layer; up and
-    warm. With `stands_by` the next process of a single shard waits until it is needed, with all but the model in its
-    memory. Raises `ShardUnavailable` if it does not start."""
+    """Start a model in a separate process on this machine, or in `shards` of them, each with a part of every layer.
+    The result is ready. With `stands_by` a spare process of a single shard waits with its imports done. Raises
+    `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
     _refuse_draft_model(config)
     report = progress or silent
@@ -123,7 +123,7 @@ def launch_shard(
 def connect_shard(
     address: str, tls: Tls | None = None
 ) -> Callable[[ModelConfig, Report | None, Sampler | None], ShardExecutor]:
-    """A function that connects to a shard which somebody else runs, in place of loading a model."""
+    """Return a function that connects to a running shard instead of loading a model."""
 
     def reach(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> ShardExecutor:
         _refuse_sampler(sampler)
@@ -159,7 +159,7 @@ def _refuse_sampler(sampler: Sampler | None) -> None:
 
 
 def _refuse_draft_model(config: ModelConfig) -> None:
-    """Refuse a draft model, which has to be asked between two steps, without a way to another process each time."""
+    """Refuse a draft model, because calling it between steps in another process would be too slow."""
     if config.draft_model is not None:
         raise UnsupportedFeature(
             "a draft model runs only where the model is in this process: leave out --isolate-model, --shard and "

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def load_watched(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> WatchedExecutor:
-    """Load a model into this process. The process ends if a step hangs, and its router starts it again."""
+    """Load a model into this process. The process ends if a step hangs, and its router restarts it."""
     from bridle.backends import load_executor
 
     return WatchedExecutor(load_executor(config, progress, sampler), _end_stuck)

@@ -1,4 +1,4 @@
-"""Several engines for one model, each in a process of its own: started, watched, started again.
+"""Several engines for one model, each in its own process: started, watched and restarted.
 
     model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
 
@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 class LaunchedReplicas(ReplicaSet):
-    """A replica set that owns its processes. `commands` start them; each is given `--listen PATH --parent PID` too, and
-    once it is known how many blocks it has, `--num-blocks COUNT`: the next one shall have as many, although others have
-    taken their part of the memory by then, and need not find out what fits."""
+    """A replica set that owns its processes. `commands` start them; each also gets `--listen PATH --parent PID`.
+    After the first start it gets `--num-blocks COUNT`, so that a restarted replica has the same number without
+    measuring the memory again."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ def load_replicated(
     control: ControlSettings | None = None,
     tools: ToolExecutor | None = None,
 ) -> LoadedModel:
-    """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
-    own for Wasm controllers if `control` wants one; all of them share a store of controllers, and the `tools` of this
-    process, which their creator must close. Raises `ShardUnavailable` if a replica does not start."""
+    """Load a model with `count` engines. Each has its own `shards` processes, if any, and its own runtime for Wasm
+    controllers if `control` has one. All share a store of controllers, and the `tools` of this process, which their
+    creator must close. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.backends import check_backend
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling
@@ -195,7 +195,7 @@ def _shut_down(
     tools: ToolExecutor | None,
     drain: float = 0.0,
 ) -> None:
-    """Close the replicas and what is theirs in this process; `tools` are those of no one else."""
+    """Close the replicas and their resources in this process."""
     client.close(drain)
     constraints.shutdown()
     if tools is not None:
@@ -205,15 +205,16 @@ def _shut_down(
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
-    """The control settings of each replica. If some replicas had a runtime and others not, the others would refuse
-    requests that the first accept."""
+    """Return the control settings of each replica. All or none have a runtime, because otherwise some would refuse
+    requests that others accept."""
     if store is None:
         return replace(control, mode="off")
     return replace(control, mode="on", prepare=False)
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
-    """One replica's share of the machine: memory is divided, and so are cores unless the number of threads is set."""
+    """Return one replica's share of the machine: memory is divided, and so are cores unless the number of threads is
+    set."""
     threads = config.num_threads or max(num_cores() // count, 1)
     bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
     return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)

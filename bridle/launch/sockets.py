@@ -1,5 +1,5 @@
 """Folders for the unix sockets (and other files) at which parent and child processes meet. Only this user can enter
-them, and none is left behind for long.
+them.
 
 A process that is killed cannot clean up, so the next one removes the folders of those that are gone.
 """

@@ -1,8 +1,8 @@
-"""A child process that is started again when it ends: at once, then ever more slowly if it does not stay up.
+"""A child process that is restarted when it ends: at once, then with growing pauses if it keeps ending.
 
-A thread of its own starts the process and waits for its end, until the child is closed. If a spare process stands by,
-it takes the ended one's place. This module does not know what the process does; its user calls `prove` when the process
-has done something useful.
+A thread starts the process and waits for its end, until the child is closed. A spare process, if there is one, replaces
+the ended one. This module does not know what the process does; its user calls `prove` when the process has done
+something useful.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TERM_SECONDS = 5.0
 
 
 class SupervisedProcess:
-    """A process under a command line. Its first start is not repeated: `has_failed` says that it ended. From `keep` on
-    it is started again whenever it ends, until `close`.
+    """A process with a command line. Its first start is not repeated; `has_failed` reports its end. After `keep` it is
+    restarted whenever it ends, until `close`.
 
-    With `stands_by` it is one that begins by `wait_for_activation`: once it has proven itself, the next one is kept
-    ready."""
+    With `stands_by` the program begins with `wait_for_activation`; after `prove`, a spare process is kept ready.
+    """
 
     def __init__(
         self, name: str, command: Sequence[str], *, stands_by: bool = False, pauses: Sequence[float] = _PAUSES
@@ -73,7 +73,7 @@ class SupervisedProcess:
             self.changed.notify_all()
 
     def prove(self, pid: int) -> None:
-        """Note that process `pid` has been useful: whatever ends it, the next one need not wait."""
+        """Note that process `pid` has worked, so that the next one starts without a pause."""
         with self.changed:
             if self._process is None or self._process.pid != pid:
                 return
@@ -138,7 +138,7 @@ class SupervisedProcess:
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
-        """Note the end of a process and wait for the pause; returns whether to start again."""
+        """Note the end of a process and wait for the pause. Returns whether to restart."""
         with self.changed:
             self._process, self.status = None, status
             self.num_ends += 1

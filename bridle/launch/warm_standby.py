@@ -1,9 +1,8 @@
-"""A spare process: it was started, has imported the slow modules, and waits for a line that tells it to continue.
+"""A spare process that has imported the slow modules and waits for a line on its standard input.
 
 It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
-the memory of its imports and nothing else. Starting it takes seconds of processor time. After a loss these are needed
-to compute waiting requests again, so the next spare is started a while later. This module does not know what the
-process does.
+only the memory of its imports. Starting it takes seconds of processor time, which waiting requests need after a loss,
+so the next spare starts later. This module does not know what the process does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def wait_for_activation() -> None:
 
 
 def let_go(process: Process) -> bool:
-    """Tell a spare process, or one that will soon be one, to continue; returns whether it could be told."""
+    """Let a spare process continue. Returns whether it received the message."""
     assert process.stdin is not None
     try:
         process.stdin.write(_GO)

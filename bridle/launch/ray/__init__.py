@@ -2,9 +2,9 @@
 
     serve run deploy/ray.yaml
 
-`fronts` take HTTP and everything that belongs to it; `engines` are replicas of one model, each with its own weights, KV
-cache and, with tensor parallelism, processes. A front sends a request to the engine that knows its beginning, and to
-another one if that is lost. Needs the extra `ray`; nothing of Ray is imported before an application is built.
+`fronts` serve HTTP; `engines` are replicas of one model, each with its own weights, KV cache and, with tensor
+parallelism, processes. A front sends a request to the engine that has computed its prefix, and to another one if that
+is lost. Needs the extra `ray`; Ray is imported only when an application is built.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Chooses the engine of a cluster for a request: one that has computed its beginning, one that has its adapter, or one
-with little to do, in that order, unless it is far busier than others. No clock, no Ray.
+"""Chooses the engine of a cluster for a request, unless it is far busier than others: first one that has computed the
+prefix, then one with the adapter, then one with a low load. No clock, no Ray.
 
 An engine reports its load once a second; the load sent to it since then is added here.
 """
@@ -43,7 +43,7 @@ class Places(Generic[Engine]):
         self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that were sent it
 
     def keep(self, engines: Collection[Engine]) -> None:
-        """Set the engines that exist now; others are forgotten, with what they had computed."""
+        """Set the engines that exist now. Others are forgotten, with their prefixes."""
         for gone in self._places.keys() - set(engines):
             slot = self._places.pop(gone).slot
             self._router.forget(slot)
@@ -94,7 +94,7 @@ class Places(Generic[Engine]):
         return loads
 
     def _prefer(self, slots: set[int], loads: list[float]) -> list[float]:
-        """The loads of these slots alone, unless the other engines have far less to do."""
+        """Return the loads of these slots only, unless the other engines have much lower loads."""
         theirs = min((loads[slot] for slot in slots), default=AWAY)
         least = min(loads)
         if theirs == AWAY or theirs > max(_SLACK_FACTOR * least, least + _SLACK_TOKENS):

@@ -24,7 +24,7 @@ _BLOCK_SIZE = 16
 
 
 def build(settings: RaySettings, files: OperatorFiles) -> Application:
-    """Fronts over engines, with what they need to know of the files of the settings."""
+    """Return fronts over engines, with the properties of the settings' files."""
     told = ReplicaConfig(
         settings.to_model(), settings.to_engine(), settings.shards, settings.to_control(), files.tools, "json"
     ).encode()

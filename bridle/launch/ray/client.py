@@ -1,7 +1,7 @@
 """An `EngineClient` over the engines of a cluster: what a front's routes submit to.
 
-Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers what the client has of
-an output, so that another engine continues the output when its own is lost, without a token too many or too few.
+Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers the tokens that a client
+has. If an engine is lost, another one continues exactly after them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ClusterClient:
         return cls(handle, await _greet(handle), tools)
 
     def _learn(self, hello: Handshake) -> None:
-        """Learn what the engines serve now, since an update may have changed it."""
+        """Read what the engines serve now, because an update may have changed it."""
         self._hello = hello
         self._intake = InputProcessor(
             hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
@@ -100,11 +100,11 @@ class ClusterClient:
 
     @property
     def num_up(self) -> int:
-        """The number of engines that answered a moment ago."""
+        """Return the number of engines that answered recently."""
         return len(self._beats)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on the engine that suits it; it waits if none is there."""
+        """Start a request on a suitable engine; it waits if there is none."""
         if self._is_closed:
             raise EngineClosed("the engines take no requests: this front is closed")
         self._intake.check(request)
@@ -121,10 +121,10 @@ class ClusterClient:
         self._loop.call_soon_threadsafe(self._cancel, request_id)
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Nothing is parked here."""
+        """Do nothing: there is no parking on Ray."""
 
     def statistics(self) -> EngineStatistics:
-        """Sums over the engines, as of their last signs of life."""
+        """Return sums over the engines, as of their last heartbeats."""
         total = EngineStatistics()
         for beat in self._beats:
             add_beat(total, beat)
@@ -191,7 +191,7 @@ class ClusterClient:
                 response.cancel()
 
     def _take(self, live: RoutedRequest, data: bytes) -> bool:
-        """Pass on an engine's message; returns whether it was the last one."""
+        """Send an engine's message to the client. Returns whether it was the last one."""
         message = read_by_router(data)
         if isinstance(message, (ToolAsked, ToolGivenUp)):
             self._calls.handle(live.request, message)
@@ -217,11 +217,11 @@ class ClusterClient:
         live.tell_resuming()
 
     async def _answer(self, address: str, message: ToolAnswered) -> None:
-        """Send an engine the answer of a call."""
+        """Send an engine the answer of a tool call."""
         await self._handle.answer.remote(encode(message), address)
 
     async def _look(self) -> None:
-        """Ask all engines for a sign of life, again and again, and now and then one of them what it serves."""
+        """Ask all engines for a heartbeat repeatedly, and sometimes one of them for its model."""
         for number in count(1):
             try:
                 if number % _LOOKS_PER_GREETING == 0:
@@ -249,7 +249,7 @@ class _Gone(Exception):
 
 
 def _packed(live: RoutedRequest) -> bytes:
-    """The request in its present state, with the seconds that are left of its deadline."""
+    """Return the request in its current state, with the remaining seconds of its deadline."""
     request = live.remaining
     if request.deadline is not None:
         request = replace(request, deadline=request.deadline - time.monotonic())

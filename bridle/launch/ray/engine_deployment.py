@@ -1,7 +1,7 @@
 """One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
 
-It uses the messages of `bridle.distributed`, and like a local replica does not know what a request is for. Clocks of
-two machines have nothing in common, so deadlines are sent as the seconds that are left.
+It uses the messages of `bridle.distributed`, like a local replica. Clocks of two machines have nothing in common, so
+deadlines are sent as the seconds that are left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 
 
 class EngineReplica:
-    """Serve makes one in each replica's process. `told` is a `ReplicaConfig`, `adapters` are names and sources."""
+    """One engine in a replica's process, created by Serve. `told` is a `ReplicaConfig`, `adapters` are names and
+    sources."""
 
     def __init__(self, told: str, adapters: dict[str, str]) -> None:
         from ray import serve
@@ -76,7 +77,7 @@ class EngineReplica:
         return encode(Handshake(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
 
     async def look(self) -> bytes:
-        """A sign of life, with the engine's counters."""
+        """Return a heartbeat with the engine's counters."""
         return encode(pack_beat(self._client.is_healthy, self._client.statistics()))
 
     async def generate(self, data: bytes) -> AsyncIterator[bytes]:
@@ -104,7 +105,7 @@ class EngineReplica:
         return Events([pack_event(event) for event in events])
 
     async def answer(self, data: bytes, address: str) -> None:
-        """A front has the answer of a call that a controller of this engine made. `address` is for the router."""
+        """Take a front's answer to a tool call of this engine. `address` is for the router."""
         message = read_by_replica(data)
         if isinstance(message, ToolAnswered):
             self._calls.answer(message)
@@ -118,8 +119,8 @@ class EngineReplica:
         return replace(request, deadline=time.monotonic() + request.deadline)
 
     def _failure(self, request_id: str, error: BridleError) -> bytes:
-        """The message for a failed request. An engine that closes leaves its requests to others; any other error is an
-        answer."""
+        """The message for a failed request. The requests of a closing engine continue on others; any other error is
+        the answer."""
         if self._client.is_healthy:
             return encode(Events([pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
         return encode(RequestFailed(request_id, pack_error(error)))

@@ -1,6 +1,6 @@
 """The operator's files on a cluster, of tools and of policies: checked when it is deployed, and read by each front.
 
-Engines get the list of tools, and nothing else of the files.
+Engines get only the list of tools from these files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, and computes nothing.
 
-It validates, tokenizes, admits, compiles constraints and streams; every front does so for itself, so there may be many.
+It validates, tokenizes, admits, compiles constraints and streams. Fronts share nothing, so there may be many.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bridle.serving.tenancy.keys import KeyStore
 
 
 class Front:
-    """Serve makes one in each replica's process. `told` is a `RaySettings` as JSON. Fronts are replaced when any of the
-    arguments changes: `version` does when the files that are read here do."""
+    """One front in a replica's process, created by Serve. `told` is a `RaySettings` as JSON. Fronts are replaced
+    when an argument changes; `version` changes with the files that are read here."""
 
     async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
         from bridle.model import resolve_model

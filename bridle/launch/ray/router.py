@@ -1,6 +1,6 @@
 """Ray Serve's hook for choosing a replica: the front's handle asks here where a request goes.
 
-Ray ships this module by value, so that it holds nothing but the hook.
+Ray sends this module by value, so it contains only the hook.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bridle.launch.ray.affinity import Places
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Sends requests to where their beginning or their adapter is, answers of tools to where they are waited for, and
-    all other calls anywhere."""
+    """Sends requests to the engine with their prefix or adapter, answers of tools to the engine that waits for them,
+    and all other calls to any engine."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment."""

@@ -25,12 +25,12 @@ class RaySettings(BaseModel):
     """One model, some engines, some fronts.
 
     `model_options` and `engine_options` are the fields of `ModelConfig` and `EngineConfig`, `adapters` names of LoRA
-    adapters with their folders or hub ids. An engine has `shards`
-    processes for its model (0: it computes in its replica's own process; 2 and more: tensor parallelism, one machine),
-    and takes `num_cpus` and `num_gpus` for each. Engines are added while more than `target_queued_tokens` prompt tokens
-    wait per engine, or more than `target_busy` of all places are taken, and removed when fewer do. `control_store` is a
-    folder that all machines share, of Wasm controllers; with one, each engine has a control runtime beside it. `tools`
-    and `policies` are files as those of `bridle serve`; fronts read them.
+    adapters with their folders or hub ids. An engine has `shards` processes for its model (0: it computes in its
+    replica's own process; 2 and more: tensor parallelism, one machine), and uses `num_cpus` and `num_gpus` for each.
+    Engines are added while more than `target_queued_tokens` prompt tokens wait per engine, or more than `target_busy`
+    of all places are taken, and removed when fewer do. `control_store` is a folder that all machines share, of Wasm
+    controllers; with one, each engine has a control runtime beside it. `tools` and `policies` are files in the format
+    of `bridle serve`; fronts read them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -105,7 +105,7 @@ class RaySettings(BaseModel):
         return ControlSettings("on", store=Path(self.control_store))
 
     def for_fronts(self) -> RaySettings:
-        """The settings that a front needs. A front is replaced when these change, and not with the engines."""
+        """Return the settings that a front needs. A front is replaced when these change, not when engines change."""
         options = {name: value for name, value in self.model_options.items() if name in ("revision", "tokenizer")}
         told = {name: getattr(self, name) for name in _OF_FRONTS}
         return RaySettings(model_options=options, **told)

@@ -1,4 +1,4 @@
-"""Tools on a cluster: controllers run in engines, and what they call runs in the front that has their request.
+"""Tools on a cluster: controllers run in engines, and their tools run in the front that has the request.
 
 An engine's calls go into the stream of the request whose controller makes them; an answer is sent to that engine by its
 address. A front keeps answers while a request runs, so that no call is made twice when its engine is lost. No Ray here.
@@ -32,8 +32,8 @@ SendAnswer = Callable[[str, ToolAnswered], Awaitable[None]]
 
 
 class EngineCalls:
-    """The engine's end: hands what its desk says to the streams of requests. `address` is where answers come in. Used
-    in one event loop; the desk speaks from any thread."""
+    """The engine's end: puts tool calls into the streams of requests. `address` is for the answers. Used in one
+    event loop; calls may come from any thread."""
 
     def __init__(self, desk: RemoteToolExecutor, address: str) -> None:
         self._desk, self._address = desk, address
@@ -43,13 +43,13 @@ class EngineCalls:
         desk.connect(self._tell)
 
     def answer(self, message: ToolAnswered) -> None:
-        """A front has the answer of a call."""
+        """Take a front's answer to a call."""
         with self._lock:
             self.askers.pop(message.number, None)
         self._desk.handle(message)
 
     async def merged(self, stream: EventStream) -> AsyncGenerator[list[Event] | ToolMessage, None]:
-        """A request's events, and its calls between them. Leaving the iteration cancels the request."""
+        """Yield a request's events, with its tool calls between them. Leaving the iteration cancels the request."""
         with self._open(stream.request_id) as calls:
             events = aiter(stream)
             reading, calling = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(calls.get())
@@ -83,7 +83,7 @@ class EngineCalls:
                 self.askers = {number: asker for number, asker in self.askers.items() if asker != request_id}
 
     def _tell(self, message: ToolMessage) -> None:
-        """Put a message into the stream of its request. A call whose request has none any more ends with an error."""
+        """Put a message into the stream of its request. Without a stream, the call ends with an error."""
         assert isinstance(message, (ToolAsked, ToolGivenUp))
         message.replica = self._address
         with self._lock:
@@ -102,7 +102,7 @@ class EngineCalls:
 
 
 class FrontCalls:
-    """The front's end, in one event loop: makes calls at the front's desk, and sends engines their answers."""
+    """The front's end, in one event loop: runs calls with the front's tools and sends the answers to engines."""
 
     def __init__(self, desk: ToolExecutor, send: SendAnswer) -> None:
         self._send = send
@@ -112,7 +112,7 @@ class FrontCalls:
         self._sending: set[asyncio.Task[None]] = set()
 
     def handle(self, request: Request, message: ToolAsked | ToolGivenUp) -> None:
-        """A controller of this request calls a tool, or gives a call up."""
+        """Handle a controller's tool call, or its cancellation."""
         with self._lock:
             if isinstance(message, ToolAsked):
                 self.calls.ask(message.replica, request, message)
@@ -120,12 +120,12 @@ class FrontCalls:
                 self.calls.give_up(message.replica, message)
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """A request is about to begin anew; returns an error if that would make its calls a second time."""
+        """Prepare a request for a new beginning. Returns an error if that would make its calls a second time."""
         with self._lock:
             return self.calls.begin_again(request_id)
 
     def forget(self, request_id: str) -> None:
-        """A request is over, and so are its calls."""
+        """Drop the calls of a finished request."""
         with self._lock:
             self.calls.forget(request_id)
 
